@@ -15,7 +15,7 @@ from typing import Any
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 
-FENCE = re.compile(r"^(\s*)(`{3,}|~{3,})\s*(\w*)\s*$|^(\s*)(`{3,}|~{3,})")
+FENCE = re.compile(r"^(\s*)(`{3,}|~{3,})\s*([^\s`]*)[^`]*$")
 INLINE = re.compile(
     r"(?P<code>(?P<ticks>`+)(?!`)(?s:.+?)(?<!`)(?P=ticks)(?!`))"
     r"|(?<![\\$\w])\$(?P<latex>[^\s$`](?:[^$`\n]*[^\s$`])?)\$(?![\w$])"
@@ -24,6 +24,8 @@ INLINE = re.compile(
 BEGIN, END = r"\begin{aligned}", r"\end{aligned}"
 CHILDREN = {"mfrac": 2, "msub": 2, "msup": 2, "munder": 2, "mover": 2, "mroot": 2, "msubsup": 3, "munderover": 3}
 """The number of parts that these elements must have; a missing argument leaves fewer."""
+LEADING = frozenset("=←↦∈([{,;+≤≥<>")
+"""A minus after one of these is a sign."""
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
@@ -59,7 +61,7 @@ def with_mathml(markdown: str, page: str, lines_before: int = 0) -> str:
         elif found:
             out += [_formulas("\n".join(text), page, number - len(text))] if text else []
             text, block, first = [], [], number
-            fence, is_math = found[2] or found[5], found[3] == "math"
+            fence, is_math = found[2], found[3] == "math"
             if is_math and found[1]:
                 raise PluginError(f"{page}:{number}: a block of math begins at the margin, not inside a list.")
             out += [] if is_math else [line]
@@ -67,7 +69,8 @@ def with_mathml(markdown: str, page: str, lines_before: int = 0) -> str:
             text.append(line)
     if fence and is_math:
         raise PluginError(f"{page}:{first}: this block of math does not end.")
-    return "\n".join([*out, _formulas("\n".join(text), page, lines_before + markdown.count("\n") + 2 - len(text))])
+    line = lines_before + markdown.count("\n") + 2 - len(text)
+    return "\n".join([*out, *([_formulas("\n".join(text), page, line)] if text else [])])
 
 
 def mathml(latex: str, display: str = "inline") -> str:
@@ -92,17 +95,65 @@ def mathml(latex: str, display: str = "inline") -> str:
         tree = ElementTree.fromstring(re.sub(r' xmlns="[^"]*"', "", written))
     except ElementTree.ParseError:
         raise ValueError(f"'&' belongs inside {BEGIN}") from None
-    for element in tree.iter():
-        if "\\" in (element.text or "") and element.tag != "mtext":
+    for element in list(tree.iter()):
+        if "\\" in (element.text or ""):
             raise ValueError(f"unknown command {element.text}")
         if element.get("linebreak"):
             raise ValueError(f"{chr(92) * 2} belongs at the end of a line in {BEGIN}")
         if len(element) < CHILDREN.get(element.tag, 0):
             raise ValueError(f"an argument of {element.tag} is missing")
-        if element.tag == "mo" and re.fullmatch("[A-Za-z]{2,}", element.text or "") and element.text != "mod":
-            element.tag = "mi"  # a function's name, without the space around an operator
+        _set_for_print(element)
+    for element in list(tree.iter()):
+        _space(element)
     tree.set("alttext", latex)
     return ElementTree.tostring(tree, encoding="unicode")
+
+
+def _set_for_print(element: ElementTree.Element) -> None:
+    """Mend what the converter writes and browsers draw badly: names of functions, limits of sums, primes."""
+    if element.tag == "mo" and re.fullmatch("[A-Za-z]{2,}", element.text or "") and element.text != "mod":
+        element.tag = "mi"
+    if element.tag in ("msub", "msubsup") and element[0].text in ("∑", "∏"):
+        element.tag = {"msub": "munder", "msubsup": "munderover"}[element.tag]
+    if element.tag in ("msup", "msubsup") and set(element[-1].text or " ") <= {"′", "″"}:
+        # a prime is high by itself: as a superscript it would be tiny, and far up
+        base, prime = element[0], element[-1]
+        primed = ElementTree.Element("mrow")
+        prime.tag = "mo"
+        prime.attrib |= {"lspace": "0", "rspace": "0"}
+        primed.extend([base, prime])
+        below = list(element)[1:-1]
+        element.clear()
+        element.tag = "msub" if below else "mrow"
+        element.extend([primed, *below] if below else [base, prime])
+
+
+def _space(element: ElementTree.Element) -> None:
+    """Set thin spaces around the names of functions, and none after a sign."""
+    spaced: list[ElementTree.Element] = []
+    for part in list(element) if element.tag in ("mrow", "math") else ():
+        before = spaced[-1] if spaced else None
+        last = next((each for each in reversed(spaced) if each.tag != "mspace"), None)
+        ordinary = part.tag != "mo" and part.get("form") is None and not _opens(part) and part.tag != "mspace"
+        alone = before is None or before.tag in ("mo", "mspace", "munder", "munderover")
+        if not alone and (_names_function(part) or _names_function(before) and ordinary):
+            spaced.append(ElementTree.Element("mspace", width="0.167em"))
+        if part.tag == "mo" and part.text in ("-", "−") and (last is None or last.text in LEADING):
+            part.set("form", "prefix")
+        spaced.append(part)
+    if spaced:
+        element[:] = spaced
+
+
+def _names_function(element: ElementTree.Element) -> bool:
+    while len(element) and element.tag in ("msub", "msup", "msubsup", "munder"):
+        element = element[0]
+    return element.tag == "mi" and len(element.text or "") > 1
+
+
+def _opens(element: ElementTree.Element) -> bool:
+    """Return whether an element is a bracket with its contents."""
+    return element.tag == "mrow" and len(element) > 0 and element[0].get("fence") == "true"
 
 
 def _block(latex: str, page: str, line: int) -> str:

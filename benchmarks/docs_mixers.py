@@ -52,7 +52,7 @@ def _sources_of(name: str) -> str:
     papers = [f"[arXiv {number}](https://arxiv.org/abs/{number})" for number in _arxiv(cls.about.paper)]
     parts = [
         f"paper {', '.join(papers) or cls.about.paper}",
-        f"class {of_class}",
+        f"class {of_class} in `src/{cls.__module__.replace('.', '/')}.py`",
         f"functional form {form}",
         f"equation in float64 {equation}",
         f"cases in `tests/cases.py`: {', '.join(f'`{case}`' for case, mixer in _cases().items() if mixer == name)}",
@@ -63,7 +63,7 @@ def _sources_of(name: str) -> str:
 def _links(name: str) -> tuple[str, str, str]:
     """Return links to a mixer's class, its functional form and its equation in the reference."""
     cls, equation = MIXERS[name], equation_of(name)
-    paths = (f"{cls.__module__}.{cls.__name__}", f"tokenmix.functional.{cls.form}", equation)
+    paths = (f"{cls.__module__}.{cls.__name__}", _form(str(cls.form)), equation)
     of_class, form, equation = (f"[`{path.rpartition('.')[2]}`][{path}]" for path in paths)
     return of_class, form, equation
 
@@ -115,16 +115,24 @@ def names() -> str:
 
 def classes() -> str:
     """Return the directives for the classes of all mixers."""
-    return "\n".join(f"::: {cls.__module__}.{cls.__name__}\n" for cls in MIXERS.values())
+    return "\n".join(_entry(f"{cls.__module__}.{cls.__name__}") for cls in MIXERS.values())
 
 
 def forms() -> str:
     """Return the directives for all functional forms, with their source."""
-    found = [name for name in functional.__all__ if name != "use_backend"]
-    return "\n".join(f"::: tokenmix.functional.{name}\n    options:\n      show_source: true\n" for name in found)
+    return "\n".join(_entry(_form(name), source=True) for name in functional.__all__ if name != "use_backend")
 
 
 def equations() -> str:
     """Return the directives for the float64 references of all mixers, with their source."""
-    paths = dict.fromkeys(equation_of(name) for name in MIXERS)
-    return "\n".join(f"::: {path}\n    options:\n      show_source: true\n" for path in paths)
+    return "\n".join(_entry(path, source=True) for path in dict.fromkeys(map(equation_of, MIXERS)))
+
+
+def _form(name: str) -> str:
+    """Return the path of a functional form, which its module may have the name of."""
+    return f"{getattr(functional, name).__module__}.{name}"
+
+
+def _entry(path: str, *, source: bool = False) -> str:
+    options = {"heading": path.rpartition(".")[2], "show_source": str(source).lower()}
+    return "\n".join([f"::: {path}", "    options:", *(f"      {key}: {value}" for key, value in options.items()), ""])

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 
 import pytest
 from PIL import Image
 
+from chromium import chromium
 from run_dirs import SPECS, tiny_run
 from tokenmix.report import write_report
 
 pytestmark = pytest.mark.browser
-QUIET = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 
 @pytest.fixture(scope="module")
@@ -33,16 +23,14 @@ def page(tmp_path_factory):
 
 def shoot(page, folder, width, *flags):
     """A screenshot and the list of addresses the page itself asked for."""
-    browser = shutil.which(os.environ.get("CHROMIUM", "chromium"))
-    assert browser, "no chromium on this machine: install Debian's package chromium"
     shot, log = folder / f"{width}.png", folder / f"{width}.json"
     places = [
-        f"--user-data-dir={folder / 'profile'}",
         f"--screenshot={shot}",
         f"--log-net-log={log}",
         f"--window-size={width},2400",
     ]
-    subprocess.run([browser, *QUIET, *flags, *places, page.as_uri()], check=True, capture_output=True, timeout=120)
+    command = chromium(folder / "profile", *flags, *places, page.as_uri())
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
     events = json.loads(log.read_text())["events"]
     asked = {
         e["params"]["url"]

@@ -157,9 +157,11 @@ Row `NAME`. Authors year, "Title", arXiv number.
 
 ## Equation
 
-```text
-y_t = sum_s v_s / n_t over the n_t keys s that t may attend
+```math
+y_t = \\frac{1}{n_t} \\sum_s v_s
 ```
+
+over the $n_t$ keys $s$ that $t$ may attend.
 
 ## Cost
 

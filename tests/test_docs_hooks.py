@@ -1,0 +1,157 @@
+"""What the hooks of mkdocs write: equations as MathML, the sources of every mixer, the lists of the reference."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from mkdocs.exceptions import PluginError
+
+import docs_math
+import docs_mixers
+from tokenmix.mixers import CORE, MIXERS
+from tokenmix.report.taxonomy import page_of
+from tokenmix.testing.new_mixer import PAGE
+
+ROOT = Path(__file__).resolve().parents[1]
+MIXER_PAGES = sorted(p for p in (ROOT / "docs/mixers").glob("*.md") if p.stem != "index")
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+
+
+def block(*lines: str) -> str:
+    return "\n".join(["```math", *lines, "```"])
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def written(hook, page: Path, text: str | None = None) -> str:
+    file = SimpleNamespace(abs_src_path=str(page), src_uri=page.relative_to(ROOT / "docs").as_posix())
+    return hook.on_page_markdown(page.read_text() if text is None else text, page=SimpleNamespace(file=file))
+
+
+@pytest.mark.parametrize(
+    ("latex", "mathml"),
+    [
+        ("x_t", "<msub><mi>x</mi><mi>t</mi></msub>"),
+        (r"\frac{a}{b}", "<mfrac><mrow><mi>a</mi></mrow><mrow><mi>b</mi></mrow></mfrac>"),
+        ("k'_j", '<msub><mrow><mi>k</mi><mo lspace="0" rspace="0">′</mo></mrow><mi>j</mi></msub>'),
+        (r"W \operatorname{norm}(x)", '<mi>W</mi><mspace width="0.167em" /><mi>norm</mi><mo stretchy="false">(</mo>'),
+        ("a = -b", '<mo>=</mo><mo form="prefix">−</mo><mi>b</mi>'),
+        ("(a) - b", '<mo stretchy="false">)</mo><mo>−</mo><mi>b</mi>'),
+        (r"\left[ \sum_s v_s \right]", "<munder><mo>∑</mo><mi>s</mi></munder>"),
+        (r"j \bmod a", "<mo>mod</mo>"),
+    ],
+)
+def test_latex_becomes_mathml(latex, mathml):
+    assert mathml in docs_math.mathml(latex, "block")
+
+
+def test_a_block_is_a_box_and_keeps_its_latex_as_text():
+    made = docs_math.with_mathml(block("y < x"), "page.md")
+    assert '<div class="equation"><math display="block" alttext="y &lt; x">' in made
+    assert "```" not in made
+
+
+def test_lines_of_a_block_are_rows_with_aligned_cells():
+    made = docs_math.with_mathml(block(r"\begin{aligned}", r"a &= b \\", r"c &= d", r"\end{aligned}"), "page.md")
+    assert made.count("<mtr>") == 2
+    assert made.count("<mtd>") == 4
+    assert "&amp;" in re.search('alttext="([^"]*)"', made)[1]
+    assert "<mi>&" not in made
+
+
+def test_a_formula_in_a_sentence_is_safe_from_markdown_and_tables():
+    made = docs_math.with_mathml(r"| a | $\left| x_t * y_t \right|$ |", "page.md")
+    inside = re.search("<math.*</math>", made)[0]
+    assert not set("|*_\\`[") & set(inside)
+
+
+@pytest.mark.parametrize("text", ["`$CC`, and $5 or 6$7", "costs $5 and $ 6 $", "```sh\n$x$\n```", "`` `$a$` ``"])
+def test_code_and_prices_are_no_formulas(text):
+    assert docs_math.with_mathml(text, "page.md") == text
+
+
+@pytest.mark.parametrize(
+    ("latex", "why"),
+    [
+        (r"\foo x", r"unknown command \foo"),
+        (r"\text{max\_len}", "unknown command max\\_len"),
+        (r"\frac{a", "braces do not match"),
+        (r"\frac{a}", "an argument of mfrac is missing"),
+        (r"\left( x", "extra left or missing right"),
+        ("x_", "missing super script or subscript"),
+        ("a & b", r"'&' belongs inside \begin{aligned}"),
+        (r"a \\ b", "belongs at the end of a line"),
+        ("a\nb", "one line, or lines between"),
+        ("", "one line, or lines between"),
+        ("\\begin{aligned}\na\nb\n\\end{aligned}", "one line, or lines between"),
+    ],
+)
+def test_bad_latex_names_its_page_and_line(latex, why):
+    number = 6 if "begin" in latex else 5
+    with pytest.raises(PluginError, match=f"^mixers/some.md:{number}: .*{re.escape(why)}"):
+        docs_math.with_mathml("# Title\n\ntext\n" + block(latex), "mixers/some.md")
+
+
+def test_bad_latex_in_a_later_row_and_in_a_sentence_names_its_line(tmp_path):
+    with pytest.raises(PluginError, match="^a.md:4: "):
+        docs_math.with_mathml(block(r"\begin{aligned}", r"a &= b \\", r"c &= \foo", r"\end{aligned}"), "a.md")
+    with pytest.raises(PluginError, match="^a.md:3: "):
+        docs_math.with_mathml("one\n\ntwo $x_$ three", "a.md")
+    page = tmp_path / "a.md"
+    page.write_text("---\nhide:\n  - toc\n---\none $x_$\n")
+    file = SimpleNamespace(abs_src_path=str(page), src_uri="a.md")
+    with pytest.raises(PluginError, match="^a.md:5: "):
+        docs_math.on_page_markdown("one $x_$\n", page=SimpleNamespace(file=file))
+
+
+@pytest.mark.parametrize("text", ["- a\n\n  ```math\n  x\n  ```", "```math\nx"])
+def test_a_block_in_a_list_or_without_an_end_is_refused(text):
+    with pytest.raises(PluginError, match=r"^a.md:\d: "):
+        docs_math.with_mathml(text, "a.md")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_page_converts(page):
+    assert not re.search("^```math", written(docs_math, page), flags=re.MULTILINE)
+
+
+def test_the_page_of_a_new_mixer_converts():
+    assert '<div class="equation"><math' in docs_math.with_mathml(PAGE, "new.md")
+
+
+@pytest.mark.parametrize("page", MIXER_PAGES, ids=name_of)
+def test_the_page_of_a_mixer_has_an_equation_and_its_sources(page):
+    text = written(docs_math, page)
+    assert '<div class="equation"><math' in text
+    links = written(docs_mixers, page).split("## Sources\n")[1]
+    named = [name for name in MIXERS if page_of(name, ROOT / "docs/mixers") == page.stem]
+    assert named
+    for name in named:
+        line = re.search(rf"^- `{name}`: .*$", links, flags=re.MULTILINE)[0]
+        assert f"][{MIXERS[name].__module__}.{MIXERS[name].__name__}]" in line
+        assert f"`src/{MIXERS[name].__module__.replace('.', '/')}.py`" in line
+        assert re.search(r"\]\(https://arxiv\.org/abs/\d{4}\.\d{5}\)", line)
+        assert re.search(r"\[`\w+`\]\[tokenmix\.functional\.\w+\.\w+\]", line)
+        assert re.search(r"\[`\w+`\]\[tokenmix\.reference\.\w+\.\w+\]", line)
+        assert f"`tests/cases.py`: `{name}" in line
+
+
+def test_the_reference_lists_every_mixer_form_and_equation():
+    names, classes, forms, equations = (
+        written(docs_mixers, ROOT / f"docs/reference/{stem}.md") for stem in ("api", "mixers", "forms", "equations")
+    )
+    for name, cls in MIXERS.items():
+        assert f"| `{name}` |" in names
+        assert f"::: {cls.__module__}.{cls.__name__}\n" in classes
+        assert re.search(rf"^::: tokenmix\.functional\.\w+\.{cls.form}$", forms, flags=re.MULTILINE)
+        assert f"::: {docs_mixers.equation_of(name)}\n" in equations
+
+
+def test_the_first_table_for_choosing_compares_every_core_mixer():
+    text = written(docs_mixers, ROOT / "docs/how-to-choose-a-mixer.md")
+    assert [name for name in CORE if f"| [`{name}`](mixers/" in text] == list(CORE)
