@@ -89,7 +89,7 @@ def equation_of(name: str) -> str:
 def core_table() -> str:
     """Return the core mixers side by side: growth with the length, and what positions mean to them."""
     lines = [
-        "| mixer | time | kept for training | state while generating | knows positions | length |",
+        "| mixer | time | kept for training | state while generating | knows positions | longest input |",
         "|---" * 6 + "|",
     ]
     for name in CORE:
@@ -101,7 +101,7 @@ def core_table() -> str:
             *(text.replace("^2", "²") for text in (cls.about.time, cls.about.space)),
             state_growth(name),
             knows,
-            "up to `max_len`" if options.get("max_len") is not None else "any",
+            "`max_len`" if options.get("max_len") is not None else "any",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
