@@ -25,7 +25,7 @@ from tokenmix.bench.roofline import machine
 from tokenmix.mixers import Mixer
 from tokenmix.models import build_model
 from tokenmix.report.figures import COLOURS
-from tokenmix.sweep.evidence import compare
+from tokenmix.sweep.evidence import compare, plural
 from tokenmix.sweep.modules import load_modules
 from tokenmix.sweep.plan import SweepPlan
 from tokenmix.sweep.results import Results
@@ -56,27 +56,27 @@ class Rung:
 
 
 RUNGS = (
-    Rung("aft_simple", "y = sigma(q) n / z, n = sum e^k v, z = sum e^k", None),
-    Rung("norm", "the ratio n / z is RMS-normalised per head, so that averages do not shrink", "aft_simple", None),
-    Rung("convolution", "q, k, v pass a causal convolution over 4 tokens", "aft_simple"),
-    Rung("convolution, norm", "convolution and norm", "convolution", (8, -12)),
-    Rung("convolution, norm, fixed decay", "n_t = e^g n_{t-1} + ..., g learned per feature", "convolution, norm", None),
-    Rung("convolution, norm, learned decay", "g_t = -softplus(W x_t + b)", "convolution, norm, fixed decay", None),
+    Rung("aft_simple", "the mean of all values, weighed by exp(k)", None),
+    Rung("norm", "the mean is RMS-normalised per head", "aft_simple", None),
+    Rung("convolution", "q, k and v pass a convolution over 4 tokens", "aft_simple"),
+    Rung("convolution, norm", "and the norm", "convolution", (8, -12)),
+    Rung("convolution, norm, fixed decay", "the sums decay by exp(g), learned per feature", "convolution, norm", None),
+    Rung("convolution, norm, learned decay", "g depends on the token", "convolution, norm, fixed decay", None),
     Rung("aft_forget", "keys are RMS-normalised", "convolution, norm, learned decay"),
     Rung("aft_forget without convolution", "without the convolution", "aft_forget", None),
     Rung("aft_forget without norm", "without the norm of the ratio", "aft_forget", None),
-    Rung("aft_pairs, 1", "R = 1 scan whose keys carry a logit per head", "aft_forget", None),
-    Rung("aft_pairs, 4", "R = 4 scans, weighed by the query", "aft_pairs, 1"),
-    Rung("aft_pairs, 16", "R = 16", "aft_pairs, 4", (8, -12)),
+    Rung("aft_pairs, 1", "one sum, whose keys carry a logit per head", "aft_forget", None),
+    Rung("aft_pairs, 4", "4 sums, weighed by the query", "aft_pairs, 1"),
+    Rung("aft_pairs, 16", "16 sums", "aft_pairs, 4", (8, -12)),
     Rung("aft_reach, 8", "8 fixed decays, weighed by the query", "aft_forget", None),
     Rung("aft_local", "a learned bias by distance within 32 tokens, no decay", "aft_simple"),
-    Rung("aft_local, convolution", "the same behind a convolution", "aft_local", None),
-    Rung("linear", "weights phi(q) . phi(k), elu + 1", "aft_simple", None),
-    Rung("linear, convolution", "the same behind a convolution", "linear", None),
-    Rung("hydra, convolution", "Hydra behind a convolution", "linear, convolution", None),
-    Rung("three of aft_forget, one of attention", "every fourth layer is attention", "aft_forget", (-150, 8)),
+    Rung("aft_local, convolution", "behind a convolution", "aft_local", None),
+    Rung("linear", "weights elu(q) + 1 times elu(k) + 1 in place of exp(k)", "aft_simple", None),
+    Rung("linear, convolution", "behind a convolution", "linear", None),
+    Rung("hydra, convolution", "Hydra instead", "linear, convolution", None),
+    Rung("three of aft_forget, one of attention", "every fourth layer is attention", "aft_forget", (-176, 8)),
     Rung("hybrid_3_to_1", "three layers of aft_local, one of attention", "aft_local", None),
-    Rung("attention", "softmax of dot products, rotary positions, QK-norm", "aft_forget", (-62, 4)),
+    Rung("attention", "softmax of dot products in all layers", "aft_forget", (-62, 4)),
     Rung("attention, convolution", "q, k, v pass the convolution", "attention", None),
     Rung("attention, convolution, norm, gate", "and a norm and gate of the output", "attention, convolution", None),
     Rung("attention, convolution, forget gate", "forget gate (FoX), no rotary", "attention, convolution", None),
@@ -116,28 +116,30 @@ def table(record: dict[str, Any]) -> str:
     """Return the ladder as Markdown, with the scores as they stand now."""
     parts, recall = opened("aft_parts"), opened("recall")
     assert parts is not None
-    lines = [
-        "| rung | what changes | bits per byte | seeds | against the rung before | recall | "
-        + f"state after {record['context']:,} tokens | ms per token |",
-        "|---" * 8 + "|",
-    ]
+    looked_up = recall is not None and any(recall.scores(row) for row in recall.plan.rows)
+    columns = ["rung", "what changes", "bits per byte", "gain"] + ["recall"] * looked_up
+    columns += [f"state at {record['context']:,}", "ms per token"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for rung in RUNGS:
         scores, found = parts.scores(rung.row), record["rungs"][rung.row]
-        score = number(mean(scores.values())) if scores else "not run yet"
+        if not scores:
+            continue
         both = rung.base is not None and scores.keys() & parts.scores(rung.base).keys()
-        gain = f"{compare(parts, rung.row, rung.base).difference:+.3f}, `{rung.base}`" if both and rung.base else ""
+        gain = f"{-compare(parts, rung.row, rung.base).difference:+.3f}" if both and rung.base else ""
+        change = rung.change if rung.base is None else f"`{rung.base}`: {rung.change}"
+        cells = [f"`{rung.row}`", change, f"{number(mean(scores.values()))} ({plural(len(scores), 'seed')})", gain]
         right = recall.scores(rung.row) if recall is not None and rung.row in recall.plan.rows else {}
-        cells = [f"`{rung.row}`", rung.change, score, str(len(scores)), gain]
-        cells += [f"{mean(right.values()):.1%}" if right else ""]
+        cells += [f"{mean(right.values()):.1%}" if right else ""] * looked_up
         cells += [state(record, rung.row), number(found["ms_per_token"], 2) if found["ms_per_token"] else ""]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    waiting = [f"`{rung.row}`" for rung in RUNGS if not parts.scores(rung.row)]
+    return "\n".join([*lines, *(["", f"*Not run yet*: {', '.join(waiting)}."] if waiting else [])])
 
 
 def state(record: dict[str, Any], row: str) -> str:
     """Return the state of a rung as text; a control has that of attention at least."""
     kept = record["rungs"][row]["state_bytes"]
-    return f"more than {size(record['rungs']['attention']['state_bytes'])}" if kept is None else size(kept)
+    return f"above {size(record['rungs']['attention']['state_bytes'])}" if kept is None else size(kept)
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
@@ -169,6 +171,11 @@ def draw(record: dict[str, Any], path: Path) -> None:
     ax.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, metadata={"Software": None})
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put the table where a page of the documentation asks for it; mkdocs calls this."""
+    return markdown.replace(MARK, table(json.loads(RECORD.read_text()))) if MARK in markdown else markdown
 
 
 def main() -> None:

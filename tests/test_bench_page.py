@@ -12,7 +12,7 @@ from tokenmix.bench.page import MARKED, renew, table
 ROOT = Path(__file__).parent.parent
 LIMIT = 1.05
 """Above 1 by what the lower quartile of a call and the best of a probe may differ."""
-PAGES = ["README.md", "docs/speed.md"]
+PAGES = ["docs/speed.md"]
 MACHINE = {
     "device": "some CPU",
     "cores": 2,
@@ -80,7 +80,6 @@ def test_a_benchmark_becomes_a_table():
         "| `hydra` causal=false eps=0 | **50x** 10.0 ms, 25% of copy |",
         "| `theirs` | **5x** 100 ms, wrong |",
     ]
-    assert table(found, brief=True).splitlines()[-2:] == ["| `hydra` causal=false eps=0 | 50x |", "| `theirs` | 5x |"]
 
 
 def test_models_become_tables():

@@ -1,7 +1,7 @@
 """Tables for pages, from results recorded with ``--json`` or by ``benchmarks/whole_models.py``.
 
 ``python -m tokenmix.bench.page RESULTS PAGE...`` updates the tables of pages. A page asks for a result by name, ``<!--
-speed: NAME -->`` to ``<!-- /speed -->``; ``NAME brief`` omits the times and shares.
+speed: NAME -->`` to ``<!-- /speed -->``.
 """
 
 from __future__ import annotations
@@ -15,22 +15,20 @@ from typing import Any
 from ..system.text import seconds
 from .cases import SDPA
 
-MARKED = re.compile(r"(<!-- speed: ([\w-]+)( brief)? -->\n).*?(\n<!-- /speed -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- speed: ([\w-]+) -->\n).*?(\n<!-- /speed -->)", re.DOTALL)
 
 
 def renew(markdown: str, results: Path) -> str:
     """Return the page with every table it asks for built from ``results``/NAME.json."""
-    return MARKED.sub(
-        lambda m: m[1] + table(json.loads((results / f"{m[2]}.json").read_text()), brief=bool(m[3])) + m[4], markdown
-    )
+    return MARKED.sub(lambda m: m[1] + table(json.loads((results / f"{m[2]}.json").read_text())) + m[3], markdown)
 
 
-def table(found: dict[str, Any], *, brief: bool = False) -> str:
+def table(found: dict[str, Any]) -> str:
     """Build the tables of one recorded result."""
-    return _models(found) if "tables" in found else _bench(found, brief)
+    return _models(found) if "tables" in found else _bench(found)
 
 
-def _bench(found: dict[str, Any], brief: bool) -> str:
+def _bench(found: dict[str, Any]) -> str:
     """Build a table with a row for each subject and a column for each length and pass.
 
     A cell holds how many times as fast as fused attention it is, the time, and the share of the machine's limit.
@@ -48,7 +46,7 @@ def _bench(found: dict[str, Any], brief: bool) -> str:
         "|---" * (len(points) + 1) + "|",
     ]
     for subject in dict.fromkeys(r["subject"] for r in rows):
-        lines.append(_row(_name(subject), *(_cell(cells.get((subject, *point)), brief) for point in points)))
+        lines.append(_row(_name(subject), *(_cell(cells.get((subject, *point))) for point in points)))
     return "\n".join(lines)
 
 
@@ -63,14 +61,12 @@ def _machine(m: dict[str, Any]) -> str:
     return f"{m['device']}, {m['cores']} cores, {m['threads']} threads; {software}"
 
 
-def _cell(r: dict[str, Any] | None, brief: bool) -> str:
+def _cell(r: dict[str, Any] | None) -> str:
     if r is None:
         return "-"
     if r["subject"] == SDPA:
         return seconds(r["wall_s"])
     ratio = f"{r['x_sdpa']:.3g}x" if r.get("x_sdpa") else "-"
-    if brief:
-        return ratio
     share = f", {r['share']:.0%} of {r['bound']}" if r.get("share") else ""
     return f"**{ratio}** {seconds(r['wall_s'])}{share}{', wrong' if r['status'] == 'wrong' else ''}"
 
