@@ -197,7 +197,7 @@ TM_EXPORT(fade_forward)(int dtype, int heads, double eps, const void *q, const v
     }
 }
 
-/* Of one token: e, with its sign bit set where its key became the unit; the sums before its key, decayed. */
+/* Of one token: e, with its sign bit set where its key became the unit; the sums before its key, decayed, and NaN where a key of +inf joins them. */
 static void fade_replay(const float *restrict k, const float *restrict v, const float *restrict d, fade_sums *restrict s, float *restrict e_, float *restrict n_,
                         float *restrict d_, int w) {
     TM_IVDEP
@@ -206,8 +206,8 @@ static void fade_replay(const float *restrict k, const float *restrict v, const 
         FADE_JOIN(kk, v[c], d[c])
         FADE_KEEP
         e_[c] = up ? -fabsf(e) : fabsf(e);
-        n_[c] = s->no[c] * f + nb;
-        d_[c] = s->dn[c] * f + db;
+        n_[c] = s->no[c] * f + nb + (new - new);
+        d_[c] = s->dn[c] * f + db + (new - new);
     }
 }
 

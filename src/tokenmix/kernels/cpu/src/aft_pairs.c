@@ -187,7 +187,8 @@ typedef struct {
     float *e, *n, *d, *u, *r;
 } pairs_chunk;
 
-/* Of one token and sum: e^{-|k - u|}, with its sign bit set where the key became the unit; the sums before the key, decayed; the unit after it. */
+/* Of one token and sum: e^{-|k - u|}, with its sign bit set where the key became the unit; the sums before the key, decayed, and NaN where a key of +inf
+   joins them; the unit after it. */
 TM_INLINE void pairs_replay(const float *restrict k, const float *restrict v, float bias, float decay, const pairs_sums *all, int i, const pairs_chunk *x, int64_t to,
                             int w) {
     pairs_sums at = {all->u + i, all->r + i, all->f + i, all->no + i, all->dn + i, all->nc + i, all->dc + i, NULL, NULL}, *s = &at;
@@ -198,7 +199,7 @@ TM_INLINE void pairs_replay(const float *restrict k, const float *restrict v, fl
         FADE_JOIN_WITH(kk, v[c], decay, ((kk - uu) - rr) + bias, kk + bias)
         FADE_KEEP_WITH(bias)
         e_[c] = up ? -fabsf(e) : fabsf(e);
-        n_[c] = s->no[c] * f + nb, d_[c] = s->dn[c] * f + db;
+        n_[c] = s->no[c] * f + nb + (new - new), d_[c] = s->dn[c] * f + db + (new - new);
         u_[c] = s->u[c], r_[c] = s->r[c];
     }
 }
