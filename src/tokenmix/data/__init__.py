@@ -1,13 +1,15 @@
-"""Text as bytes and images as pixels, both memory-mapped, and stateless samplers over them."""
+"""Text as bytes and images as pixels, both memory-mapped, stateless samplers over them, and synthetic sequences."""
 
 from .augment import Augment, ImageSampler, eval_batches
 from .bounds import Bounds
+from .copying import copy_batch
 from .corpora import CORPORA, open_corpus
 from .corpus import SPLITS, Corpus
 from .images import IMAGE_SETS, ImageData, ImageSplit, open_images
 from .pixels import PixelSampler, from_pixels, pixel_batches, to_pixels
 from .recall import recall_batch
 from .sampler import Sampler
+from .synthetic import SYNTHETIC_TASKS, Synthetic
 
 __all__ = [
     "Augment",
@@ -20,7 +22,10 @@ __all__ = [
     "ImageSplit",
     "PixelSampler",
     "SPLITS",
+    "SYNTHETIC_TASKS",
     "Sampler",
+    "Synthetic",
+    "copy_batch",
     "eval_batches",
     "from_pixels",
     "open_corpus",

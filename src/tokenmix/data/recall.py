@@ -26,12 +26,8 @@ def recall_batch(
     Raises:
         MixerError: if the pairs do not fit into the sequence or the vocabulary.
     """
+    check_recall(seq_len=seq_len, pairs=pairs, vocab=vocab)
     keys, slots = (vocab - 1) // 2, seq_len - 2 * pairs
-    if pairs < 1 or slots < pairs or keys < pairs:
-        raise MixerError(
-            f"recall_batch: {pairs} pairs need seq_len >= {3 * pairs} and vocab >= {2 * pairs + 1}, got "
-            + f"seq_len={seq_len}, vocab={vocab}."
-        )
     key = torch.rand(batch, keys, generator=generator).argsort(1)[:, :pairs] + 1
     value = torch.randint(keys + 1, vocab, (batch, pairs), generator=generator)
     tokens = torch.zeros(batch, seq_len, dtype=torch.long)
@@ -40,3 +36,14 @@ def recall_batch(
     likely = (torch.arange(slots) + 1.0) ** (power - 1)
     slot = 2 * pairs + torch.multinomial(likely.expand(batch, -1), pairs, generator=generator)
     return tokens.scatter_(1, slot, key), targets.scatter_(1, slot, value)
+
+
+def check_recall(*, seq_len: int, pairs: int, vocab: int, who: str = "recall_batch") -> None:
+    """Refuse pairs that do not fit into the sequence or the vocabulary; ``who`` begins the message."""
+    if pairs < 1:
+        raise MixerError(f"{who}: pairs must be at least 1, got {pairs}.")
+    if seq_len < 3 * pairs or (vocab - 1) // 2 < pairs:
+        raise MixerError(
+            f"{who}: {pairs} pairs need seq_len >= {3 * pairs} and vocab >= {2 * pairs + 1}, got "
+            + f"seq_len={seq_len}, vocab={vocab}."
+        )
