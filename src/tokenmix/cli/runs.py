@@ -35,7 +35,8 @@ class Train:
     With rates that a sweep has tuned for this recipe and size in this shell, where there are any."""
 
     data: str | None = None
-    """Data to train on: a corpus (stdlib, enwik8), an image set (digits, cifar10, ...), or a path.
+    """Data to train on: a corpus (stdlib, enwik8), an image set (digits, cifar10, ...), a synthetic task (recall,
+    copy), or a path.
     A path leads to a text, to images, or to a local copy of the set that the recipe expects.
     The number of classes, the channels and the image size follow from the data. Default: the recipe's data."""
 
@@ -80,10 +81,12 @@ def data_fields(data: dict[str, Any], given: str) -> dict[str, Any]:
     """Return the config fields that ``--data`` sets.
 
     A name sets ``data.source``, and so does a path, unless the recipe expects a set that is usually downloaded: then
-    the path is that of a local copy, and sets ``data.path``.
+    the path is that of a local copy, and sets ``data.path``. For synthetic sequences it is the name of the task.
     """
     from ..data import CORPORA, IMAGE_SETS
 
+    if data["kind"] == "synthetic":
+        return {"data.task": given}
     if given in (CORPORA if data["kind"] == "text" else IMAGE_SETS):
         return {"data.source": given}
     found = Path(given).expanduser()
@@ -128,7 +131,8 @@ class Resume:
 class Evaluate:
     """Score a run on one split of its data and add the result to its metrics.
 
-    The score is in bits per byte for text, bits per dimension for density models, and accuracy for classifiers.
+    The score is in bits per byte for text, bits per dimension for density models, and accuracy for classifiers and
+    synthetic sequences.
     """
 
     dir: Positional[Annotated[Path, arg(metavar="RUN")]]
@@ -369,5 +373,6 @@ def score_text(metric: str, value: float | None) -> str:
         "bits_per_byte": f"{value:.4f} bits/byte",
         "bits_per_dim": f"{value:.4f} bits/dim",
         "top1": f"{100 * value:.2f} % top-1",
+        "accuracy": f"{100 * value:.2f} % right",
     }
     return f"{texts[metric]} on valid"

@@ -9,6 +9,7 @@ from .aft_enwik8 import RECIPE as _aft_enwik8
 from .aft_imagenet import RECIPE as _aft_imagenet
 from .hydra_imagenet import RECIPE as _hydra_imagenet
 from .pvt_imagenet import RECIPE as _pvt_imagenet
+from .recall import RECIPE as _recall
 from .recipe import SIZES, Recipe, Row
 from .recipe import find_recipe as _find
 from .text import RECIPE as _text
@@ -30,6 +31,7 @@ _ALL = (
     _ablations,
     _hydra_imagenet,
     _pvt_imagenet,
+    _recall,
 )
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
 

@@ -11,7 +11,7 @@ from typing import Any
 from ..data.metrics_csv import flat
 from ..system.text import si
 from .figures import smoothed
-from .runs import CLASSES, Run
+from .runs import Run
 from .watch import Watch, Watched
 
 DRAWN = "┌┐└┘─│┤┬├┴┼━•⣿…"
@@ -164,10 +164,10 @@ def _title(run: Run, metric: str) -> str:
 
 def _curve(run: Run, x: str, metric: str) -> tuple[Points, Points]:
     """Return the line and the points of a run: values of training, smoothed, and of evaluations."""
-    classes = run.metric is CLASSES
+    accuracy = run.metric.accuracy
     trained = of_valid = metric
     if metric == "loss":  # the field of evaluations whose unit is that of the loss
-        of_valid = "cross_entropy" if classes else run.metric.name
+        of_valid = "cross_entropy" if accuracy else run.metric.name
     elif metric == "score":
         of_valid = run.metric.name
     steps, places = [line["step"] for line in run.train], [_place(line, x) for line in run.train]
@@ -179,7 +179,7 @@ def _curve(run: Run, x: str, metric: str) -> tuple[Points, Points]:
     else:  # where the last line of training before it is
         places = [places[i - 1] if (i := bisect.bisect(steps, e["step"])) else None for e in evals]
     points = zip(places, [flat(e).get(of_valid) for e in evals], strict=True)
-    dots = _numbers(points, 100.0 if metric == "score" and classes else 1.0)
+    dots = _numbers(points, 100.0 if metric == "score" and accuracy else 1.0)
     return ((line[0], smoothed(line[1])), dots) if line[0] else (dots, ([], []))
 
 
@@ -271,7 +271,7 @@ def _figure(value: float) -> str:
 
 
 def _score(run: Watched, value: float) -> str:
-    return f"{100 * value:.2f} %" if run.metric is CLASSES else _figure(value)
+    return f"{100 * value:.2f} %" if run.metric.accuracy else _figure(value)
 
 
 def _rate(run: Watched, unit: bool) -> str:

@@ -58,13 +58,14 @@ def loss_curves(runs: list[Run]) -> list[Picture]:
                     *pair, alt=f"Line chart of training loss, {metric.loss}, against {what}. {ends}.", caption=caption
                 )
             )
-        if metric.name == "top1" and any(r.evals for r in drawn):
+        if metric.accuracy and any(r.evals for r in drawn):
             pictures.append(_accuracy(drawn))
     return pictures
 
 
 def _accuracy(runs: list[Run]) -> Picture:
-    """Draw top-1 on the validation split against steps."""
+    """Draw accuracy on the validation split against steps, for runs of one metric."""
+    what = {"top-1": "top-1 accuracy"}.get(runs[0].metric.label, runs[0].metric.label)
 
     def draw(ax: Any) -> None:
         for i, run in enumerate(runs):
@@ -79,15 +80,15 @@ def _accuracy(runs: list[Run]) -> Picture:
                 label=run.name,
             )
         ax.set_xlabel("step")
-        ax.set_ylabel("top-1 on the validation split, %")
+        ax.set_ylabel(f"{runs[0].metric.label} on the validation split, %")
         ax.grid(alpha=0.25, linewidth=0.6)
         ax.legend(frameon=False, labelcolor="linecolor", fontsize=10)
 
     ends = ", ".join(f"{r.name} ends at {100 * (r.last_eval('valid') or 0):.1f} %" for r in runs)
     return Picture(
         *both(draw, (6.4, 4.2)),
-        alt=f"Line chart of top-1 accuracy against training steps. {ends}.",
-        caption="Top-1 accuracy on the validation split.",
+        alt=f"Line chart of {what} against training steps. {ends}.",
+        caption=f"{what.capitalize()} on the validation split.",
     )
 
 

@@ -20,19 +20,28 @@ WEIGHTS, AVERAGE = "model.safetensors", "ema.safetensors"  # a run that averages
 
 @dataclass(frozen=True)
 class Metric:
-    """The score of a run: a field of its evaluations, its label, the unit of the loss in its curves, and nats in that
-    unit.
+    """The score of a run.
+
+    Args:
+        name: field of its evaluations.
+        label: what the score is called.
+        loss: unit of the loss in its curves.
+        nats: nats in that unit.
+        accuracy: whether the score is a share of right answers, which is better the higher it is and is written in
+            per cent; the evaluations then hold a ``cross_entropy`` too.
     """
 
     name: str
     label: str
     loss: str
     nats: float
+    accuracy: bool = False
 
 
 TEXT = Metric("bits_per_byte", "bits/byte", "bits per byte", math.log(2))
 DENSITY = Metric("bits_per_dim", "bits/dim", "bits per dimension", math.log(2))
-CLASSES = Metric("top1", "top-1", "cross-entropy in nats", 1.0)
+CLASSES = Metric("top1", "top-1", "cross-entropy in nats", 1.0, accuracy=True)
+ANSWERS = Metric("accuracy", "accuracy", "cross-entropy of the answers in nats", 1.0, accuracy=True)
 METRICS = {"lm": TEXT, "image_density": DENSITY}
 
 
@@ -61,7 +70,7 @@ class Run:
     @property
     def metric(self) -> Metric:
         """What the run's evaluations measure."""
-        return METRICS.get(self.config.get("model", {}).get("kind", "lm"), CLASSES)
+        return metric_of(self.config)
 
     def last_eval(self, split: str, metric: str | None = None) -> float | None:
         """Return the last evaluation on a split; None where there is none, or where the run has another metric."""
@@ -77,6 +86,13 @@ class Run:
     def largest(self, key: str) -> float | None:
         """Return the largest value of a field over the logged training steps."""
         return max((row[key] for row in self.train if row.get(key) is not None), default=None)
+
+
+def metric_of(config: dict[str, Any]) -> Metric:
+    """Return what the evaluations of a run with this config measure."""
+    if config.get("data", {}).get("kind") == "synthetic":
+        return ANSWERS
+    return METRICS.get(config.get("model", {}).get("kind", "lm"), CLASSES)
 
 
 def read_run(path: Path | str) -> Run:

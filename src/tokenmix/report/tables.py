@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import MixerError
 from ..models import SHELLS, config_from_json, shell_of
 from ..system.text import MISSING, Table, number, size
-from .runs import CLASSES, DENSITY, TEXT, Run
+from .runs import ANSWERS, CLASSES, DENSITY, TEXT, Run
 
 
 def mixers_of(config: dict[str, Any]) -> str:
@@ -54,8 +54,9 @@ def summary_table(runs: list[Run]) -> Table:
     for metric in (TEXT, DENSITY):
         for split in ("valid", "test"):
             columns[f"{split} {metric.label}"] = partial(_score, split=split, metric=metric.name)
-    for split in ("valid", "test"):
-        columns[f"{split} top-1"] = partial(_percent, split=split)
+    for metric in (CLASSES, ANSWERS):
+        for split in ("valid", "test"):
+            columns[f"{split} {metric.label}"] = partial(_percent, split=split, metric=metric.name)
     columns["tokens/s"] = lambda run: number(run.median("tokens_per_s"), 0)
     columns["images/s"] = lambda run: number(run.median("images_per_s"), 0)
     columns["peak memory"] = lambda run: size(
@@ -70,8 +71,8 @@ def _score(run: Run, *, split: str, metric: str) -> str:
     return number(run.last_eval(split, metric))
 
 
-def _percent(run: Run, *, split: str) -> str:
-    found = run.last_eval(split, "top1")
+def _percent(run: Run, *, split: str, metric: str) -> str:
+    found = run.last_eval(split, metric)
     return MISSING if found is None else f"{100 * found:.2f} %"
 
 
@@ -79,11 +80,11 @@ def _notes(runs: list[Run]) -> list[str]:
     texts = {"bits_per_byte": "Bits per byte", "bits_per_dim": "Bits per dimension"}
     kinds = dict.fromkeys(texts[r.metric.name] for r in runs if r.metric.name in texts)
     scores = [f"{' and '.join(kinds)}: the last evaluation of the run, lower is better."] if kinds else []
-    scores += (
-        ["Top-1: the share of correct first guesses in the last evaluation of the run, higher is better."]
-        if any(r.metric is CLASSES for r in runs)
-        else []
-    )
+    accuracies = dict.fromkeys(r.metric.label for r in runs if r.metric.accuracy)
+    scores += [
+        f"{label.capitalize()}: the share of correct first guesses in the last evaluation of the run, higher is better."
+        for label in accuracies
+    ]
     speed = "Tokens/s and images/s: the median over the logged training steps."
     notes = [f"{' '.join(scores)} {speed}", "Peak memory: the most the training process held."]
     shells = "Shell: the blocks around the mixers, as in the papers, as of today (modern), or neither."

@@ -13,7 +13,7 @@ from ..data.records import parse_records
 from ..errors import MixerError
 from ..system.config import nearest
 from ..system.lock import look
-from .runs import CLASSES, METRICS, Metric, Run, named_apart
+from .runs import Metric, Run, metric_of, named_apart
 
 DEPTH = 6
 """Levels of folders in which runs are searched."""
@@ -124,7 +124,7 @@ class Watched:
     @property
     def metric(self) -> Metric:
         """What the run's evaluations measure."""
-        return METRICS.get(self.config.get("model", {}).get("kind", "lm"), CLASSES)
+        return metric_of(self.config)
 
     @property
     def last(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class Watched:
         name = self.metric.name
         scores = [e[name] for e in self.tail.lines if e["kind"] == "eval" and e["split"] == "valid" and name in e]
         scores = [s for s in scores if s == s]
-        return None if not scores else max(scores) if self.metric is CLASSES else min(scores)
+        return None if not scores else max(scores) if self.metric.accuracy else min(scores)
 
 
 class Watch:

@@ -99,8 +99,8 @@ class Results:
         return str(next(found, "score")).replace("_", " ")
 
     def unit(self) -> str:
-        """Return what the runs have seen: "tokens" of text or "images"."""
-        return "tokens" if self.metric() in ("score", "bits per byte") else "images"
+        """Return what the runs have seen: "tokens" or "images"."""
+        return "images" if self.metric() in ("top1", "bits per dim") else "tokens"
 
     def best_rate(self, row: str) -> float | None:
         """Return the rate with the best score in tuning; None while a rate has not been tried."""
@@ -151,6 +151,8 @@ def results_table(results: Results) -> Table:
     """Return one line per row: the best rate, mean and spread of the final scores, and the cost of a run."""
     plan = results.plan
     columns = ["row", "score", "spread", "n", "best rate", "parameters", results.unit(), "seconds", "peak MiB"]
+    stated = any("state_bytes" in r for r in results.runs.values())  # of language models, since they are recorded
+    columns += ["state bytes"] * stated
     lines = []
     for row in plan.rows:
         scores, final = list(results.scores(row).values()), results.finals(row)
@@ -165,6 +167,7 @@ def results_table(results: Results) -> Table:
         line += [number(final[-1].get(key) if final else None, 0) for key in ("parameters", "tokens")]
         line += [number(mean(r["seconds"] for r in final) if final else None, 0)]
         line += [number(max(r["peak_mib"] for r in final) if final else None, 0)]
+        line += [number(final[-1].get("state_bytes") if final else None, 0)] * stated
         lines.append(line)
     order = sorted(lines, key=lambda line: (line[3] == "0", float(line[1].replace(",", "")) if line[3] != "0" else 0.0))
     if results.higher_is_better():
@@ -174,6 +177,7 @@ def results_table(results: Results) -> Table:
     machines = sorted({r.get("cpu", results.machine.get("cpu")) or "" for r in results.runs.values()})
     notes += [f"seconds: of runs on different machines ({', '.join(machines)})"] * (len(machines) > 1)
     notes += ["*: the best rate is the lowest or the highest that was tried"] * any("*" in line[4] for line in lines)
+    notes += ["state bytes: what a model holds after one sequence; not measured where a mixer cannot stream"] * stated
     shell, tuning = plan.shell or "the recipe's", f"not tuned: one rate, {plan.rates[0]:g}"
     if len(plan.rates) > 1:
         tuning = f"tuned over {len(plan.rates)} rates x {plan.tune:g} of the steps each, seed {plan.seeds[0]}"

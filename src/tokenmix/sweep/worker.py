@@ -16,11 +16,14 @@ from typing import Any
 import torch
 
 from ..errors import MixerError
+from ..models import build_model
 from ..system.files import write_json
 from ..system.machine import cpu_name, peak_mib
 from ..train import RunConfig, evaluate_run, resume, train
 from ..train.loop import Diverged
 from ..train.rundir import RunDir
+from ..train.tasks import task_of
+from ..train.text_task import streaming_cost
 from .modules import load_modules
 
 WATCHED = 1.0
@@ -54,7 +57,14 @@ def run(config: RunConfig, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     else:
         folder.parent.mkdir(parents=True, exist_ok=True)
         summary = train(config, folder, limits=limits, verbose=False)
-    return record(config, folder, summary, time.process_time() - began, job["test_bytes"])
+    found = record(config, folder, summary, time.process_time() - began, job["test_bytes"])
+    return found | ({"state_bytes": state_bytes(config)} if job["final"] and config.model.kind == "lm" else {})
+
+
+def state_bytes(config: RunConfig) -> int | None:
+    """Return the bytes of state that one sequence of the config's length leaves; None if the model does not stream."""
+    data: Any = config.data  # of a language model
+    return streaming_cost(build_model(config.model), data.seq_len).get("state_bytes_per_row")
 
 
 def record(
@@ -62,15 +72,15 @@ def record(
 ) -> dict[str, Any]:
     """Return what the results keep of a run."""
     opened = RunDir.open(folder)
-    metric = next(name for name in summary if name.startswith("valid_")).removeprefix("valid_")
-    unit = "images" if "images" in summary else "tokens"
+    task = task_of(config)
+    metric, unit = task.metric, task.unit
     per_step = summary[unit] // max(summary["step"], 1)
     metrics = opened.read_metrics()
     times = [(line["step"], line["seconds"]) for line in metrics if line["kind"] == "train"]
     evals = [line for line in metrics if line["kind"] == "eval" and line["split"] == "valid"]
     found = {
         "metric": metric,
-        "higher": metric == "top1",
+        "higher": task.higher,
         "score": summary[f"valid_{metric}"],
         "steps": summary["step"],
         "stopped": summary["step"] < (config.train.steps or 0),

@@ -1,6 +1,6 @@
 """Training: a config in, a run directory out. Any run can be stopped at any point and resumed bit for bit."""
 
-from .config import DataConfig, ImageDataConfig, OptimConfig, RunConfig, TrainConfig
+from .config import DataConfig, ImageDataConfig, OptimConfig, RunConfig, SyntheticDataConfig, TrainConfig
 from .evaluate import EvalResult, evaluate
 from .init_from import load_model
 from .loop import resume, train
@@ -13,6 +13,7 @@ __all__ = [
     "ImageDataConfig",
     "OptimConfig",
     "RunConfig",
+    "SyntheticDataConfig",
     "TrainConfig",
     "draw_run",
     "evaluate",

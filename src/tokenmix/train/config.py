@@ -8,6 +8,7 @@ from typing import Any
 
 from ..data.augment import Augment
 from ..data.bounds import MAX_PIXELS
+from ..data.synthetic import Synthetic
 from ..errors import MixerError
 from ..models import ModelConfig
 from ..system.config import Json, nearest, to_json
@@ -81,6 +82,39 @@ class ImageDataConfig(Json):
     max_unpacked: int | None = None
     max_pixels: int = MAX_PIXELS
     kind: str = "images"
+
+
+@dataclass(frozen=True)
+class SyntheticDataConfig(Json):
+    """Sequences for a language model that are drawn while it trains, and two sets that are held out.
+
+    Args:
+        task: "recall" (multi-query associative recall, see ``data.recall_batch``, the default) or "copy" (see
+            ``data.copy_batch``).
+        seq_len: tokens per sequence, from 1 to the model's ``max_len``.
+        pairs: pairs of key and value in a sequence of "recall", at least 1; "copy" ignores it.
+        vocab: number of tokens in the vocabulary, at most the model's; None: the model's.
+        held_out: sequences of the validation split, and of the test split, at least 1.
+        kind: "synthetic"; tells this config from ``DataConfig``.
+    """
+
+    task: str = "recall"
+    seq_len: int = 64
+    pairs: int = 8
+    vocab: int | None = None
+    held_out: int = 512
+    kind: str = "synthetic"
+
+    def sequences(self, vocab: int) -> Synthetic:
+        """Return the sequences for a model with this vocabulary.
+
+        Raises:
+            MixerError: for an unknown task, or sizes that do not fit it.
+        """
+        try:
+            return Synthetic(self.task, self.seq_len, vocab if self.vocab is None else self.vocab, self.pairs)
+        except MixerError as why:
+            raise MixerError(f"config: data: {why}") from None
 
 
 @dataclass(frozen=True)
@@ -199,7 +233,7 @@ class RunConfig(Json):
 
     Args:
         model: config of the model, of the class that its ``kind`` names.
-        data: config of the data; text for a language model, images for the others.
+        data: config of the data; text or synthetic sequences for a language model, images for the others.
         optim: optimiser and schedule.
         train: loop, evaluation and checkpoints.
         recipe: name of the recipe; "" for a config of your own.
@@ -208,7 +242,7 @@ class RunConfig(Json):
     """
 
     model: ModelConfig
-    data: DataConfig | ImageDataConfig = field(default_factory=DataConfig)
+    data: DataConfig | ImageDataConfig | SyntheticDataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     recipe: str = ""
@@ -225,16 +259,18 @@ class RunConfig(Json):
                 f"config: optim.schedule={self.optim.schedule!r} needs train.steps; "
                 + "without it choose 'vaswani' or 'constant'."
             )
-        wanted = "text" if self.model.kind == "lm" else "images"
-        if self.data.kind != wanted:
+        wanted = ("text", "synthetic") if self.model.kind == "lm" else ("images",)
+        if self.data.kind not in wanted:
             raise MixerError(
-                f"config: a model of kind {self.model.kind!r} is trained on data of kind {wanted!r}, got "
-                + f"{self.data.kind!r}."
+                f"config: a model of kind {self.model.kind!r} is trained on data of kind "
+                + f"{' or '.join(map(repr, wanted))}, got {self.data.kind!r}."
             )
-        if isinstance(self.data, DataConfig):
-            _check_text(self.data.seq_len, self.model, self.train.stride)
-        else:
+        if isinstance(self.data, ImageDataConfig):
             _check_images(self.data)
+        else:
+            _check_text(self.data.seq_len, self.model, self.train.stride)
+        if isinstance(self.data, SyntheticDataConfig):
+            _check_synthetic(self.data, self.model)
 
     def override(self, changes: dict[str, Any]) -> RunConfig:
         """Return the config with dotted fields replaced: ``{"model.dim": 64, "train.steps": 100}``."""
@@ -378,6 +414,14 @@ def _check_text(seq_len: int, model: Any, stride: int | None) -> None:
         raise MixerError(f"config: data.seq_len must be in 1..model.max_len={model.max_len}, got {seq_len}.")
     if stride is not None and not 1 <= stride <= seq_len:
         raise MixerError(f"config: train.stride must be in 1..data.seq_len={seq_len}, got {stride}.")
+
+
+def _check_synthetic(data: SyntheticDataConfig, model: Any) -> None:
+    if data.held_out < 1:
+        raise MixerError(f"config: data.held_out must be positive, got {data.held_out}.")
+    if data.vocab is not None and data.vocab > model.vocab:
+        raise MixerError(f"config: data.vocab must be at most model.vocab={model.vocab}, got {data.vocab}.")
+    data.sequences(model.vocab)
 
 
 def _check_images(data: ImageDataConfig) -> None:

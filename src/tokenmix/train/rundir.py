@@ -133,7 +133,7 @@ def _wrong_env(env: Any) -> str | None:
     threads = env.get("threads", 1)
     if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
         return f"threads must be an integer from 1 to {MOST_THREADS}, got {threads!r}"
-    for name, shape in {"resumed": list, "corpus": dict, "images": dict, "config": str}.items():
+    for name, shape in {"resumed": list, "corpus": dict, "images": dict, "synthetic": dict, "config": str}.items():
         if not isinstance(env.get(name, shape()), shape):
             return (
                 f"{name} must be {'an object' if shape is dict else 'a list' if shape is list else 'a string'}, got "

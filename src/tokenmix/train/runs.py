@@ -80,8 +80,8 @@ def evaluate_run(
     If the run has a metrics.csv, the result is added there too. A warning says so if metrics.jsonl cannot be written.
 
     Args:
-        options: stride, seq_len, max_bytes and by_context for text, image_size and max_images for images; None: the
-            default, which is the whole split.
+        options: stride, seq_len, max_bytes and by_context for text, image_size and max_images for images, nothing for
+            synthetic sequences; None: the default, which is the whole split.
     """
     run = RunDir.open(path)
     model, config = load_run(path, step=step, device=device)
@@ -148,6 +148,8 @@ def sample_run(
             f"{path} holds a model of kind {config.model.kind!r}, which generates no text; "
             + "use --images to sample from a density model."
         )
+    if config.data.kind != "text":
+        raise MixerError(f"{path} holds a model that was trained on data of kind {config.data.kind!r}, not on text.")
     if n is None:
         longest: Any = model.max_len
         n = 500 if longest is None else max(1, min(500, longest - len(prompt)))

@@ -98,9 +98,12 @@ def _cell(value: Any) -> str:
 
 def _data(facts: Facts) -> list[str]:
     env, data = facts.run.env(), facts.config.data
-    found = env.get("corpus") or env.get("images") or {}
+    found = env.get("corpus") or env.get("images") or env.get("synthetic") or {}
+    name = found["name"] if "name" in found else getattr(data, "source", data.kind)
     known = ", ".join(f"{key} {_cell(value)}" for key, value in found.items() if key != "name")
-    about = f"{found.get('name', data.source)}" + (f": {known}." if known else ".")
+    about = f"{name}" + (f": {known}." if known else ".")
+    if data.kind == "synthetic":
+        return ["## Data", f"Synthetic sequences. {about}"]
     return ["## Data", f"{about} Whoever redistributes the model must check the data's licence."]
 
 

@@ -54,7 +54,8 @@ def export_run(run: Path | str, out: Path | str, *, step: int | str = "last") ->
     own: Any = model.config
     if isinstance(new, TokenMixForImageClassification) and min(own.image_size) < CROPPED_FROM:
         files["preprocessor_config.json"] = image_processor(own, config.data)  # type: ignore[arg-type]  # of images
-    facts = Facts(opened, config, pick_step(opened, step), new, byte_tokens=getattr(model.config, "vocab", None) == 256)
+    as_bytes = config.data.kind == "text" and own.vocab == 256
+    facts = Facts(opened, config, pick_step(opened, step), new, byte_tokens=as_bytes)
     _write(Path(out), new, facts, files)
     return Path(out)
 

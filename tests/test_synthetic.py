@@ -1,0 +1,237 @@
+"""Training on recall and copying: the data, runs to the bit, what reads the runs, and sweeps over them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import kill_nine
+from test_sweep import in_this_process
+from tokenmix import MixerError, cli
+from tokenmix.data import SYNTHETIC_TASKS, Synthetic
+from tokenmix.mixers import state_bytes
+from tokenmix.models import LMConfig, build_model
+from tokenmix.recipes import RECIPES
+from tokenmix.report import read_run
+from tokenmix.report.curves import Screen, frame
+from tokenmix.report.tables import summary_table
+from tokenmix.report.watch import Watch
+from tokenmix.sweep import SweepPlan, results_table, sweep
+from tokenmix.train import (
+    OptimConfig,
+    RunConfig,
+    SyntheticDataConfig,
+    TrainConfig,
+    evaluate_run,
+    resume,
+    sample_run,
+    train,
+)
+from tokenmix.train.tasks import open_task
+
+SMALL = {"model.dim": 16, "model.layers": 1, "model.max_len": 12, "model.vocab": 16, "data.seq_len": 12}
+SMALL |= {"data.pairs": 3, "data.held_out": 32, "train.batch_size": 8, "train.threads": 1}
+
+
+def config(task: str = "recall", **data) -> RunConfig:
+    model = LMConfig(dim=16, max_len=12, mixers=({"name": "attention", "heads": 2},), layers=1, vocab=16, dropout=0.1)
+    loop = TrainConfig(steps=12, batch_size=4, log_every=3, eval_every=4, eval_batch=5, save_every=4, keep=3, threads=1)
+    data = {"seq_len": 12, "pairs": 3, "held_out": 16, **data}
+    return RunConfig(model, SyntheticDataConfig(task, **data), OptimConfig(lr=1e-2, warmup=2), loop)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A run nobody touched."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    train(config(), out)
+    return out
+
+
+@pytest.mark.parametrize("task", SYNTHETIC_TASKS)
+def test_what_is_held_out_never_comes_in_training(task):
+    drawn = Synthetic(task, seq_len=24, vocab=64, pairs=6)
+    held = [drawn.held_out(split, 200)[0] for split in ("valid", "test")]
+    seen = [drawn.batch(50, seed=seed, step=step)[0] for seed in (0, 1, -1) for step in range(20)]
+    rows = {tuple(row) for part in (*held, *seen) for row in part.tolist()}
+    assert len(rows) == 2 * 200 + 3 * 20 * 50
+    again = Synthetic(task, seq_len=24, vocab=64, pairs=6)
+    assert torch.equal(held[0], again.held_out("valid", 200)[0])
+    assert torch.equal(seen[25], again.batch(50, seed=1, step=5)[0])
+    with pytest.raises(MixerError, match=f"{task} has no split 'tests'; choose one of train, valid, test"):
+        drawn.held_out("tests", 1)
+
+
+@pytest.mark.parametrize("step", [4, 8])
+def test_going_back_and_on_again_gives_the_same_bits(whole, tmp_path, step):
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    resume(run, from_step=step)
+    kill_nine.compare(whole, run)
+
+
+class Answers(nn.Module):
+    """Guesses the target of every scored position but each fourth."""
+
+    def __init__(self, tokens, targets, vocab):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        flat = targets.clamp(min=0).flatten()
+        scored = (targets >= 0).flatten().nonzero()[:, 0]
+        flat[scored[::4]] = (flat[scored[::4]] + 1) % vocab
+        self.known = dict(zip(map(tuple, tokens.tolist()), flat.view_as(targets).tolist(), strict=True))
+        self.vocab = vocab
+
+    def forward(self, x):
+        guesses = torch.tensor([self.known[tuple(row)] for row in x.tolist()])
+        return 9.0 * nn.functional.one_hot(guesses, self.vocab)
+
+
+@pytest.mark.parametrize("task", SYNTHETIC_TASKS)
+def test_the_accuracy_is_that_of_the_scored_positions(task):
+    opened = open_task(config(task))
+    tokens, targets = opened.split("test")
+    score = opened.evaluate(Answers(tokens, targets, 16), "test")
+    count = 16 * (3 if task == "recall" else 6)
+    assert (score.targets, score.sequences, score.seq_len) == (count, 16, 12)
+    assert score.accuracy == 0.75
+    tokens, _ = opened.split("train")
+    assert torch.equal(tokens[4:8], opened.batch(1)[0])
+
+
+def test_a_run_leaves_its_record(whole):
+    env, lines = json.loads((whole / "env.json").read_text()), kill_nine.lines(whole)
+    assert env["synthetic"]["name"] == "recall"
+    assert len(env["synthetic"]["sha256"]) == 64
+    model = build_model(config().model)
+    _, state = model.extend(torch.zeros(1, 12, dtype=torch.long), model.init_state(1))
+    assert (env["state_bytes_per_row"], env["state_context"]) == (state_bytes(state), 12)
+    scores = [line for line in lines if line["kind"] == "eval"]
+    assert [line["targets"] for line in scores] == [48] * 3
+    assert RunConfig.from_json(json.loads((whole / "config.json").read_text())) == config()
+
+
+def test_sequences_that_torch_draws_differently_are_refused(whole, tmp_path):
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    env = json.loads((run / "env.json").read_text())
+    env["synthetic"]["sha256"] = "0" * 64
+    (run / "env.json").write_text(json.dumps(env))
+    for use in (resume, evaluate_run):
+        with pytest.raises(MixerError, match="not those that this run was trained on"):
+            use(run)
+    (run / "env.json").write_text(json.dumps(env | {"synthetic": 3}))
+    with pytest.raises(MixerError, match="synthetic must be an object, got 3"):
+        resume(run)
+
+
+def test_the_best_checkpoint_is_the_one_with_the_highest_accuracy(tmp_path):
+    """A rate so high that the scores go up and down."""
+    wild = replace(config(), optim=OptimConfig(lr=0.3, warmup=1, schedule="constant"))
+    summary = train(wild.override({"train.steps": 40}), tmp_path / "run")
+    scores = {e["step"]: e["accuracy"] for e in kill_nine.lines(tmp_path / "run") if e["kind"] == "eval"}
+    assert len(set(scores.values())) > 2
+    assert summary["best_accuracy"] == scores[summary["best_step"]] == max(scores.values())
+
+
+@pytest.mark.parametrize(
+    ("task", "data", "words"),
+    [
+        ("recal", {}, "there is no synthetic task 'recal'; nearest: recall"),
+        ("recall", {"pairs": 5}, "recall: 5 pairs need seq_len >= 15 and vocab >= 11, got seq_len=12, vocab=16"),
+        ("recall", {"pairs": 4, "vocab": 8}, "4 pairs need seq_len >= 12 and vocab >= 9, got seq_len=12, vocab=8"),
+        ("recall", {"pairs": 0}, "recall: pairs must be at least 1, got 0"),
+        ("recall", {"vocab": 17}, "data.vocab must be at most model.vocab=16, got 17"),
+        ("recall", {"seq_len": 13}, "data.seq_len must be in 1..model.max_len=12, got 13"),
+        ("recall", {"held_out": 0}, "data.held_out must be positive, got 0"),
+        (
+            "copy",
+            {"seq_len": 11},
+            "copy: a string and its copy need an even seq_len >= 2 and vocab >= 3, got seq_len",
+        ),
+        ("copy", {"vocab": 2}, "vocab >= 3, got seq_len=12, vocab=2"),
+    ],
+)
+def test_what_does_not_fit_is_one_clear_line(task, data, words):
+    with pytest.raises(MixerError, match="config: .*" + words) as caught:
+        config(task, **data)
+    assert "\n" not in str(caught.value)
+
+
+def test_options_of_other_data_are_refused(whole):
+    with pytest.raises(MixerError, match="eval: recall is scored as a whole; leave out stride, seq_len"):
+        evaluate_run(whole, stride=4, seq_len=8)
+    with pytest.raises(MixerError, match="recall has no split 'tests'"):
+        evaluate_run(whole, split="tests")
+    with pytest.raises(MixerError, match="trained on data of kind 'synthetic', not on text"):
+        sample_run(whole)
+    with pytest.raises(MixerError, match="kind 'lm' is trained on data of kind 'text' or 'synthetic', got 'images'"):
+        config().override({"data": {"kind": "images"}})
+
+
+@pytest.mark.parametrize("task", SYNTHETIC_TASKS)
+def test_the_command_trains_and_scores(task, tmp_path, capsys):
+    out = str(tmp_path / "run")
+    options = [word for field, value in SMALL.items() for word in (f"--{field}", str(value))]
+    argv = ["train", "recall", "--row", "aft_forget", "--data", task, "--out", out, "--train.steps", "3", *options]
+    assert cli.main(argv) == 0
+    assert "288 tokens in" in (said := capsys.readouterr().out)
+    assert "% right on valid, peak" in said
+    assert cli.main(["eval", out]) == 0
+    count = 32 * (3 if task == "recall" else 6)
+    assert f"over {count} targets in 32 sequences of 12 tokens" in (said := capsys.readouterr().out)
+    assert said.startswith("test: ")
+    assert cli.main(["eval", out, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["targets"] == count
+    assert cli.main(["train", "recall", "--data", "sorting", "--out", out]) == 2
+    assert capsys.readouterr().err.strip() == (
+        "error: config: data: there is no synthetic task 'sorting'; known: recall, copy."
+    )
+
+
+@pytest.mark.parametrize("row", RECIPES["recall"].rows)
+def test_every_row_trains(row, tmp_path):
+    changes = {"train.steps": 2, "train.batch_size": 2, "data.held_out": 4}
+    summary = train(RECIPES["recall"].config(row).override(changes), tmp_path / "run")
+    assert (summary["step"], 0 <= summary["valid_accuracy"] <= 1) == (2, True)
+
+
+def test_report_and_watch_read_the_runs(whole):
+    evaluate_run(whole)
+    run = read_run(whole)
+    table = summary_table([run])
+    cells = dict(zip(table.columns, table.rows[0], strict=True))
+    assert cells["test accuracy"] == f"{100 * run.last_eval('test'):.2f} %"
+    assert "Accuracy: the share of correct first guesses" in table.notes[0]
+    watch = Watch([whole])
+    watch.read()
+    (watched,) = watch.runs.values()
+    assert watched.best == max(e["accuracy"] for e in run.evals if e["split"] == "valid")
+    assert "accuracy on the validation split" in frame(watch, Screen(), metric="score")
+    assert "cross-entropy of the answers" in frame(watch, Screen())
+
+
+def test_a_sweep_takes_the_rate_with_the_highest_accuracy(tmp_path):
+    """Attention at rate 1e-9 learns nothing; higher is better in table and comparison."""
+    rows = {"attention": {}, "aft_simple": {}}
+    plan = SweepPlan(
+        "recall", rows, rates=(1e-9, 1e-2), seeds=(0,), shell="modern", changes=SMALL, steps=60, tune=1.0, hopeless=None
+    )
+    with in_this_process():
+        found = sweep(plan, tmp_path / "out")
+    for row in rows:
+        tried = {r["rate"]: r["score"] for r in found.of("tune", row)}
+        assert tried[1e-2] > tried[1e-9]
+        assert found.best_rate(row) == 1e-2
+    assert found.yardsticks == {}
+    final = {row: found.of("final", row)[0] for row in rows}
+    assert all(r["metric"] == "accuracy" and r["higher"] for r in final.values())
+    assert final["attention"]["state_bytes"] > final["aft_simple"]["state_bytes"] > 0
+    table = results_table(found)
+    assert "tokens" in table.columns
+    assert table.columns[-1] == "state bytes"
+    assert float(table.rows[0][1]) >= float(table.rows[1][1])
