@@ -46,6 +46,7 @@ class AttentionWithParts(Mixer):
     Args:
         heads: number of heads.
         rotary: rotary positions.
+        base: base of their frequencies.
         conv: a convolution of 4 tokens over queries, keys and values.
         forget: a forget gate per head, added to the logits (FoX, Lin et al. 2025, arXiv 2503.02130, Eq. 4).
         norm: RMS norm of each head's output.
@@ -61,6 +62,7 @@ class AttentionWithParts(Mixer):
         heads: int,
         causal: bool = False,
         rotary: bool = True,
+        base: float = 100.0,
         conv: bool = True,
         forget: bool = False,
         norm: bool = False,
@@ -70,7 +72,7 @@ class AttentionWithParts(Mixer):
         self.heads, self.norm = heads, norm
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
             setattr(self, name, nn.Linear(dim, dim))
-        self.rotary = RotaryPositions(dim // heads, base=100.0) if rotary else None
+        self.rotary = RotaryPositions(dim // heads, base=base) if rotary else None
         self.conv = ShortConv(3 * dim, 4, causal=causal) if conv else None
         self.f_proj = nn.Linear(dim, heads, bias=False) if forget else None
         self.open = nn.Parameter(torch.linspace(0.0, 6.0, heads)) if forget else None

@@ -18,8 +18,8 @@ def copy_batch(batch: int, *, seq_len: int, vocab: int, generator: torch.Generat
     """Draw a batch: tokens (B, T) and targets (B, T), both int64.
 
     A row is s1 .. sn 0 s1 .. s(n-1) with n = T / 2: symbols drawn evenly from 1 .. vocab - 1, token 0 as the separator,
-    and the symbols once more. The targets of the second half, from the separator on, are s1 .. sn; the first half cannot
-    be predicted and has none.
+    and the symbols once more. The targets of the second half, from the separator on, are s1 .. sn; the first half has
+    none, as it cannot be predicted.
 
     Raises:
         MixerError: if the length is odd or the vocabulary holds fewer than two symbols beside the separator.
