@@ -35,6 +35,7 @@ from tokenmix.train import (
 )
 from tokenmix.train.tasks import open_task
 
+ROOT = Path(__file__).parents[1]
 SMALL = {"model.dim": 16, "model.layers": 1, "model.max_len": 12, "model.vocab": 16, "data.seq_len": 12}
 SMALL |= {"data.pairs": 3, "data.held_out": 32, "train.batch_size": 8, "train.threads": 1}
 
@@ -235,3 +236,13 @@ def test_a_sweep_takes_the_rate_with_the_highest_accuracy(tmp_path):
     assert "tokens" in table.columns
     assert table.columns[-1] == "state bytes"
     assert float(table.rows[0][1]) >= float(table.rows[1][1])
+
+
+@pytest.mark.parametrize("name", SYNTHETIC_TASKS)
+def test_the_rows_of_the_plan_differ_in_their_mixers_alone(name):
+    plan = SweepPlan.from_json(json.loads((ROOT / f"benchmarks/sweeps/{name}.json").read_text()))
+    configs = [plan.config(row) for row in plan.rows]
+    assert {config.data.task for config in configs} == {name}
+    shared = {(config.data, config.optim, config.train, config.model.dim, config.model.layers) for config in configs}
+    assert len(shared) == 1
+    assert len({json.dumps(config.model.mixers) for config in configs}) == len(plan.rows)
