@@ -20,6 +20,7 @@ import pytest
 
 import tokenmix
 from tokenmix import MIXERS, MixerError, cli
+from tokenmix.cli import output
 from tokenmix.cli.entry import take_overrides
 from tokenmix.cli.verbs import VERBS
 from tokenmix.system.text import si, size
@@ -314,7 +315,9 @@ def test_check_and_report_are_handed_on(monkeypatch, run, tmp_path, capsys):
     monkeypatch.setattr(suite, "main_check", lambda *args: asked.append(args) or 1)
     assert cli.main(["check", "mine:Mixer", "--options", '{"window": 8}', "--json"]) == 1
     assert asked == [("mine:Mixer", {"window": 8}, True)]
-    monkeypatch.setattr(report, "write_report", lambda dirs, out: (asked.append(([str(d) for d in dirs], out)), out)[1])
+    monkeypatch.setattr(
+        report, "write_report", lambda dirs, out, **more: (asked.append(([str(d) for d in dirs], out)), out)[1]
+    )
     assert cli.main(["report", run, run, "--out", str(tmp_path / "page.html")]) == 0
     assert asked[1] == ([run, run], tmp_path / "page.html")
     assert capsys.readouterr().out.strip() == str(tmp_path / "page.html")
@@ -423,7 +426,16 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(run, tmp_path, monkeyp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(output, "REPEAT", 1e9)  # no line of progress beside the error, on a slow machine either
     assert refused(capsys, "report", run, "--out", str(page)) == f"error: {page}: No space left on device\n"
     monkeypatch.setattr(os, "fsync", real)
     assert page.read_text() == "the old one"
     assert [p.name for p in tmp_path.iterdir()] == ["r.html"]
+
+
+def test_a_report_says_what_it_is_doing(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(output, "REPEAT", 0.0)
+    assert cli.main(["report", run, "--out", str(tmp_path / "r.html")]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path / 'r.html'}\n"
+    assert "report: run (1 of 1): effective attention of layer 0\n" in err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tokenmix.models import config_from_json, in_shell
 from tokenmix.report import Table, read_run, write_report
 from tokenmix.report.biases import filters, pair_bias
 from tokenmix.report.checks import check_page
+from tokenmix.report.differences import differences_table, not_comparable
 from tokenmix.report.figures import colour_range, evaluations
 from tokenmix.report.runs import Run, readable
 from tokenmix.report.tables import summary_table
@@ -81,6 +83,78 @@ def test_the_summary_names_shell_and_optimiser_of_each_run(runs):
         "empty": (MISSING, MISSING),
     }
     assert "shell" not in summary_table([replace(first, config={})]).columns
+
+
+def changed(run: Run, name: str, **model) -> Run:
+    """A run with another name and other fields of its model."""
+    return replace(run, name=name, config={**run.config, "model": {**run.config["model"], **model}})
+
+
+def test_the_page_opens_with_the_fields_that_differ(runs, page):
+    text = page.read_text()
+    assert text.index("What differs between the runs") < text.index("<caption>Runs")
+    first = read_run(runs[0])
+    other = changed(first, "other", dim=64, mixers=[{"name": "attention", "heads": 4, "rotary": None}])
+    table = differences_table([first, other])
+    assert table.columns == ["field", "attention", "other"]
+    assert table.rows == [
+        ["model.dim", "16", "64"],
+        ["model.mixers.0.heads", "2", "4"],
+        ["model.mixers.0.rotary", "-", "not set"],
+    ]
+    assert differences_table([first]) is None
+    assert differences_table([first, replace(first, name="again")]) is None
+
+
+def test_differences_of_many_runs_and_of_lists_of_several_lengths(runs):
+    first = read_run(runs[0])
+    many = [replace(with_loop(first, seed=i), name=f"seed {i}") for i in range(3)]
+    table = differences_table(many)
+    assert table.columns == ["field", "seed 0", "seed 1", "seed 2"]
+    assert table.rows == [["train.seed", "0", "1", "2"]]
+    longer = changed(first, "longer", mixers=[*[{"name": "hydra"}] * 2, {"name": "attention", "heads": 2}])
+    assert differences_table([first, longer]).rows == [
+        ["model.mixers", "1 x attention(heads=2)", "2 x hydra, 1 x attention(heads=2)"]
+    ]
+    assert differences_table([replace(first, config={}), replace(first, config={"train": 3})]).rows == [
+        ["train", "-", "3"]
+    ]
+
+
+def test_runs_that_cannot_be_compared_are_named_in_one_line(runs, tmp_path):
+    first = read_run(runs[0])
+    assert not_comparable([first]) is None
+    assert not_comparable([first, read_run(runs[1])]) is None
+    shorter = replace(first, train=first.train[:-1])
+    said = not_comparable([first, shorter])
+    assert said.startswith("Not comparable: the runs differ in steps (20, 18) and tokens (1,920, 1,728), so the score")
+    assert "\n" not in said
+    other = replace(first, env={"corpus": {"sha256": "0" * 64}})
+    assert "differ in data (" in not_comparable([first, other])
+    assert "train.eval_bytes 500" in not_comparable([first, with_loop(first, eval_bytes=500)])
+    assert not_comparable([with_loop(run, steps=None, max_seconds=60.0) for run in (first, shorter)]) is None
+    assert not_comparable([replace(first, config={"train": 3}), replace(first, config={})]) is None
+    folder = tmp_path / "short"
+    shutil.copytree(runs[0], folder)
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:-2]))
+    with pytest.warns(UserWarning, match="Not comparable: the runs differ in steps"):
+        page = write_report([runs[0], folder], tmp_path / "page.html")
+    assert page.read_text().count("Not comparable: the runs differ in steps") == 1
+
+
+def with_loop(run: Run, **fields) -> Run:
+    """A run with other fields of its training loop."""
+    return replace(run, config={**run.config, "train": {**run.config["train"], **fields}})
+
+
+def test_progress_names_each_run_and_layer(runs, tmp_path):
+    said: list[str] = []
+    write_report(runs, tmp_path / "page.html", tell=said.append)
+    assert said[0] == "report: reading the runs"
+    for i, run in enumerate(runs, 1):
+        assert f"report: {run.name} ({i} of {len(runs)}): effective attention of layer 0" in said
+    assert f"report: {runs[1].name} (2 of {len(runs)}): position biases of layer 0" in said
 
 
 def test_a_page_of_mixers_of_every_kind(tmp_path):

@@ -67,19 +67,29 @@ def shortened(label: str, text: str) -> str:
     return label + textwrap.shorten(text, max(width - len(label), 20), placeholder=" ...", break_on_hyphens=False)
 
 
-def progress() -> Callable[[str], None]:
+def progress(quiet: float = 0.0) -> Callable[[str], None]:
     """Return a function that shows one line of progress on stderr.
 
     A terminal's line is overwritten, and cleared by an empty line; elsewhere at most one line is written every
     ``REPEAT`` seconds.
+
+    Args:
+        quiet: seconds before the first line where there is no terminal.
     """
-    shown = [0.0]
+    due = [time.monotonic() + quiet]
 
     def tell(line: str) -> None:
         if sys.stderr.isatty():
-            print(f"\r\x1b[K{line[:100]}", end="", file=sys.stderr, flush=True)
-        elif line and time.monotonic() - shown[0] > REPEAT:
-            shown[0] = time.monotonic()
-            print(line, file=sys.stderr, flush=True)
+            say_part(f"\r\x1b[K{line[:100]}")
+        elif line and time.monotonic() >= due[0]:
+            due[0] = time.monotonic() + REPEAT
+            say_error(line)
 
     return tell
+
+
+def say_part(text: str) -> None:
+    """Write a part of a line on stderr, in any terminal's encoding."""
+    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+    sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    sys.stderr.flush()

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from ..errors import MixerError
-from .output import say
+from . import output
+from .output import progress, say
 
 
 @dataclass(frozen=True)
@@ -308,7 +309,12 @@ class Report:
             raise MixerError(f"report needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
         page = self.out or self.dirs[0] / "report.html"
         check_writable(page)
-        say(write_report(self.dirs, page))
+        tell = progress(output.REPEAT)
+        try:
+            written = write_report(self.dirs, page, tell=tell)
+        finally:
+            tell("")
+        say(written)
         return 0
 
 

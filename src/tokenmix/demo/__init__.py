@@ -136,6 +136,7 @@ def write_page(
         pictures=pictures(plan, runs, measured),
         samples_first=f"Unedited, after {PROMPT.decode()!r}, as many bytes as the models were trained on at a time.",
         notes=NOTES,
+        compare=False,  # by plan, the models train for the same time and not for the same steps
     )
     say("\n" + "\n\n".join([tables[0].text(), *said]))
     return page

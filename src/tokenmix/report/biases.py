@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,8 +16,11 @@ LAYERS = 6
 HEADS, ACROSS = 16, 8
 
 
-def bias_pictures(name: str, model: nn.Module) -> list[Picture]:
-    """Draw one picture for each of at most six layers with a position bias, spread evenly."""
+def bias_pictures(name: str, model: nn.Module, tell: Callable[[str], None] = lambda what: None) -> list[Picture]:
+    """Draw one picture for each of at most six layers with a position bias, spread evenly.
+
+    ``tell`` is called with a line of progress before each.
+    """
     found = [
         (i, block.mixer)
         for i, block in enumerate(getattr(model, "blocks", []))
@@ -24,7 +28,11 @@ def bias_pictures(name: str, model: nn.Module) -> list[Picture]:
     ]
     if len(found) > LAYERS:
         found = [found[round(j * (len(found) - 1) / (LAYERS - 1))] for j in range(LAYERS)]
-    return [_picture(name, layer, mixer) for layer, mixer in found]
+    pictures = []
+    for layer, mixer in found:
+        tell(f"position biases of layer {layer}")
+        pictures.append(_picture(name, layer, mixer))
+    return pictures
 
 
 def has_filters(mixer: Any) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from ..models import ViT
 from ..system.files import whole_file
 from ..system.text import Table
 from .biases import bias_pictures
+from .differences import differences_table, not_comparable
 from .figures import Picture, loss_curves
 from .pictures import attention_pictures
 from .runs import TEXT, Run, load_model, named_apart, read_run
@@ -42,43 +44,48 @@ def write_report(
     pictures: Sequence[Picture] = (),
     samples_first: str | None = None,
     refresh: int | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+    compare: bool = True,
 ) -> Path:
     """Write one self-contained HTML page about the runs.
 
     Args:
         run_dirs: run directories; only read.
         out: the file to write.
-        tables: further tables, placed before the summary of the runs.
+        tables: further tables, placed before those of the runs.
         lead: paragraphs at the top.
         notes: further footnotes.
         pictures: the first one opens the page, the others come before the loss curves.
         samples_first: a sentence on how the models wrote their samples, which then stand above the lead.
         refresh: seconds after which a browser loads the page again; None: never.
+        tell: called with a line of progress before each part.
+        compare: open with the fields in which the configs of the runs differ, and warn if steps, tokens or data differ.
 
     Returns:
         The path written.
     """
     check_drawing()
+    tell("report: reading the runs")
     runs = [read_run(d) for d in run_dirs]
     runs = [replace(run, name=name) for run, name in zip(runs, named_apart([r.path for r in runs]), strict=True)]
     if not runs:
         raise MixerError("report: give at least one run directory.")
-    models = [(r, model) for r in runs if (model := load_model(r)) is not None]
-    biases = [(r.name, bias_pictures(r.name, model)) for r, model in models if not isinstance(model, ViT)]
+    tell("report: drawing the curves")
+    curves = loss_curves(runs)
+    looks = [_look(run, f"report: {run.name} ({i} of {len(runs)})", tell) for i, run in enumerate(runs, 1)]
+    warning, differences = (not_comparable(runs), differences_table(runs)) if compare else (None, None)
+    if warning:
+        warnings.warn(warning, stacklevel=2)
     return write_page(
         out,
         title=title,
-        lead=lead,
+        lead=[*lead, *([warning] if warning else [])],
         first=pictures[:1],
-        tables=[*(tables or []), summary_table(runs)],
-        curves=[("Loss", [*pictures[1:], *loss_curves(runs)])],
-        attention=[
-            (r.name, attention_pictures(r.name, model, _text(r)))
-            for r, model in models
-            if r.metric is TEXT and model.config.vocab == 256
-        ],
-        biases=[p for p in biases if p[1]],
-        vision=[(r.name, sections) for r, model in models if isinstance(model, ViT) and (sections := _looks(r, model))],
+        tables=[*(tables or []), *([differences] if differences else []), summary_table(runs)],
+        curves=[("Loss", [*pictures[1:], *curves])],
+        attention=[(r.name, look["attention"]) for r, look in zip(runs, looks, strict=True) if "attention" in look],
+        biases=[(r.name, look["biases"]) for r, look in zip(runs, looks, strict=True) if look.get("biases")],
+        vision=[(r.name, look["vision"]) for r, look in zip(runs, looks, strict=True) if look.get("vision")],
         drawn=[(r.name, [_drawn(r, r.drawn[-1])]) for r in runs if r.drawn],
         samples=[(r.name, name, text[:SAMPLE_CHARS], len(text)) for r in runs for name, text in r.samples[-1:]],
         facts=facts_table(runs),
@@ -164,13 +171,29 @@ def environment(*packages: str) -> Any:
     )
 
 
-def _looks(run: Run, model: ViT) -> list[Section]:
+def _look(run: Run, who: str, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Draw what the model of a run attends, its position biases, or what it looks at in images, by section."""
+    tell(f"{who}: loading the model")
+    model = load_model(run)
+    if model is None:
+        return {}
+    if isinstance(model, ViT):
+        return {"vision": _vision(run, model, who, tell)}
+    found: dict[str, Any] = {}
+    if run.metric is TEXT and model.config.vocab == 256:
+        found["attention"] = attention_pictures(run.name, model, _text(run), lambda what: tell(f"{who}: {what}"))
+    found["biases"] = bias_pictures(run.name, model, lambda what: tell(f"{who}: {what}"))
+    return found
+
+
+def _vision(run: Run, model: ViT, who: str, tell: Callable[[str], None]) -> list[Section]:
     """Draw what a ViT looks at in images of its validation split; nothing where these can no longer be loaded."""
+    tell(f"{who}: loading images")
     try:
         images, names = run_images(run, model, IMAGES)
     except MixerError:
         return []
-    return vision_section(model, images, names)
+    return vision_section(model, images, names, lambda what: tell(f"{who}: {what}"))
 
 
 def _text(run: Run) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -111,21 +112,24 @@ def _by_jacobian(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[st
     return torch.stack(rows)
 
 
-def attention_pictures(name: str, model: nn.Module, text: bytes) -> list[Picture]:
+def attention_pictures(
+    name: str, model: nn.Module, text: bytes, tell: Callable[[str], None] = lambda what: None
+) -> list[Picture]:
     """Draw the mean effective attention on the first bytes of a text, for at most six layers of a language model.
 
-    The layers are spread evenly.
+    The layers are spread evenly. ``tell`` is called with a line of progress before each.
     """
     blocks: Any = list(getattr(model, "blocks", []))
     layers = sorted(
         {round(j * (len(blocks) - 1) / max(1, min(LAYERS, len(blocks)) - 1)) for j in range(min(LAYERS, len(blocks)))}
     )
     tokens = torch.tensor(list(text[: min(SHOWN, getattr(model, "max_len", None) or SHOWN)]))[None]
-    return [
-        _picture(name, layer, blocks[layer].mixer, x)
-        for layer, x in _mixer_inputs(model, blocks, tokens).items()
-        if layer in layers
-    ]
+    found = []
+    for layer, x in _mixer_inputs(model, blocks, tokens).items():
+        if layer in layers:
+            tell(f"effective attention of layer {layer}")
+            found.append(_picture(name, layer, blocks[layer].mixer, x))
+    return found
 
 
 def _mixer_inputs(model: nn.Module, blocks: list[Any], tokens: Tensor) -> dict[int, Tensor]:

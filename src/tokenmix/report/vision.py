@@ -24,7 +24,12 @@ IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Section = tuple[str, list[Picture]]
 
 
-def vision_section(run_or_model: Run | nn.Module, images: Tensor, names: Sequence[str] | None = None) -> list[Section]:
+def vision_section(
+    run_or_model: Run | nn.Module,
+    images: Tensor,
+    names: Sequence[str] | None = None,
+    tell: Callable[[str], None] = lambda heading: None,
+) -> list[Section]:
     """Draw everything about a ViT reading these images, as (heading, pictures); headings without a picture are left
     out.
 
@@ -32,6 +37,7 @@ def vision_section(run_or_model: Run | nn.Module, images: Tensor, names: Sequenc
         run_or_model: a model, or a run whose newest checkpoint is read.
         images: (B, C, H, W), normalised as the model was trained.
         names: of the images; default: "image 0", "image 1" ...
+        tell: called with each heading before its pictures are drawn.
     """
     model = load_model(run_or_model) if isinstance(run_or_model, Run) else run_or_model
     if model is None:
@@ -52,7 +58,10 @@ def vision_section(run_or_model: Run | nn.Module, images: Tensor, names: Sequenc
         ("External memories", lambda: draw.memory_pictures(model, images, names)),
         ("Token norms", lambda: draw.norm_pictures(model, images, names)),
     ]
-    drawn = [(heading, pictures()) for heading, pictures in parts]
+    drawn = []
+    for heading, pictures in parts:
+        tell(heading)
+        drawn.append((heading, pictures()))
     return [(heading, pictures) for heading, pictures in drawn if pictures]
 
 
