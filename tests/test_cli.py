@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import textwrap
@@ -305,6 +306,33 @@ def test_ctrl_c_says_how_to_go_on(capsys, monkeypatch, run):
     monkeypatch.setattr(train, "resume", interrupted)
     assert cli.main(["resume", run]) == 130
     assert "tokenmix resume" in capsys.readouterr().err
+
+
+def test_a_signal_ends_a_command_with_its_code_and_the_real_path(text, tmp_path):
+    """The signal is sent from inside a step, so that no clock decides where it lands."""
+    code = """
+import os, sys
+from tokenmix.cli import main
+from tokenmix.train.loop import Trainer
+
+def step(self, real=Trainer.step):
+    real(self)
+    if self.progress.step == 1:
+        os.kill(os.getpid(), int(sys.argv[1]))
+
+Trainer.step = step
+sys.exit(main(sys.argv[2:]))
+"""
+    for number, name in ((signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")):
+        out = str(tmp_path / name)
+        argv = ["train", "text", "--data", text, "--out", out, *TINY, *SPEED]
+        ended = subprocess.run([sys.executable, "-c", code, str(int(number)), *argv], capture_output=True, text=True)
+        assert ended.returncode == 128 + number
+        last = ended.stderr.splitlines()[-1]
+        said = f"{out}: stopped by {name} after step 1, which is saved; `tokenmix resume {out}` continues it."
+        assert last == said
+        assert "Traceback" not in ended.stderr
+        assert cli.main(["resume", out]) == 0
 
 
 def test_check_and_report_are_handed_on(monkeypatch, run, tmp_path, capsys):

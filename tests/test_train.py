@@ -32,6 +32,8 @@ from tokenmix.train import (
     evaluate,
     evaluate_run,
     load_run,
+    loop,
+    progress,
     resume,
     sample_run,
     train,
@@ -670,6 +672,87 @@ def test_a_run_that_is_asked_to_stop_says_where_and_goes_on_to_the_same_bits(tmp
     monkeypatch.setattr(Trainer, "step", real)
     resume(tmp_path / "run")
     kill_nine.compare(whole, tmp_path / "run")
+
+
+def test_ctrl_c_saves_the_step_and_names_the_run(tmp_path, text, whole, monkeypatch, capfd):
+    real, out = Trainer.step, tmp_path / "a run"
+
+    def step(self):
+        real(self)
+        if self.progress.step == 7:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Trainer, "step", step)
+    said = f"{out}: stopped by Ctrl-C after step 7, which is saved; `tokenmix resume '{out}'` continues it."
+    with pytest.raises(KeyboardInterrupt) as end:
+        train(config(text), out)
+    assert end.value.args == (said,)
+    assert "Ctrl-C again ends at once" in capfd.readouterr().err
+    assert names(out) == ["step_00000005", "step_00000007"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    monkeypatch.setattr(Trainer, "step", real)
+    resume(out)
+    kill_nine.compare(whole, out)
+
+
+@pytest.mark.parametrize(
+    ("at", "saved"),
+    [
+        (3, "nothing was saved yet, so `tokenmix resume {out}` starts it from the beginning"),
+        (7, "step 5 is saved, and `tokenmix resume {out}` continues from it"),
+    ],
+)
+def test_ctrl_c_twice_ends_at_once_and_says_what_is_saved(tmp_path, text, monkeypatch, at, saved):
+    real, out = Trainer.step, tmp_path / "run"
+
+    def step(self):
+        if self.progress.step == at:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        real(self)
+
+    monkeypatch.setattr(Trainer, "step", step)
+    with pytest.raises(KeyboardInterrupt) as end:
+        train(config(text), out)
+    assert end.value.args == (f"{out}: stopped by Ctrl-C; {saved.format(out=out)}.",)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_before_the_run_began_says_that_there_is_nothing(tmp_path, text, monkeypatch):
+    monkeypatch.setattr(loop, "environment", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt, match="nothing of this run was written yet"):
+        train(config(text), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_without_a_checkpoint_says_that_it_starts_again(run):
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").mkdir()
+    with pytest.warns(UserWarning, match=f"{run}: nothing was saved yet, so the run starts from the beginning"):
+        resume(run)
+
+
+def test_one_of_several_processes_is_refused(tmp_path, text, run, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert train(config(text, steps=1), tmp_path / "one")["step"] == 1
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    words = "one of 4 processes .WORLD_SIZE=4.* training on several ranks is not built yet; start one process"
+    with pytest.raises(MixerError, match=f"train: this is {words}"):
+        train(config(text), tmp_path / "new")
+    with pytest.raises(MixerError, match=f"resume: this is {words}"):
+        resume(run)
+    assert not (tmp_path / "new").exists()
+
+
+def test_progress_without_a_terminal_is_plain_lines(tmp_path, text, monkeypatch, capfd):
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    train(config(text, steps=6), tmp_path / "run")
+    first, second = capfd.readouterr().err.splitlines()
+    number = r"[\d,.]+"
+    assert re.fullmatch(rf"step 3 \(50%\)  {number} bits/byte  {number} tokens/s  about {number} s left", first)
+    assert second.startswith("step 6 (100%)  ")
+    train(config(text, steps=3), tmp_path / "quiet", verbose=False)
+    assert capfd.readouterr().err == ""
 
 
 def test_the_handler_of_a_program_around_is_left_alone(tmp_path, text):

@@ -46,8 +46,9 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # `tokenmix list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except KeyboardInterrupt:
-        print("stopped; `tokenmix resume DIR` continues a training run from its last checkpoint.", file=sys.stderr)
+    except KeyboardInterrupt as why:  # a training run says what is saved, and how to go on
+        usual = "stopped; `tokenmix resume DIR` continues a training run from its last checkpoint."
+        print(" ".join(map(str, why.args)) or usual, file=sys.stderr)
         return 130
     except (MixerError, OSError) as why:
         if debug:

@@ -21,7 +21,7 @@ from ..errors import MixerError
 from ..mixers import aux_losses
 from ..models import build_model
 from ..system.files import check_free, write_json
-from ..system.machine import autocast, peak_mib, pick_device, reset_peak
+from ..system.machine import autocast, check_one_process, peak_mib, pick_device, reset_peak
 from .checkpoint import check_can_save, list_steps, load_checkpoint, prune, remove_checkpoint, save_checkpoint, sweep
 from .config import FIXED, RunConfig, check_unchanged, fixed_fields
 from .init_from import extra_losses, start_from
@@ -30,7 +30,7 @@ from .progress import bar
 from .rundir import RunDir, differences, environment
 from .runs import eval_line, load_weights, pick_step
 from .sinks import Sink, check_sinks, open_sinks
-from .stopping import asked_to_stop
+from .stopping import NAMES, asked_to_stop, resume_command, says_what_is_left
 from .tasks import open_task
 
 
@@ -104,7 +104,7 @@ class Trainer:
         metric, lines = self.task.metric, self.run_dir.read_metrics() if self.limits else []
         self.hopeless = any(self.misses_limit(x["step"], x[metric]) for x in lines if x["kind"] == "eval")
         opened = open_sinks(self.run_dir, self.config.train, self.progress.step)
-        with opened as self.sinks, bar(self.verbose) as show, asked_to_stop() as asked:
+        with opened as self.sinks, bar(self.verbose) as show, asked_to_stop(interrupts=True) as asked:
             self.tick, self.logged_at = time.perf_counter(), self.progress.seconds
             at_end = self.done() or self.hopeless
             while not at_end:
@@ -116,19 +116,20 @@ class Trainer:
                     self.between_steps(at_end)
                     at_end = at_end or self.hopeless
                     if asked() and not at_end:
-                        self.stop()
+                        self.stop(signal.Signals(asked()))
         return self.summary()
 
-    def stop(self) -> NoReturn:
+    def stop(self, number: signal.Signals) -> NoReturn:
         """End the process after the current step, which is saved first."""
         step, path = self.progress.step, self.run_dir.path
         if step not in list_steps(self.run_dir.checkpoints):
             self.save()
-        print(
-            f"{path}: stopped by SIGTERM after step {step}, which is saved; `tokenmix resume {path}` continues it.",
-            file=sys.stderr,
-        )
-        raise SystemExit(128 + signal.SIGTERM)
+        said = f"{path}: stopped by {NAMES[number]} after step {step}, which is saved; "
+        said += f"`{resume_command(path)}` continues it."
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt(said)
+        print(said, file=sys.stderr)
+        raise SystemExit(128 + number)
 
     def done(self) -> bool:
         """Return whether the run has reached its last step or its time limit."""
@@ -293,7 +294,7 @@ class Trainer:
         path = self.run_dir.path
         return MixerError(
             f"{path}: {what} could not be written ({why.strerror or why}); {kept}. "
-            + f"Make room, then `tokenmix resume {path}`."
+            + f"Make room, then `{resume_command(path)}`."
         )
 
     def summary(self) -> dict[str, Any]:
@@ -332,18 +333,19 @@ def train(
     """Train from scratch into the new run directory ``out`` and return a summary; everything else is in the directory.
 
     Args:
-        verbose: show a progress bar; None: only on a terminal.
+        verbose: show a progress bar; None: on a terminal, and a plain line every 15 s elsewhere.
         limits: scores by step; a run that is not better than the one at an evaluation ends there.
 
     Raises:
         MixerError: if the config, the data or the directory cannot be used, or if the disk is full; after making room,
             ``resume(out)`` continues the run.
     """
+    check_one_process("train")
     check_can_save()
     check_sinks(config.train)
     check_free(out)
     device = pick_device(config.train.device)
-    with _threads(config.train.threads):
+    with says_what_is_left(Path(out)), _threads(config.train.threads):
         trainer = Trainer(config, RunDir(out), device, verbose=verbose, limits=limits)
         env = environment(trainer.task.facts(), device)
         env |= {
@@ -371,16 +373,17 @@ def resume(
         from_step: an earlier checkpoint to continue from; later ones are deleted, and metrics.jsonl is cut back to it.
         changes: dotted fields of ``train.`` to change from here on, such as ``{"train.steps": 2000}``; saved in
             config.json.
-        verbose: show a progress bar; None: only on a terminal.
+        verbose: as in ``train``.
         limits: as in ``train``.
     """
+    check_one_process("resume")
     check_can_save()
     run = RunDir.open(out)
     config, env = run.config(), run.env()
     config = _with_changes(config, changes or {})
     check_sinks(config.train)
     device = pick_device(config.train.device)
-    with run.lock(), _threads(config.train.threads or env.get("threads")):
+    with says_what_is_left(run.path), run.lock(), _threads(config.train.threads or env.get("threads")):
         sweep(run.checkpoints)
         step = from_step if from_step is not None else (pick_step(run) if list_steps(run.checkpoints) else 0)
         trainer = Trainer(config, run, device, verbose=verbose, limits=limits)
@@ -391,6 +394,8 @@ def resume(
             raise MixerError(
                 f"{run.path / 'config.json'} was edited since this run began; restore it, or start a new run."
             )
+        else:
+            warnings.warn(f"{out}: nothing was saved yet, so the run starts from the beginning.", stacklevel=2)
         changed = differences(env, environment(trainer.task.facts(), device))
         if changed:
             warnings.warn(

@@ -1,17 +1,28 @@
-"""The progress bar of a run: speed, loss, memory, time left. It is only shown on a terminal."""
+"""The progress of a run: a bar on a terminal, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+EVERY = 15.0
+"""Seconds between two lines of progress where there is no terminal."""
+
 
 @contextmanager
 def bar(verbose: bool | None = None) -> Iterator[Callable[[float, dict[str, Any]], None]]:
-    """Yield a function (fraction done, metrics line) that moves the bar; ``verbose`` None: only on a terminal."""
-    if not (sys.stderr.isatty() if verbose is None else verbose):
+    """Yield a function (fraction done, metrics line) that shows the progress of a run on stderr.
+
+    Args:
+        verbose: show a bar; None: on a terminal, and plain lines elsewhere; False: nothing.
+    """
+    if verbose is None and not sys.stderr.isatty():
+        yield _plain_lines()
+        return
+    if verbose is False:
         yield lambda fraction, line: None
         return
     from rich.console import Console
@@ -34,6 +45,20 @@ def bar(verbose: bool | None = None) -> Iterator[Callable[[float, dict[str, Any]
             )
 
         yield show
+
+
+def _plain_lines() -> Callable[[float, dict[str, Any]], None]:
+    due = [time.monotonic() + EVERY]
+
+    def show(fraction: float, line: dict[str, Any]) -> None:
+        if time.monotonic() < due[0]:
+            return
+        due[0] = time.monotonic() + EVERY
+        left = f"  about {line['seconds'] * (1 - fraction) / fraction:,.0f} s left" if fraction else ""
+        done = f"step {line['step']:,} ({fraction:.0%})"
+        print(f"{done}  {loss_text(line)}  {rate_text(line)}{left}", file=sys.stderr, flush=True)
+
+    return show
 
 
 def loss_text(line: dict[str, Any]) -> str:

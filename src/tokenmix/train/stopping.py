@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -66,5 +67,10 @@ def what_is_left(path: Path) -> str:
         return "nothing of this run was written yet, so the same command starts it again"
     steps = list_steps(path / "checkpoints")
     if not steps:
-        return f"nothing was saved yet, so `tokenmix resume {path}` starts it from the beginning"
-    return f"step {steps[-1]} is saved, and `tokenmix resume {path}` continues from it"
+        return f"nothing was saved yet, so `{resume_command(path)}` starts it from the beginning"
+    return f"step {steps[-1]} is saved, and `{resume_command(path)}` continues from it"
+
+
+def resume_command(path: Path) -> str:
+    """Return the command that continues a run, as it is typed."""
+    return f"tokenmix resume {shlex.quote(str(path))}"
