@@ -251,6 +251,33 @@ def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
         (["train", "text", "--out", "RUN"], "holds a run already"),
         (["train", "text", "--out", "TEXT"], "is a file"),
         (["train", "text", "--out", "TEXT/run"], "could not be created"),
+        (["train", "text", "--out", "OUT", "--lr", "3e-4"], "no option --lr; did you mean --optim.lr?"),
+        (["train", "text", "--out", "OUT", "--window=8"], "did you mean --model.mixers.0.window?"),
+        (["sweep", "text", "--out", "OUT", "--batch-size", "8"], "did you mean --train.batch_size?"),
+        (["resume", "RUN", "--save-every", "8"], "did you mean --train.save_every?"),
+        (
+            ["train", "text", "--out", "OUT", "--model.mixers", "[{name: aft_local}]"],
+            """write it like --model.mixers '[{"name": "aft_local", "window": 32}]'""",
+        ),
+        (
+            ["train", "text", "--out", "OUT", "--model.mixers", "aft_local"],
+            "--model.mixers must be JSON, got 'aft_local'",
+        ),
+        (
+            ["train", "text", "--out", "OUT", "--model.mixers.0", "{name: aft_local}"],
+            """write it like --model.mixers.0 '{"name": "aft_local", "window": 32}'""",
+        ),
+        (
+            ["train", "text", "--out", "OUT", "--optim.betas", "[0.9; 0.98]"],
+            "write it like --optim.betas '[0.9, 0.98]'",
+        ),
+        (["train", "text", "--out", "OUT", "--model.mixers.1.window", "8"], "model.mixers has only model.mixers.0"),
+        (["train", "text", "--out", "OUT", "--model.mixers.0.windw", "8"], "no option 'windw'; nearest: window"),
+        (["train", "text", "--out", "OUT", "--model.mixers.0.name", "nowhere:Mine"], "'nowhere' of the mixer"),
+        (["train", "text", "--out", "OUT", "--model.mixers.0.name", "own_mixer:Min"], "it has WeighedMean"),
+        (["train", "text", "--out", "OUT", "--model.mixers.0.name", "json:Mine"], "it has none"),
+        (["train", "texd", "--help"], "there is no recipe 'texd'; nearest: text"),
+        (["train", "text", "--row", "aft_locl", "--help"], "nearest: aft_local"),
         (["resume", "OUT"], "not a run directory"),
         (["resume", "RUN", "--from", "3"], "no checkpoint of step 3"),
         (["resume", "RUN", "--model.dim", "3"], "model.dim cannot change"),
@@ -393,6 +420,53 @@ def test_help_and_version_of_the_package(capsys):
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"tokenmix {tokenmix.__version__}\n"
     assert isinstance(cli, types.ModuleType)
+
+
+def test_the_help_of_a_recipe_lists_its_rows_and_the_fields_with_their_values(capsys):
+    assert cli.main(["train", "text", "--row", "hybrid", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "--out PATH" in said
+    assert "rows of text, of which aft_local is the default" in said
+    assert "  --row hydra: Hydra attention, cosine kernel" in said
+    assert "fields of the config, with their values in row hybrid at size smoke" in said
+    assert "  --optim.lr 0.003: highest learning rate of AdamW, above 0." in said
+    assert "  --model.mixers.3.name attention" in said
+    assert "  --train.max_seconds none: seconds of training time" in said
+    assert "  --data.seq_len 256: " in said
+    assert max(len(line) for line in said.splitlines()) <= 120
+    assert cli.main(["train", "aft_cifar10_classify", "--size=paper", "--help"]) == 0
+    assert "  --data.augment.flip " in capsys.readouterr().out
+    assert cli.main(["train", "--help"]) == 0
+    assert "`tokenmix train RECIPE --help` shows the rows of a recipe" in capsys.readouterr().out
+
+
+def test_paths_into_lists_keep_the_rest_of_the_spec(text, tmp_path, capsys):
+    out = tmp_path / "run"
+    argv = ["train", "text", "--row", "aft_local", "--data", text, "--out", str(out), *TINY[2:], *SPEED]
+    assert cli.main([*argv, "--model.mixers.0.window", "40", "--optim.betas.1", "0.98"]) == 0
+    config = json.loads((out / "config.json").read_text())
+    assert config["model"]["mixers"] == [{"name": "aft_local", "window": 40, "rank": 32}]
+    assert config["optim"]["betas"] == [0.9, 0.98]
+    warned = "warning: aft_local: window=40 is larger than max_len=32, so all tokens lie inside of it.\n"
+    assert capsys.readouterr().err == warned
+
+
+def test_a_mixer_of_a_module_of_ones_own_trains_and_is_scored(text, tmp_path, capsys, monkeypatch):
+    """The module lies in the working folder, which `tokenmix` has to look in by itself."""
+    name = "mine_of_test_cli:Mine"
+    (tmp_path / "mine_of_test_cli.py").write_text(
+        "from own_mixer import WeighedMean\n\n\nclass Mine(WeighedMean):\n    pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    spec = json.dumps([{"name": name, "floor": 0.25}])
+    try:
+        assert cli.main(["train", "text", "--data", text, "--out", "run", "--model.mixers", spec, *TINY, *SPEED]) == 0
+        assert MIXERS[name].__name__ == "Mine"
+        assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["mixers"] == json.loads(spec)
+        assert cli.main(["eval", "run"]) == 0
+    finally:
+        MIXERS.pop(name, None)
+        sys.modules.pop("mine_of_test_cli", None)
 
 
 @pytest.mark.parametrize("name", VERBS)

@@ -16,8 +16,8 @@ from torch import nn
 from ..errors import MixerError
 from ..models import KINDS, MODELS, build_model, config_from_json
 from ..system.config import nearest
+from ..system.modules import here_on_path
 from ..system.torchvision import ensure_torchvision
-from ..testing.cli import here_on_path
 from .inputs import Inputs, inputs_of, own_inputs
 
 FORMS = "a run directory, a folder of transformers, a name of `tokenmix list`, "

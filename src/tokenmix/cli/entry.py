@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import warnings
+from dataclasses import fields
 from typing import Any
 
 from ..errors import MixerError
@@ -68,6 +69,7 @@ def _dispatch(argv: list[str]) -> int:
     except ImportError:
         raise MixerError("the command line needs the extra 'train': pip install 'tokenmix[train]'.") from None
     from ..system.config import nearest
+    from .fields import recipe_help
     from .verbs import VERBS
 
     if argv and not argv[0].startswith("-") and argv[0] not in VERBS:
@@ -75,14 +77,19 @@ def _dispatch(argv: list[str]) -> int:
     if not argv:
         argv = ["--help"]
     argv, changes = take_overrides(argv)
+    help_of_recipe = recipe_help(argv) if argv[0] == "train" and {"-h", "--help"} & set(argv) else ""
     chosen = _parse(tyro, VERBS, argv)
     if isinstance(chosen, int):
+        if help_of_recipe:
+            say(help_of_recipe)
         return chosen
     return chosen.run(changes) if argv[0] in CHANGING else chosen.run()
 
 
 def _parse(tyro: Any, verbs: dict[str, Any], argv: list[str]) -> Any:
     """Return the verb with its options, or the exit code of --help."""
+    from .fields import meant_field
+
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
@@ -91,6 +98,8 @@ def _parse(tyro: Any, verbs: dict[str, Any], argv: list[str]) -> Any:
         if not end.code:
             return 0
         lines = [line.strip(BOX) for line in errors.getvalue().splitlines()]
+        if argv[0] in CHANGING and (meant := meant_field(argv, (f.name for f in fields(verbs[argv[0]])))):
+            raise MixerError(f"{argv[0]}: {meant}") from None
         body = [line for line in lines[1:] if line and not line.startswith("For full helptext")]
         raise MixerError(f"{argv[0]}: {' '.join(body) or lines[0]}; see `tokenmix {argv[0]} --help`.") from None
 
@@ -104,6 +113,7 @@ def take_overrides(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
     if not argv or argv[0] not in CHANGING:
         return argv, {}
     from ..train.config import parse_value
+    from .fields import check_json
 
     rest: list[str] = []
     changes: dict[str, Any] = {}
@@ -116,7 +126,9 @@ def take_overrides(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
         value = match[2] if match[2] is not None else next(items, None)
         if value is None:
             raise MixerError(f"{item} needs a value.")
-        changes[match[1].replace("-", "_")] = parse_value(value)
+        field = match[1].replace("-", "_")
+        changes[field] = parse_value(value)
+        check_json(f"--{match[1]}", field, value, changes[field])
     return rest, changes
 
 

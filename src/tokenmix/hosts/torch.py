@@ -15,6 +15,7 @@ from ..errors import MixerError
 from ..functional.layout.heads import by_head
 from ..mixers import MIXERS, Mixer, build_mixer, mixer_options
 from ..mixers.attention import Attention
+from ..mixers.outside import load_mixer
 from ..report.pictures import values_attention
 
 
@@ -314,7 +315,7 @@ def _complete(mixer: str | dict[str, Any], num_heads: int, bias: bool) -> dict[s
     for taken, ours in (("causal", "causal"), ("dim", "embed_dim")):
         if taken in spec:
             _refuse(f"takes {ours} as an argument of its own; leave {taken!r} out of the spec {spec!r}")
-    known = mixer_options(MIXERS[spec["name"]]) if spec["name"] in MIXERS else {}
+    known = mixer_options(cls) if (cls := load_mixer(spec["name"])) is not None else {}
     wanted: dict[str, Any] = (
         {"heads": num_heads} if bias else {"heads": num_heads, "qkv_bias": False, "out_bias": False}
     )

@@ -13,6 +13,7 @@ from ..errors import MixerError
 from ..system.config import nearest
 from .base import Mixer
 from .facts import mixer_options
+from .outside import load_mixer
 from .table import MIXERS
 
 MixerName = Literal[tuple(MIXERS)]
@@ -22,15 +23,17 @@ MixerName = Literal[tuple(MIXERS)]
 def build_mixer(name: str, dim: int, **options: Any) -> Mixer:
     """Build the mixer called ``name``.
 
-    A spec such as ``{"name": "aft_local", "window": 32}`` is built by ``build_mixer(dim=..., **spec)``.
+    A spec such as ``{"name": "aft_local", "window": 32}`` is built by ``build_mixer(dim=..., **spec)``. The name
+    ``package:Class`` imports a mixer of your own.
     """
-    if not isinstance(name, str) or name not in MIXERS:
-        raise MixerError(f"build_mixer: no mixer is called {name!r}; {nearest(name, MIXERS)}.")
-    known = mixer_options(MIXERS[name])
+    cls = load_mixer(name)
+    if cls is None:
+        raise MixerError(f"build_mixer: no mixer is called {name!r}; {nearest(str(name), MIXERS)}.")
+    known = mixer_options(cls)
     for option in options:
         if option not in known:
             raise MixerError(f"build_mixer: {name} has no option {option!r}; {nearest(option, known)}.")
     for option, default in known.items():
         if default is inspect.Parameter.empty and option not in options:
             raise MixerError(f"build_mixer: {name} needs the option {option!r}; its options are {', '.join(known)}.")
-    return MIXERS[name](dim, **options)
+    return cls(dim, **options)

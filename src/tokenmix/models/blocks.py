@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers import MIXERS, Mixer, State, build_mixer, mixer_options
+from ..mixers.outside import load_mixer
 from .layers import MLP, DropPath, MLPKind, NormType, build_norm, check_layer_kinds, init_linear
 
 NORMS = ("pre", "post")
@@ -62,6 +64,12 @@ class Block(nn.Module):
             raise MixerError(
                 f"Block: {spec['name']} has no causal form, which this model needs; "
                 + "`tokenmix list` says which mixers have one."
+            )
+        window = spec.get("window")
+        if grid is None and isinstance(window, int) and window > max_len:
+            warnings.warn(
+                f"{spec['name']}: window={window} is larger than max_len={max_len}, so all tokens lie inside of it.",
+                stacklevel=2,
             )
         self.pre = norm == "pre"
         self.mixer_norm, self.mlp_norm = build_norm(norm_type, dim, norm_eps), build_norm(norm_type, dim, norm_eps)
@@ -151,7 +159,7 @@ def complete_spec(spec: dict[str, Any], max_len: int, grid: tuple[int, ...] | No
     for taken in ("causal", "dim"):
         if taken in spec:
             raise MixerError(f"the model sets {taken!r} of every mixer; leave it out of the spec {spec!r}.")
-    cls = MIXERS.get(spec["name"])
+    cls = load_mixer(spec["name"])
     if cls is None:
         return dict(spec)
     open_ones: dict[str, Any] = {"max_len": max_len}

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any, Literal, get_args
 
 from ..errors import MixerError
-from ..mixers import MIXERS
+from ..mixers.outside import load_mixer
 
 Shell = Literal["paper", "modern"]
 SHELLS = get_args(Shell)
@@ -56,4 +56,4 @@ def _modern(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _class_of(spec: dict[str, Any]) -> Any:
-    return MIXERS.get(spec["name"])
+    return load_mixer(spec["name"])

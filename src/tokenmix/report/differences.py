@@ -64,7 +64,9 @@ def _count(run: Run, name: str) -> str:
 def _data(run: Run) -> tuple[str, str]:
     """Return what tells the data of a run from that of others, and a name for it."""
     data = run.config.get("data", {})
-    facts = next((run.env[name] for name in ("corpus", "images") if isinstance(run.env.get(name), dict)), {})
+    facts: dict[str, Any] = next(
+        (run.env[name] for name in ("corpus", "images") if isinstance(run.env.get(name), dict)), {}
+    )
     source = str(data.get("path") or data.get("source", "unknown"))
     key = str(facts.get("sha256") or source)
     scored = {f"train.{field}": _loop(run).get(field) for field in ("eval_bytes", "eval_images")}

@@ -5,10 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import json as json_text
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -16,6 +12,7 @@ from torch import nn
 from ..errors import MixerError
 from ..mixers import MIXERS, mixer_options
 from ..system.config import nearest
+from ..system.modules import here_on_path
 from .plain import must_be_module
 from .report import Report
 from .subject import Subject, is_mixer
@@ -124,17 +121,6 @@ def _must_build(s: Subject) -> None:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
-
-
-@contextmanager
-def here_on_path() -> Iterator[None]:
-    """With the working folder among those that modules are imported from."""
-    here = os.getcwd()
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)
 
 
 def _print(report: Report) -> None:

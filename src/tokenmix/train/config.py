@@ -273,21 +273,40 @@ class RunConfig(Json):
             _check_synthetic(self.data, self.model)
 
     def override(self, changes: dict[str, Any]) -> RunConfig:
-        """Return the config with dotted fields replaced: ``{"model.dim": 64, "train.steps": 100}``."""
+        """Return the config with dotted fields replaced: ``{"model.dim": 64, "model.mixers.0.window": 32}``."""
         data = self.to_json()
         for dotted, value in changes.items():
-            *parents, last = dotted.split(".")
-            node: Any = data
-            for i, name in enumerate([*parents, last]):
-                if not isinstance(node, dict) or name not in node:
-                    known = known_fields(self.to_json())
-                    raise MixerError(
-                        f"config: there is no field {'.'.join([*parents, last][: i + 1])!r}; {nearest(dotted, known)}."
-                    )
-                if name is not last or i < len(parents):
-                    node = node[name]
-            node[last] = to_json(value)
+            _set_field(data, dotted, to_json(value))
         return RunConfig.from_json(data)
+
+
+def _set_field(data: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set a dotted field of a config's JSON. A part that is a number counts in a list, whose objects take any field."""
+    names = dotted.split(".")
+    node: Any = data
+    in_list = False
+    for i, name in enumerate(names):
+        key: str | int = name
+        last = i == len(names) - 1
+        if isinstance(node, list):
+            key, in_list = _place(node, name, ".".join(names[:i])), True
+        elif not isinstance(node, dict) or (name not in node and not (in_list and last)):
+            raise MixerError(
+                f"config: there is no field {'.'.join(names[: i + 1])!r}; {nearest(dotted, known_fields(data))}."
+            )
+        if last:
+            node[key] = value
+        else:
+            node = node[key]
+
+
+def _place(items: list[Any], name: str, where: str) -> int:
+    """Return the place in a list that a part of a dotted name gives."""
+    if name.isdecimal() and int(name) < len(items):
+        return int(name)
+    last = len(items) - 1
+    known = "is empty" if last < 0 else f"has only {where}.0" + (f" to {where}.{last}" if last else "")
+    raise MixerError(f"config: there is no field '{where}.{name}'; {where} {known}.")
 
 
 def known_fields(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from ...errors import MixerError
 from ...mixers import MIXERS, Mixer, build_mixer, is_softmax, mixer_options
+from ...mixers.outside import load_mixer
 from ..conversion_report import Entry
 from ..rotary import rotary_spec
 from .adapters import HFAdapter, TimmAdapter, torch_adapter
@@ -68,7 +69,7 @@ def _all_new(mixer: Mixer, found: dict[str, Weight]) -> list[Entry]:
 def spec_for_site(spec: dict[str, Any], site: Site, module: Any, found: dict[str, Weight]) -> dict[str, Any]:
     """Fill in from the site the options that the mixer has and the spec leaves open."""
     name = spec["name"]
-    if name not in MIXERS:
+    if load_mixer(name) is None:
         build_mixer(**{**spec, "dim": site.dim})  # raises, naming the nearest mixer
     if "dim" in spec:
         raise MixerError(f"dim is the model's; leave it out of the spec {spec!r}")

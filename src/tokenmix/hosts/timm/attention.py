@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ...errors import MixerError
 from ...functional import use_backend
 from ...mixers import MIXERS, Mixer, build_mixer, mixer_options
+from ...mixers.outside import load_mixer
 from ...models.blocks import PROJECTIONS, complete_spec
 from .scripted import ScriptedAttention
 
@@ -173,7 +174,7 @@ def attention_class(name: str, *, grid: Any = None, prefix: int = 1, **options: 
     Raises:
         MixerError: for a mixer that cannot be built without the grid.
     """
-    if name not in MIXERS:
+    if load_mixer(name) is None:
         build_mixer(name, 1)
     sides, causal = _both(grid), options.pop("causal", False)
     if not isinstance(prefix, int) or prefix < 0:
