@@ -70,12 +70,13 @@ def write_report(
     runs = [replace(run, name=name) for run, name in zip(runs, named_apart([r.path for r in runs]), strict=True)]
     if not runs:
         raise MixerError("report: give at least one run directory.")
+    warning, differences = (not_comparable(runs), differences_table(runs)) if compare else (None, None)
+    if warning:
+        tell("")  # the warning must not stand behind a line of progress
+        warnings.warn(warning, stacklevel=2)
     tell("report: drawing the curves")
     curves = loss_curves(runs)
     looks = [_look(run, f"report: {run.name} ({i} of {len(runs)})", tell) for i, run in enumerate(runs, 1)]
-    warning, differences = (not_comparable(runs), differences_table(runs)) if compare else (None, None)
-    if warning:
-        warnings.warn(warning, stacklevel=2)
     return write_page(
         out,
         title=title,
