@@ -17,7 +17,7 @@ from ..errors import MixerError
 from ..models import KINDS, MODELS, build_model, config_from_json
 from ..system.config import nearest
 from ..system.modules import here_on_path
-from ..system.torchvision import ensure_torchvision
+from ..system.torchvision import ensure_torchvision, torchvision_hint
 from .inputs import Inputs, inputs_of, own_inputs
 
 FORMS = "a run directory, a folder of transformers, a name of `tokenmix list`, "
@@ -158,8 +158,13 @@ def _factory(name: str, package: str, attribute: str, options: dict[str, Any]) -
     with here_on_path():
         try:
             made = importlib.import_module(package)
-        except ImportError as why:
-            raise MixerError(f"advise: {name}: cannot import {package!r} ({why}); a model is {FORMS}.") from None
+        except (ImportError, RuntimeError) as why:
+            hint = torchvision_hint(why)
+            if isinstance(why, RuntimeError) and not hint:
+                raise
+            raise MixerError(
+                f"advise: {name}: cannot import {package!r} ({why}){hint or f'; a model is {FORMS}'}."
+            ) from None
         if not callable(getattr(made, attribute, None)):
             raise MixerError(f"advise: {name}: {package} has no callable {attribute!r}.")
         try:

@@ -70,20 +70,26 @@ class Check:
     """Run the contract suite on a layer of your own, or on a mixer of this library."""
 
     target: Positional[Annotated[str, arg(metavar="TARGET")]]
-    """Layer to check: package:Class, or the name of a mixer."""
+    """Layer to check: package:Class, file.py:Class, or the name of a mixer."""
 
     options: str = "{}"
     """Options of the layer, as a JSON object."""
 
+    reference: str | None = None
+    """Equation in float64 that the layer must equal: package:function or file.py:function."""
+
     json: bool = False
     """Print the verdicts as JSON."""
+
+    verbose: bool = False
+    """Print every input that breaks a promise, and the traceback where the layer raised."""
 
     def run(self) -> int:
         """Check the layer; 1 if it breaks a promise."""
         from ..testing.cli import main_check
 
         parsed = parse_object(self.options, '{"window": 8}')
-        return main_check(self.target, parsed, self.json)
+        return main_check(self.target, parsed, self.json, self.reference, self.verbose)
 
 
 @dataclass(frozen=True)

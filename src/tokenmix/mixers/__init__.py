@@ -6,7 +6,8 @@ from .cost import Cost, MixingCost
 from .examples import example_mixer, state_growth
 from .facts import Kernels, mixer_options
 from .parts.aux_losses import aux_losses
-from .state import State, merge, register_state, reorder, state_bytes
+from .parts.shared import check_positions, valid_mask
+from .state import State, chunk_positions, merge, register_state, reorder, state_bytes, token_positions
 from .table import *  # noqa: F403  (every class that is a row of MIXERS, and the table itself)
 from .table import CORE, MIXERS, is_softmax, register_mixer
 
@@ -24,6 +25,8 @@ __all__ = [
     "State",
     "aux_losses",
     "build_mixer",
+    "check_positions",
+    "chunk_positions",
     "example_mixer",
     "is_softmax",
     "merge",
@@ -33,6 +36,8 @@ __all__ = [
     "reorder",
     "state_bytes",
     "state_growth",
+    "token_positions",
+    "valid_mask",
 ]
 __all__ += {cls.__name__ for cls in MIXERS.values()}
 __all__.sort()

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import MixerError
+from ..system.torchvision import torchvision_hint
 
 
 def load_modules(files: Iterable[str]) -> None:
@@ -30,4 +31,5 @@ def load_modules(files: Iterable[str]) -> None:
             spec.loader.exec_module(module)
         except Exception as why:
             del sys.modules[name]
-            raise MixerError(f"sweep: the module {file} cannot be imported ({type(why).__name__}: {why}).") from why
+            reason = f"{type(why).__name__}: {why}"
+            raise MixerError(f"sweep: the module {file} cannot be imported ({reason}){torchvision_hint(why)}.") from why

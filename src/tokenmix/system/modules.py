@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def here_on_path() -> Iterator[None]:
-    """Have the working folder among those that modules are imported from, inside the block."""
-    here = os.getcwd()
+def here_on_path(folder: str | None = None) -> Iterator[None]:
+    """Have the working folder, or another one, among those that modules are imported from, inside the block."""
+    here = os.getcwd() if folder is None else folder
     sys.path.insert(0, here)
     try:
         yield

@@ -15,7 +15,20 @@ SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
+REPAIR = "import tokenmix.hosts.torchvision"
+"""The line that a script needs before it imports timm or transformers itself."""
 _kept: list[Any] = []  # a torch.library.Library removes its operators when it is collected
+
+
+def torchvision_hint(error: BaseException) -> str:
+    """Return what to do about an exception that such a torchvision caused; "" for any other."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if "torchvision::" in str(seen):
+            pair = "torchvision was built for another torch"
+            return f"; {pair}: write `{REPAIR}` before timm, transformers or torchvision are imported"
+        seen = seen.__cause__ or seen.__context__
+    return ""
 
 
 def ensure_torchvision() -> bool:

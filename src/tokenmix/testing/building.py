@@ -71,7 +71,7 @@ def _right(value: Any, kind: Any) -> bool:
         return kind is Any
     for each in _plain(kind):
         plain = typing.get_origin(each) or each
-        if not isinstance(plain, type):
+        if plain is Any or not isinstance(plain, type):
             return True
         if isinstance(value, FORMS.get(plain, plain)) and isinstance(value, bool) <= (plain is bool):
             return True
@@ -102,7 +102,10 @@ def _one(s: Subject, name: str, value: Any, *, right: bool) -> None:
         if s.cls.__name__ not in text or name not in text or "\n" in text:
             fail(f"{given}: the error should be one line naming {s.cls.__name__} and {name}, got {text!r}", seed=s.seed)
     except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        fail(f"{given}: {type(error).__name__} ({str(error)[:80]}) instead of MixerError", seed=s.seed)
+        help_ = (
+            "" if name in _annotations(s) else f"; annotate {name}, and its type is checked before the constructor runs"
+        )
+        fail(f"{given}: {type(error).__name__} ({str(error)[:80]}) instead of MixerError{help_}", seed=s.seed)
     else:
         if not y.isfinite().all():
             fail(f"{given} is accepted, and the output is not finite", seed=s.seed)

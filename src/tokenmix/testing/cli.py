@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json as json_text
+import sys
 from typing import Any
 
 from torch import nn
@@ -12,7 +12,7 @@ from torch import nn
 from ..errors import MixerError
 from ..mixers import MIXERS, mixer_options
 from ..system.config import nearest
-from ..system.modules import here_on_path
+from .loading import load_named, load_reference, one_line, place_of
 from .plain import must_be_module
 from .report import Report
 from .subject import Subject, is_mixer
@@ -21,32 +21,42 @@ from .suite import find_subject, run_promises
 DIM = 16
 
 
-def main_check(target: str, options: dict[str, Any], json: bool = False) -> int:
-    """Check ``package:Class``, or a row of ``MIXERS``, built with ``options`` and print the report.
+def main_check(
+    target: str, options: dict[str, Any], json: bool = False, reference: str | None = None, verbose: bool = False
+) -> int:
+    """Check ``package:Class``, ``file.py:Class`` or a row of ``MIXERS``, built with ``options``; print the report.
 
     ``options`` may hold ``dim`` (default 16), ``grid`` and ``prefix`` besides the mixer's own. Where they do not say
-    ``causal`` and the mixer supports both forms, both are checked.
+    ``causal`` and the mixer supports both forms, both are checked; one that its constructor refuses is named.
+
+    Args:
+        json: print the reports as JSON, and nothing else.
+        reference: ``package:function`` or ``file.py:function``, the equation in float64 as ``check_mixer`` takes it.
+        verbose: print every input that breaks a promise, and tracebacks.
 
     Returns:
         0 if every promise is kept, 1 if one is broken.
 
     Raises:
-        MixerError: the class cannot be imported or built.
+        MixerError: the class or the reference cannot be imported, or the class cannot be built.
     """
     given = dict(options)
     cls = _found(target)
+    equation = None if reference is None else load_reference(reference)
     _check_options(target, given)
     dim = given.pop("dim", DIM) if is_mixer(cls) else given.get("dim", DIM)
     place = _place(target, given) if is_mixer(cls) else {}
+    subjects = [find_subject(cls, form, dim=dim, seed=0, reference=equation, **place) for form in _forms(cls, given)]
+    subjects, refused = _buildable(subjects)
     reports = []
-    for form in _forms(cls, given):
-        s = find_subject(cls, form, dim=dim, seed=0, **place)
-        _must_build(s)
+    for s in subjects:
         reports.append(run_promises(s))
         if not json:
-            _print(reports[-1])
+            _print(reports[-1], verbose)
     if json:
         print(json_text.dumps([r.as_dict() for r in reports], indent=1))
+    if refused:
+        print(f"not checked: {refused}", file=sys.stderr if json else sys.stdout)
     return 1 if any(r.failures for r in reports) else 0
 
 
@@ -57,23 +67,31 @@ def _forms(cls: type[nn.Module], options: dict[str, Any]) -> list[dict[str, Any]
     return [{**options, "causal": causal} for causal in (False, True)]
 
 
-def _found(target: str) -> type[nn.Module]:
-    if ":" not in target:
-        if target not in MIXERS:
-            raise MixerError(
-                f"check: no mixer is called {target!r}; {nearest(target, MIXERS)}; "
-                "`tokenmix list` shows all mixers; write a class of your own as package:Class."
-            )
-        return MIXERS[target]
-    package, _, name = target.partition(":")
-    with here_on_path():
+def _buildable(subjects: list[Subject]) -> tuple[list[Subject], str]:
+    """Return the forms that can be built, and why the other one cannot; raise the first reason if none can."""
+    built, reasons = [], []
+    for s in subjects:
         try:
-            module = importlib.import_module(package)
-        except Exception as error:
-            raise MixerError(f"check: cannot import {package!r}: {type(error).__name__}: {_line(error)}") from error
-    if not hasattr(module, name):
-        raise MixerError(f"check: {package} has no {name!r}.")
-    return must_be_module(getattr(module, name))
+            _must_build(s)
+            built.append(s)
+        except MixerError as error:
+            if not isinstance(error.__cause__, MixerError):
+                raise
+            reasons.append(error)
+    if not built:
+        raise reasons[0]
+    return built, "; ".join(str(r).removeprefix("check: ") for r in reasons)
+
+
+def _found(target: str) -> type[nn.Module]:
+    if ":" in target:
+        return must_be_module(load_named(target))
+    if target not in MIXERS:
+        raise MixerError(
+            f"check: no mixer is called {target!r}; {nearest(target, MIXERS)}; "
+            "`tokenmix list` shows all mixers; write a class of your own as package:Class or file.py:Class."
+        )
+    return MIXERS[target]
 
 
 def _place(target: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -104,8 +122,8 @@ def _must_build(s: Subject) -> None:
     try:
         built: Any = s.build()
     except Exception as error:
-        kind = "" if isinstance(error, MixerError) else f"{type(error).__name__}: "
-        raise MixerError(f"check: cannot build {s.title}: {kind}{_line(error)}") from error
+        kind, place = ("", "") if isinstance(error, MixerError) else (f"{type(error).__name__}: ", place_of(error))
+        raise MixerError(f"check: cannot build {s.title}: {kind}{one_line(error)}{place}") from error
     if not is_mixer(s.cls):
         return
     if s.grid is not None and not built.capabilities.grid:
@@ -116,14 +134,10 @@ def _must_build(s: Subject) -> None:
         try:
             s.call(built, s.x())
         except MixerError as error:
-            raise MixerError(f'check: {_line(error)} Give one in --options, such as "grid": [4, 5].') from error
+            raise MixerError(f'check: {one_line(error)} Give one in --options, such as "grid": [4, 5].') from error
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
-
-
-def _print(report: Report) -> None:
-    print(report)
+def _print(report: Report, verbose: bool) -> None:
+    print(report.text(verbose=verbose))
     failed, kept = len(report.failures), sum(r.status == "kept" for r in report.results)
     print(f"{kept} kept, {failed} broken, {len(report.results) - kept - failed} not applicable or waived\n")

@@ -231,9 +231,10 @@ def subset_equals_masked(s: Subject) -> None:
 
 def attn_mask_equals_causal(s: Subject) -> None:
     """A lower-triangular attn_mask gives the causal form, and one with equal rows gives the key_mask."""
-    mixer, T = s.build(causal=False), s.length
-    if not mixer.capabilities.attn_mask:
+    T = s.length
+    if not s.build().capabilities.attn_mask:
         raise NotApplicable("does not weigh pairs; refusing attn_mask is part of refuses_what_it_cannot")
+    mixer = s.build(causal=False)
     x, lower, forms = s.x(), allowed(1, T, T, causal=True)[0], [mixer]
     if s.grid is None and s.cls.supports_causal:  # type: ignore[attr-defined]  # elsewhere there is no causal form to compare with
         causal = s.build(causal=True)

@@ -11,7 +11,7 @@ from torch import nn
 from ..errors import MixerError
 from . import inputs
 from .batching import _out
-from .report import Broken, NotApplicable, fail, same
+from .report import Broken, NotApplicable, collecting, fail, same
 from .subject import Subject
 from .tolerances import INFLUENCE
 
@@ -68,11 +68,13 @@ def mask_hides_padding(s: Subject) -> None:
         raise NotApplicable(f"forward takes none of {', '.join(MASKS)}")
     readings = {"key_mask": (True,), "key_padding_mask": (False,), "mask": (True, False)}[name]
     for i, attended in enumerate(readings):
-        try:
+        if i == len(readings) - 1:
             return _hides(s, name, attended)
+        try:
+            with collecting(None):
+                return _hides(s, name, attended)
         except Broken:
-            if i == len(readings) - 1:
-                raise
+            continue
     return None
 
 

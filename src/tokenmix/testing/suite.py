@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 from ..errors import MixerError
 from ..mixers import MIXERS
 from . import batching, building, elsewhere, equality, masking, nonfinite, plain, refusals, streaming, transforms
+from .crash import own_line
 from .report import (
     BROKEN,
     CRASHED,
@@ -21,6 +23,7 @@ from .report import (
     NotApplicable,
     Report,
     Result,
+    collecting,
     fail,
 )
 from .subject import Subject, is_mixer, subject
@@ -200,16 +203,27 @@ def _waived(s: Subject, name: str) -> dict[str, str]:
 
 
 def run_promise(s: Subject, name: str, promise: Promise) -> Result:
-    """One promise: kept, broken by comparison, crashed, waived or not applicable."""
+    """Check one promise: kept, broken by comparison, crashed, waived or not applicable.
+
+    All of its comparisons run, and the result holds each that failed.
+    """
     waived = _waived(s, name)
     if name in waived and name not in NEVER_WAIVED:
         return Result(name, WAIVED, waived[name])
+    found: list[str] = []
     try:
-        promise(s)
+        with collecting(found):
+            promise(s)
     except NotApplicable as why:
-        return Result(name, NOT_APPLICABLE, str(why))
+        if not found:
+            return Result(name, NOT_APPLICABLE, str(why))
     except Broken as why:
-        return Result(name, BROKEN, str(why))
+        found.append(str(why))
     except Exception as error:
-        return Result(name, CRASHED, f"{type(error).__name__}: {str(error).strip()[:400]} [seed={s.seed}]")
-    return Result(name, KEPT)
+        said = f"{type(error).__name__}: {str(error).strip()[:400]} [seed={s.seed}]"
+        where = own_line(error, library=s.cls.__module__.startswith("tokenmix."))
+        raised = {"where": where, "trace": "".join(traceback.format_exception(error))}
+        if not found:
+            return Result(name, CRASHED, said, **raised)
+        return Result(name, BROKEN, found[0], (*found[1:], f"raised {said}"), **raised)
+    return Result(name, BROKEN, found[0], tuple(found[1:])) if found else Result(name, KEPT)

@@ -1,0 +1,43 @@
+"""Where the code under test raised: the innermost line that its author wrote."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import traceback
+from pathlib import Path
+
+import torch
+
+PACKAGE = str(Path(__file__).parents[1]) + os.sep
+SUITE = str(Path(__file__).parent) + os.sep
+TORCH = str(Path(torch.__file__).parent) + os.sep
+STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+INSTALLED = ("site-packages", "dist-packages")
+"""Folders of installed packages, which may lie inside that of Python's own library."""
+
+
+def own_line(error: BaseException, *, library: bool = False) -> str:
+    """Return the innermost line of an exception that is neither torch's, Python's nor this library's.
+
+    Args:
+        library: whether the code under test is part of this library; then only lines of the suite are passed over.
+
+    Returns:
+        "file:line, in function: text", or "" where there is no such line.
+    """
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not _foreign(frame.filename, library):
+            return f"{_short(frame.filename)}:{frame.lineno}, in {frame.name}: {frame.line}"
+    return ""
+
+
+def _foreign(file: str, library: bool) -> bool:
+    if file.startswith(("<", TORCH, SUITE if library else PACKAGE)):
+        return True
+    return file.startswith(STDLIB) and not any(f"{os.sep}{name}{os.sep}" in file for name in INSTALLED)
+
+
+def _short(file: str) -> str:
+    here = os.getcwd() + os.sep
+    return file.removeprefix(here)
