@@ -277,3 +277,49 @@ class NotJson(MeanMixer):
 
     def __init__(self, dim: int, causal: bool = False):
         super().__init__(dim, causal=causal)
+
+
+class Narrow(MeanMixer):
+    """A mixer that sums in float32 whatever its input is."""
+
+    def mix(self, x: Tensor, context: Tensor | None, **given):
+        return super().mix(x, context, **given).float().to(x.dtype)
+
+
+class Crashes(MeanMixer):
+    """A mixer that raises where it streams."""
+
+    def mix_chunk(self, x, state, *, positions, key_mask):
+        return x @ x.new_ones(3, 3), state  # the wrong size
+
+
+class Unannotated(MeanMixer):
+    """A right mixer whose options have no annotations."""
+
+    def __init__(self, dim, *, causal=False, scale=1.0):
+        super().__init__(dim, causal=causal)
+        self.scale = scale
+
+
+class HidesByMask(Mean):
+    """A right module whose ``mask`` is True where a token is hidden."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return super().forward(x, mask)
+
+
+class OnlyCausal(MeanMixer):
+    """A right mixer that has a causal form only."""
+
+    def __init__(self, dim: int, *, causal: bool = True):
+        super().__init__(dim, causal=causal)
+        if not causal:
+            self.refuse("has only a causal form; build it with causal=True")
+
+
+class CannotBuild(MeanMixer):
+    """A mixer whose constructor raises."""
+
+    def __init__(self, dim: int, *, causal: bool = False):
+        super().__init__(dim, causal=causal)
+        self.half = nn.Linear(dim, dim // 0)  # what the error points at

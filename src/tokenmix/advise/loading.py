@@ -162,9 +162,8 @@ def _factory(name: str, package: str, attribute: str, options: dict[str, Any]) -
             hint = torchvision_hint(why)
             if isinstance(why, RuntimeError) and not hint:
                 raise
-            raise MixerError(
-                f"advise: {name}: cannot import {package!r} ({why}){hint or f'; a model is {FORMS}'}."
-            ) from None
+            fix = hint or f"; a model is {FORMS}"
+            raise MixerError(f"advise: {name}: cannot import {package!r} ({why}){fix}.") from None
         if not callable(getattr(made, attribute, None)):
             raise MixerError(f"advise: {name}: {package} has no callable {attribute!r}.")
         try:

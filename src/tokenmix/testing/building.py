@@ -102,10 +102,10 @@ def _one(s: Subject, name: str, value: Any, *, right: bool) -> None:
         if s.cls.__name__ not in text or name not in text or "\n" in text:
             fail(f"{given}: the error should be one line naming {s.cls.__name__} and {name}, got {text!r}", seed=s.seed)
     except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        help_ = (
-            "" if name in _annotations(s) else f"; annotate {name}, and its type is checked before the constructor runs"
+        more = (
+            "" if name in _annotations(s) else f"; annotate {name}, so that its type is checked before the constructor"
         )
-        fail(f"{given}: {type(error).__name__} ({str(error)[:80]}) instead of MixerError{help_}", seed=s.seed)
+        fail(f"{given}: {type(error).__name__} ({str(error)[:80]}) instead of MixerError{more}", seed=s.seed)
     else:
         if not y.isfinite().all():
             fail(f"{given} is accepted, and the output is not finite", seed=s.seed)

@@ -178,9 +178,8 @@ def same(
     at = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
     ratio = float(error.max()) / scale if scale else float("inf")
     numbers = "{}, expected {}".format(*_apart(float(a[at]), float(b[at])))
-    hint = (
-        HINT if got.dtype == torch.float64 and tol == BY_DTYPE[torch.float64] and NARROW[0] < ratio < NARROW[1] else ""
-    )
+    exact = got.dtype == torch.float64 and tol == BY_DTYPE[torch.float64]
+    hint = HINT if exact and NARROW[0] < ratio < NARROW[1] else ""
     return _break(f"{what}: off by {ratio:.2e} (allowed {tol:.0e}) at {at}: {numbers}{hint}", inputs)
 
 

@@ -97,14 +97,14 @@ def distill(
         A summary: steps, seconds, last training loss, last evaluation.
 
     Raises:
-        MixerError: if the models do not belong together, the loss is not finite, or the directory is unusable.
+        MixerError: if ``data`` or ``valid`` hold no batches, the models do not belong together, the loss is not finite, or the directory is unusable.
     """
     if teacher.training:
         training = "the teacher is in training mode, so its outputs would be random"
         raise MixerError(f"distill: {training}; call teacher.eval() first.")
-    if not callable(data) and not (hasattr(data, "__getitem__") and hasattr(data, "__len__") and len(data)):
-        got = f"got {type(data).__name__}; list(loader) makes one"
-        raise MixerError(f"distill: data must be a list of batches, or a function of the step, {got}.")
+    _check_batches("data", data)
+    if valid is not None:
+        _check_batches("valid", valid)
     adapters = adapters_by_site(student)
     specs = [{"name": adapter.spec["name"]} for adapter in adapters.values()]
     optim = config.pop("optim", DistillConfig().optim)
@@ -120,6 +120,19 @@ def distill(
         if resume and list_steps(run.checkpoints):
             worker.load()
         return worker.work(verbose)
+
+
+def _check_batches(name: str, batches: Any) -> None:
+    """Refuse what is no list of batches, and an empty one: over no batches every loss would be 0."""
+    if callable(batches):
+        return
+    if not (hasattr(batches, "__getitem__") and hasattr(batches, "__len__")):
+        got = f"a {type(batches).__name__}; list(loader) makes one"
+    elif not len(batches):
+        got = "an empty one" + ("; leave it out to distil without evaluations" if name == "valid" else "")
+    else:
+        return
+    raise MixerError(f"distill: {name} must be a list of batches, or a function of the step, got {got}.")
 
 
 def _opened(out: Path, config: DistillConfig, student: nn.Module, resume: bool) -> RunDir:

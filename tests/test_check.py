@@ -1,0 +1,236 @@
+"""What `tokenmix check` prints: every input that breaks a promise, hints, the author's own line; what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import foreign_mixers
+from tokenmix import MixerError
+from tokenmix.system.torchvision import REPAIR, torchvision_hint
+from tokenmix.testing import ContractError, check_mixer, main_check, run_promises
+from tokenmix.testing.report import HINT, SHOWN, Broken, collecting, same
+from tokenmix.testing.suite import find_subject
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def result_of(name, promise, **more):
+    s = find_subject(getattr(foreign_mixers, name), {"causal": True}, dim=8, seed=0, **more)
+    return run_promises(s, [promise]).results[0]
+
+
+def only(monkeypatch, *promises):
+    monkeypatch.setattr("tokenmix.testing.cli.run_promises", lambda s: run_promises(s, promises))
+
+
+class TestEveryInput:
+    def test_all_are_found_and_some_are_shown(self):
+        result = result_of("Forgetful", "streaming_equals_parallel")
+        assert len(result.others) > SHOWN
+        lines = result.text().splitlines()
+        assert len(lines) == SHOWN + 1
+        assert lines[0] == f"FAIL  streaming_equals_parallel: {result.reason}"
+        assert (
+            lines[-1].strip() == f"and {len(result.others) - SHOWN + 1} more; {len(result.others) + 1} inputs break it"
+        )
+        whole = result.text(verbose=True).splitlines()
+        assert [line.strip() for line in whole[1:]] == [f"also: {other}" for other in result.others]
+
+    def test_the_cuts_that_work_are_not_among_them(self):
+        result = result_of("Forgetful", "streaming_equals_parallel")
+        cuts = [text.partition("cuts=")[2].partition(";")[0] for text in (result.reason, *result.others)]
+        assert "(3, 1, 6)" in cuts
+        assert "(10,)" not in cuts  # one chunk holds everything
+
+    def test_one_alone_is_one_line(self):
+        s = find_subject(foreign_mixers.Untrained, {}, dim=8, seed=0)
+        (result,) = run_promises(s, ["every_parameter_learns"]).results
+        assert result.status == "broken"
+        assert "\n" not in str(result)
+
+    def test_a_mask_is_read_both_ways(self):
+        check_mixer(foreign_mixers.HidesByMask, promises=["mask_hides_padding"])
+        with pytest.raises(ContractError, match="mask_hides_padding"):
+            check_mixer(foreign_mixers.MaskOnKeysOnly, promises=["mask_hides_padding"])
+
+    def test_outside_of_a_check_the_first_raises(self):
+        one, two = torch.ones(2), torch.full((2,), 2.0)
+        with pytest.raises(Broken, match="off by"):
+            same(one, two, "they differ")
+        found: list[str] = []
+        with collecting(found):
+            same(one, two, "they differ")
+            same(one, two[:1], "they differ")
+        assert [text.partition(":")[2][:7] for text in found] == [" off by", " shape "]
+
+    def test_json_stays_as_it_was(self, capsys, monkeypatch):
+        only(monkeypatch, "streaming_equals_parallel")
+        assert main_check("foreign_mixers:Forgetful", {"causal": True}, json=True, verbose=True) == 1
+        (report,) = json.loads(capsys.readouterr().out)
+        (result,) = report["results"]
+        assert set(report) == {"subject", "results"}
+        assert set(result) == {"promise", "status", "reason"}
+        assert result["reason"].startswith("streaming is not the parallel form: off by")
+
+
+class TestNumbers:
+    @pytest.mark.parametrize(
+        ("got", "want", "said"),
+        [
+            (1.5, 1.25, "1.5, expected 1.25"),
+            (1.00000001, 1.0, "1.00000001, expected 1$"),
+            (1 + 2**-40, 1.0, "1.0000000000009095, expected 1.0"),
+        ],
+    )
+    def test_as_many_digits_as_tell_them_apart(self, got, want, said):
+        a, b = (torch.tensor([x], dtype=torch.float64) for x in (got, want))
+        with pytest.raises(Broken, match=said):
+            same(a, b, "they differ", tol=0.0)
+
+    def test_float32_inside_float64_is_named(self):
+        result = result_of("Narrow", "equals_reference", reference=foreign_mixers.mean_mixer_reference)
+        assert result.status == "broken"
+        assert HINT in result.reason
+
+    def test_other_errors_are_not(self):
+        for name in ("WrongCounter", "Forgetful"):
+            assert HINT not in result_of(name, "streaming_equals_parallel").text(verbose=True)
+        narrow = torch.tensor([1.0]), torch.tensor([1.0 + 1e-6])
+        with pytest.raises(Broken, match="off by") as caught:
+            same(*narrow, "they differ", tol=1e-10)
+        assert HINT not in str(caught.value)
+
+
+class TestCrashes:
+    def test_the_innermost_line_of_ones_own(self, capsys, monkeypatch):
+        result = result_of("Crashes", "streaming_equals_parallel")
+        assert result.status == "crashed"
+        assert "foreign_mixers.py:" in result.where
+        assert result.where.endswith("in mix_chunk: return x @ x.new_ones(3, 3), state  # the wrong size")
+        assert f"at {result.where}" in str(result)
+        assert "Traceback" not in str(result)
+        only(monkeypatch, "streaming_equals_parallel")
+        assert main_check("foreign_mixers:Crashes", {"causal": True}, verbose=True) == 1
+        assert "Traceback (most recent call last)" in capsys.readouterr().out
+
+    def test_of_the_constructor(self):
+        with pytest.raises(MixerError, match="ZeroDivisionError.*in __init__: self.half = nn.Linear") as caught:
+            main_check("foreign_mixers:CannotBuild", {})
+        assert "\n" not in str(caught.value)
+
+    def test_of_the_file(self, tmp_path):
+        file = tmp_path / "broken_on_import.py"
+        file.write_text("import torch\n\nHALF = torch.ones(2) @ torch.ones(3)\n")
+        with pytest.raises(MixerError, match=r"broken_on_import.py:3, in <module>: HALF = ") as caught:
+            main_check(f"{file}:Anything", {})
+        assert "\n" not in str(caught.value)
+
+    def test_options_without_annotations_are_broken_and_not_a_crash_of_the_suite(self):
+        result = result_of("Unannotated", "refuses_wrong_options")
+        assert result.status == "broken"
+        assert "annotate dim" in result.reason
+
+
+class TestReference:
+    def test_it_is_compared_with(self, capsys, monkeypatch):
+        only(monkeypatch, "equals_reference")
+        layer = "foreign_mixers:MeanMixer"
+        assert main_check(layer, {}, reference="foreign_mixers:mean_mixer_reference") == 0
+        assert capsys.readouterr().out.count("pass  equals_reference") == 2
+        assert main_check(layer, {}) == 0
+        assert capsys.readouterr().out.count("no reference was given") == 2
+        assert main_check("foreign_mixers:WrongCounter", {}, reference=f"{__file__}:wrong") == 1
+        assert "the output is not the reference's" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("reference", "message"),
+        [
+            ("mean_mixer_reference", "names nothing; write package:Name or file.py:Name"),
+            ("foreign_mixers:", "names nothing"),
+            ("foreign_mixers:nobody", "foreign_mixers has no 'nobody'"),
+            ("foreign_mixers:MeanMixer", "--reference is a function, .*which is the class MeanMixer"),
+            ("foreign_mixers:__doc__", "--reference is a function, .*which is a str"),
+            ("no_such_module:f", "cannot import 'no_such_module': ModuleNotFoundError"),
+            ("nowhere/equation.py:f", "there is no file nowhere/equation.py"),
+        ],
+    )
+    def test_what_is_no_reference_is_refused(self, reference, message):
+        with pytest.raises(MixerError, match=message) as caught:
+            main_check("foreign_mixers:MeanMixer", {}, reference=reference)
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [("my-layer.py", "rename it to a name such as mine.py"), ("json.py", "that of another module")],
+    )
+    def test_a_file_that_cannot_be_imported_under_its_name_is_refused(self, tmp_path, name, message):
+        (tmp_path / name).write_text("x = 1\n")
+        with pytest.raises(MixerError, match=message):
+            main_check(f"{tmp_path / name}:Layer", {})
+
+
+def wrong(mixer, x, allowed):
+    """Return the values unmixed."""
+    return mixer.v_proj(x)
+
+
+def test_a_form_that_the_constructor_refuses_is_named(capsys, monkeypatch):
+    only(monkeypatch, "keeps_shape", "attn_mask_equals_causal")
+    assert main_check("foreign_mixers:OnlyCausal", {}) == 0
+    out = capsys.readouterr().out
+    assert out.count("pass  keeps_shape") == 1
+    assert "n.a.  attn_mask_equals_causal" in out
+    assert out.splitlines()[-1].startswith("not checked: cannot build OnlyCausal(dim=16, causal=False)")
+    assert main_check("foreign_mixers:OnlyCausal", {}, json=True) == 0
+    found = capsys.readouterr()
+    assert len(json.loads(found.out)) == 1
+    assert found.err.startswith("not checked: ")
+    with pytest.raises(MixerError, match="has only a causal form"):
+        main_check("foreign_mixers:OnlyCausal", {"causal": False})
+
+
+UNPAIRED = """import torch
+if not hasattr(torch.ops.torchvision, "nms"):
+    raise RuntimeError("operator torchvision::nms does not exist")
+"""
+LAYER = "import torchvision\nfrom foreign_mixers import MeanMixer\n"
+
+
+class TestTorchvision:
+    """A torchvision that was built for another torch, as a package that fails the same way."""
+
+    def run(self, folder, code):
+        (folder / "torchvision").mkdir(exist_ok=True)
+        (folder / "torchvision/__init__.py").write_text(UNPAIRED)
+        (folder / "layer.py").write_text(LAYER)
+        paths = os.pathsep.join(str(p) for p in (folder, ROOT / "src", ROOT / "tests"))
+        env = {**os.environ, "PYTHONPATH": paths}
+        command = [sys.executable, "-W", "ignore", "-c", code]
+        return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env)
+
+    def test_the_line_of_the_page_repairs_it(self, tmp_path):
+        assert REPAIR == "import tokenmix.hosts.torchvision"
+        assert REPAIR in (ROOT / "docs/hosts/timm.md").read_text()
+        assert self.run(tmp_path, "import torchvision").returncode == 1
+        done = self.run(tmp_path, f"{REPAIR}\nimport torchvision")
+        assert done.returncode == 0, done.stderr
+
+    def test_the_error_names_the_line(self, tmp_path):
+        code = "from tokenmix.cli import main; raise SystemExit(main(['check', 'layer.py:MeanMixer']))"
+        done = self.run(tmp_path, code)
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert f"write `{REPAIR}` before timm, transformers or torchvision are imported" in done.stderr
+
+    def test_other_errors_are_left_alone(self):
+        assert torchvision_hint(RuntimeError("out of memory")) == ""
+        outer = ModuleNotFoundError("Could not import module")
+        outer.__cause__ = RuntimeError("operator torchvision::nms does not exist")
+        assert REPAIR in torchvision_hint(outer)
