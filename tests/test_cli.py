@@ -466,6 +466,13 @@ def test_a_mixer_of_a_module_of_ones_own_trains_and_is_scored(text, tmp_path, ca
         assert MIXERS[name].__name__ == "Mine"
         assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["mixers"] == json.loads(spec)
         assert cli.main(["eval", "run"]) == 0
+        del MIXERS[name], sys.modules["mine_of_test_cli"]
+        capsys.readouterr()
+        assert cli.main(["eval", "run"]) == 2  # the run may be somebody else's
+        assert "set TOKENMIX_MODULES=mine_of_test_cli if you trust it" in capsys.readouterr().err
+        assert "mine_of_test_cli" not in sys.modules
+        monkeypatch.setenv("TOKENMIX_MODULES", "mine_of_test_cli")
+        assert cli.main(["eval", "run"]) == 0
     finally:
         MIXERS.pop(name, None)
         sys.modules.pop("mine_of_test_cli", None)

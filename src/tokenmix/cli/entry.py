@@ -68,6 +68,7 @@ def _dispatch(argv: list[str]) -> int:
         import tyro
     except ImportError:
         raise MixerError("the command line needs the extra 'train': pip install 'tokenmix[train]'.") from None
+    from ..mixers.outside import typed_names
     from ..system.config import nearest
     from .fields import recipe_help
     from .verbs import VERBS
@@ -83,7 +84,8 @@ def _dispatch(argv: list[str]) -> int:
         if help_of_recipe:
             say(help_of_recipe)
         return chosen
-    return chosen.run(changes) if argv[0] in CHANGING else chosen.run()
+    with typed_names() if argv[0] in ("train", "convert") else contextlib.nullcontext():
+        return chosen.run(changes) if argv[0] in CHANGING else chosen.run()
 
 
 def _parse(tyro: Any, verbs: dict[str, Any], argv: list[str]) -> Any:

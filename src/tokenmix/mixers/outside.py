@@ -1,8 +1,17 @@
-"""Finding a mixer by name, also one that only a module of the user's own has: ``package:Class``."""
+"""Finding a mixer by name, also one that only a module of the user's own has: ``package:Class``.
+
+A name may come from a file that somebody else wrote, such as the config of a run or of a Hugging Face model, and must
+not import code by itself. A module is therefore imported only where its name was typed, or where TOKENMIX_MODULES names
+it.
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..errors import MixerError
@@ -10,18 +19,38 @@ from ..system.modules import here_on_path
 from .base import Mixer
 from .table import MIXERS, register_mixer
 
+_typed = False
+
+
+@contextmanager
+def typed_names() -> Iterator[None]:
+    """Let names of mixers import their modules inside the block, where they are those that the user typed."""
+    global _typed
+    before, _typed = _typed, True
+    try:
+        yield
+    finally:
+        _typed = before
+
 
 def load_mixer(name: Any) -> type[Mixer] | None:
     """Return the class of the mixer called ``name``, or None if there is none.
 
-    ``package:Class`` imports the module, from the working folder too, and registers the class under that name.
+    ``package:Class`` is the class of a module that is imported already, that TOKENMIX_MODULES names, or, inside
+    ``typed_names``, of any module, from the working folder too. It is registered under that name.
 
     Raises:
-        MixerError: if the module cannot be imported, or has no such subclass of ``Mixer``.
+        MixerError: if the module may not or cannot be imported, or has no such subclass of ``Mixer``.
     """
     if not isinstance(name, str) or ":" not in name or name in MIXERS:
         return MIXERS.get(name) if isinstance(name, str) else None
     package, _, attribute = name.partition(":")
+    allowed = _typed or package in sys.modules or package in os.environ.get("TOKENMIX_MODULES", "").split(",")
+    if not allowed:
+        raise MixerError(
+            f"build_mixer: the module {package!r} of the mixer {name!r} is not imported; import it first, or set "
+            + f"TOKENMIX_MODULES={package} if you trust it."
+        )
     try:
         with here_on_path():
             module = importlib.import_module(package)

@@ -224,6 +224,6 @@ def run_promise(s: Subject, name: str, promise: Promise) -> Result:
         where = own_line(error, library=s.cls.__module__.startswith("tokenmix."))
         raised = {"where": where, "trace": "".join(traceback.format_exception(error))}
         if not found:
-            return Result(name, CRASHED, said, **raised)
+            return Result(name, CRASHED, said, (), **raised)
         return Result(name, BROKEN, found[0], (*found[1:], f"raised {said}"), **raised)
     return Result(name, BROKEN, found[0], tuple(found[1:])) if found else Result(name, KEPT)

@@ -97,7 +97,8 @@ def distill(
         A summary: steps, seconds, last training loss, last evaluation.
 
     Raises:
-        MixerError: if ``data`` or ``valid`` hold no batches, the models do not belong together, the loss is not finite, or the directory is unusable.
+        MixerError: if ``data`` or ``valid`` hold no batches, the models do not belong together, the loss is not finite,
+            or the directory is unusable.
     """
     if teacher.training:
         training = "the teacher is in training mode, so its outputs would be random"
