@@ -84,7 +84,11 @@ def write_report(
         first=pictures[:1],
         tables=[*(tables or []), *([differences] if differences else []), summary_table(runs)],
         curves=[("Loss", [*pictures[1:], *curves])],
-        attention=[(r.name, look["attention"]) for r, look in zip(runs, looks, strict=True) if look.get("attention") is not None],
+        attention=[
+            (r.name, look["attention"])
+            for r, look in zip(runs, looks, strict=True)
+            if look.get("attention") is not None
+        ],
         biases=[(r.name, look["biases"]) for r, look in zip(runs, looks, strict=True) if look.get("biases")],
         vision=[(r.name, look["vision"]) for r, look in zip(runs, looks, strict=True) if look.get("vision")],
         drawn=[(r.name, [_drawn(r, r.drawn[-1])]) for r in runs if r.drawn],
