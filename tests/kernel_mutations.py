@@ -289,6 +289,14 @@ BUGS = [
         "nonfinite aft_forget norm",
     ),
     Bug(
+        "an infinite key leaves finite gradients",
+        "aft_forget.c",
+        " + (new - new);",
+        ";",
+        "nonfinite aft_forget",
+        times=2,
+    ),
+    Bug(
         "an infinite decay forgets all",
         "aft_forget.c",
         "rr = uu < FADE_LEAST ? 0.0f : rr,",

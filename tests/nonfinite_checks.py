@@ -200,7 +200,11 @@ def check(
             alone = (
                 options["key_mask"].cumsum(1) if causal else options["key_mask"].sum(1, keepdim=True).expand(-1, T)
             ) == 1
-            wrong &= ~(alone[..., None] & (y == 0))
+            nothing = alone[..., None] & (y == 0)
+            if "heads" in form.options:  # a norm ties the features of a head together
+                nothing = nothing.unflatten(-1, (form.options["heads"], -1)).any(-1, keepdim=True)
+                nothing = nothing.expand(*y.shape[:2], -1, y.shape[2] // form.options["heads"]).flatten(2)
+            wrong &= ~nothing
         assert not wrong.any(), f"{told}: plausible and wrong"
         if which == 1 and form.exact:
             assert y.isfinite().all(), f"{told}: a key of -inf weighs 0"
@@ -244,6 +248,10 @@ def poisons(form: Form, *, all_of_them: bool) -> Iterator[tuple[int, int, float,
                         or which > 2
                         and masked
                         and place == 0
+                        or which == 1
+                        and value == INF
+                        and place == T - 1
+                        and not masked
                     )
                     if all_of_them or some:
                         yield which, place, value, masked
