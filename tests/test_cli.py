@@ -338,9 +338,11 @@ def test_ctrl_c_says_how_to_go_on(capsys, monkeypatch, run):
 def test_a_signal_ends_a_command_with_its_code_and_the_real_path(text, tmp_path):
     """The signal is sent from inside a step, so that no clock decides where it lands."""
     code = """
-import os, sys
+import os, signal, sys
 from tokenmix.cli import main
 from tokenmix.train.loop import Trainer
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs start without
 
 def step(self, real=Trainer.step):
     real(self)

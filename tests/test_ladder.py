@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 import ladder
+from tokenmix import MIXERS
 from tokenmix.sweep.modules import load_modules
 
 PARTS = ladder.opened("aft_parts")
@@ -36,6 +38,17 @@ def test_states_are_those_of_a_growing_history_and_of_a_few_tokens():
     assert 0 <= kept["aft_forget"] - 4 * (3 * 3 * 128 * 4 + 3 * 128 * 8) < 1024
 
 
+@pytest.fixture
+def controls():
+    """The mixers of the controls, registered for one test only."""
+    before = dict(MIXERS)
+    yield
+    for name in set(MIXERS) - set(before):
+        del MIXERS[name]
+    sys.modules.pop("tokenmix_sweep_controls", None)
+
+
+@pytest.mark.usefixtures("controls")
 @pytest.mark.parametrize("row", ["aft_forget", "attention, all parts"])
 def test_a_rung_is_measured(row, monkeypatch):
     monkeypatch.setattr(ladder, "CONTEXT", 40)

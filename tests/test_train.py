@@ -674,6 +674,15 @@ def test_a_run_that_is_asked_to_stop_says_where_and_goes_on_to_the_same_bits(tmp
     kill_nine.compare(whole, tmp_path / "run")
 
 
+@pytest.fixture
+def ctrl_c():
+    """Python's own answer to Ctrl-C, which it leaves out where a shell started it in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_saves_the_step_and_names_the_run(tmp_path, text, whole, monkeypatch, capfd):
     real, out = Trainer.step, tmp_path / "a run"
 
@@ -695,6 +704,7 @@ def test_ctrl_c_saves_the_step_and_names_the_run(tmp_path, text, whole, monkeypa
     kill_nine.compare(whole, out)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize(
     ("at", "saved"),
     [
@@ -718,6 +728,7 @@ def test_ctrl_c_twice_ends_at_once_and_says_what_is_saved(tmp_path, text, monkey
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_before_the_run_began_says_that_there_is_nothing(tmp_path, text, monkeypatch):
     monkeypatch.setattr(loop, "environment", lambda *_: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt, match="nothing of this run was written yet"):

@@ -108,7 +108,7 @@ def _spec(spec: dict[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-    if value is None:
+    if value in (None, "none"):  # an option that is off, as in the table of facts
         return "not set"
     if isinstance(value, bool):
         return "true" if value else "false"
