@@ -34,7 +34,7 @@ from tokenmix.system.text import number, size
 HERE = Path(__file__).parent
 RECORD = HERE / "results" / "ladder.json"
 PICTURE = HERE.parent / "docs" / "assets" / "ladder.png"
-CONTEXT, LEAST_GAIN = 8192, 0.03
+CONTEXT = 8192
 MARK = "<!-- ladder -->"
 
 

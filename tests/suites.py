@@ -14,7 +14,7 @@ COMPILED = {FIRST[name] for name in ("attention", "aft_simple")}
 """Cases that `make test` compiles and exports."""
 
 FILES = {
-    "test_demo.py": "trains five models",
+    "test_demo.py": "trains four models",
     "test_dynamic.py": "compiles every case for any length",
     "test_fuzz.py": "fuzz",
     "test_fuzz_core.py": "fuzz",

@@ -50,7 +50,7 @@ STARTING = 25.0
 NOTES = (
     "Equal training time: each model gets the steps that fit, by a trial before training, and its learning rate goes "
     + "down to 0 at the last of them. The learning rate of each is the best of four that a sweep tried; "
-    + "docs/quality.md has its table, and AFT-simple, which stays nearly a bit behind.",
+    + "docs/quality.md has its table, with AFT-simple among the rows.",
     "Speeds within 5 percent of the best are named together with it.",
 )
 

@@ -24,7 +24,7 @@ def build_mixer(name: str, dim: int, **options: Any) -> Mixer:
     """Build the mixer called ``name``.
 
     A spec such as ``{"name": "aft_local", "window": 32}`` is built by ``build_mixer(dim=..., **spec)``. The name
-    ``package:Class`` imports a mixer of your own.
+    ``package:Class`` is that of a mixer in a module of your own, which has to be imported already.
     """
     cls = load_mixer(name)
     if cls is None:
