@@ -66,6 +66,17 @@ def test_jacobian_agrees_with_finite_differences():
             torch.testing.assert_close(found[t, s], torch.stack(columns).norm(), rtol=1e-5, atol=1e-8)
 
 
+def test_jacobian_is_the_same_in_pieces(monkeypatch):
+    from tokenmix.report import pictures
+
+    mixer, x, _ = built("aft_forget", True)
+    whole = pictures._by_jacobian(mixer, x, None, {})
+    monkeypatch.setattr(pictures, "COPIES", 3)
+    torch.testing.assert_close(pictures._by_jacobian(mixer, x, None, {}), whole, rtol=1e-12, atol=1e-14)
+    full = torch.autograd.functional.jacobian(mixer, x)[0, :, :, 0]
+    torch.testing.assert_close(whole, full.square().sum((1, 3)).sqrt(), rtol=1e-12, atol=1e-14)
+
+
 def test_context_and_masks():
     mixer, x, _ = built("attention", False)
     context = torch.randn(1, 5, DIM, dtype=torch.float64)

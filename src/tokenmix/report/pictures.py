@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import functional
 from ..errors import MixerError
 from ..mixers import Mixer
 from .figures import Picture, heat_map
 
 SHOWN = 48
 LAYERS = 6
+COPIES = 128  # features differentiated at a time
 EXACT = 1e-4  # the allowed error of the operator's output, relative to its largest element
 
 
@@ -100,16 +100,21 @@ def _grouped(weights: Tensor, heads: int | None) -> Tensor:
 
 
 def _by_jacobian(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[str, Any]) -> Tensor:
-    """Compute the norms (T, S) of the derivative of each output with regard to each source."""
-    source = (x if context is None else context).detach().clone().requires_grad_()
-    with functional.use_backend("eager"):
-        y = mixer(source, **given) if context is None else mixer(x, source, **given)
-    units = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
-    rows = []
-    for t in range(y.shape[1]):
-        (grads,) = torch.autograd.grad(y[0, t], source, units, retain_graph=True, is_grads_batched=True)
-        rows.append(grads[:, 0].square().sum((0, 2)).sqrt())
-    return torch.stack(rows)
+    """Compute the norms (T, S) of the derivative of each output with regard to each source.
+
+    Each row of a batch of copies differentiates another feature, so that the kernels serve.
+    """
+    source = (x if context is None else context).detach()
+    squares = []
+    for features in torch.arange(mixer.dim, device=x.device).split(COPIES):
+        n = len(features)
+        copies = source.repeat(n, 1, 1).requires_grad_()
+        same = {name: _repeated(value, n) for name, value in given.items()}
+        y = mixer(copies, **same) if context is None else mixer(_repeated(x, n), copies, **same)
+        asked = y.gather(2, features[:, None, None].expand(n, y.shape[1], 1)).sum(0)
+        grads = (torch.autograd.grad(row, copies, retain_graph=True)[0] for row in asked.unbind())
+        squares.append(torch.stack([grad.square().sum((0, 2)) for grad in grads]))
+    return torch.stack(squares).sum(0).sqrt()
 
 
 def attention_pictures(
