@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import ceil
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -16,6 +17,8 @@ from .results import Record, Results
 AXES = (0, 2)
 """The places of a curve's points that can be an axis, tokens (or images) and seconds; place 1 is the score."""
 SIZE = (6.4, 4.2)
+BESIDE = 8
+"""Lines that a legend inside the axes has room for; a longer one goes below them and makes the picture higher."""
 
 
 def draw_curves(results: Results, path: Path) -> None:
@@ -23,20 +26,32 @@ def draw_curves(results: Results, path: Path) -> None:
     rows = final_runs(results)
     if not rows:
         return
-    figure = Figure(figsize=(11, 4.5), dpi=130, layout="constrained")
+    columns, extra = 4, _below(len(rows) + len(results.yardsticks), 4)
+    figure = Figure(figsize=(11, 4.5 + extra), dpi=130, layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for ax, column in ((left, 0), (right, 2)):
         _draw_final(ax, results, column)
         ax.spines[["top", "right"]].set_visible(False)
     right.set_ylabel("")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", fontsize=8, frameon=False)
+    place = {"loc": "outside lower center", "ncols": columns} if extra else {"loc": "outside right upper"}
+    figure.legend(*left.get_legend_handles_labels(), fontsize=8, frameon=False, **place)
     figure.savefig(path)
+
+
+def _below(lines: int, columns: int) -> float:
+    """Return the inches that a legend below the axes takes, 0 where it stands beside or inside them."""
+    return 0.2 * ceil(lines / columns) if lines > BESIDE else 0.0
 
 
 def final_runs(results: Results) -> dict[str, list[Record]]:
     """Return the final runs of each row that have a curve."""
-    rows = {row: [r for r in results.finals(row) if r["curve"]] for row in results.plan.rows}
-    return {row: runs for row, runs in rows.items() if runs}
+    return _drawn({row: results.finals(row) for row in results.plan.rows})
+
+
+def _drawn(rows: dict[str, list[Record]]) -> dict[str, list[Record]]:
+    """Return the runs that have a curve, of the rows that have such runs."""
+    found = {row: [r for r in runs if r["curve"]] for row, runs in rows.items()}
+    return {row: runs for row, runs in found.items() if runs}
 
 
 def final_pictures(results: Results) -> list[Picture]:
@@ -55,7 +70,7 @@ def final_pictures(results: Results) -> list[Picture]:
 
 def tuning_pictures(results: Results) -> list[Picture]:
     """Draw the tuning runs over tokens and training time, and their scores over rates; nothing if none has ended."""
-    rows = {row: [r for r in results.of("tune", row) if r["curve"]] for row in results.plan.rows}
+    rows = _drawn({row: results.of("tune", row) for row in results.plan.rows})
     ends = ", ".join(
         f"{row} at rate {r['rate']:g} ends at {r['curve'][-1][1]:.3f}" for row, runs in rows.items() for r in runs
     )
@@ -79,13 +94,16 @@ def tuning_pictures(results: Results) -> list[Picture]:
 
 
 def _picture(results: Results, draw: Callable[[Any], None], caption: str, ends: str) -> Picture:
+    extra = _below(len(results.plan.rows) + len(results.plan.rates) + len(results.yardsticks), 2)
+
     def with_legend(ax: Any) -> None:
         draw(ax)
-        ax.legend(frameon=False, labelcolor=ax.xaxis.label.get_color(), fontsize=9)
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 2} if extra else {}
+        ax.legend(frameon=False, labelcolor=ax.xaxis.label.get_color(), fontsize=9, **place)
 
     against = f"{results.metric()} on validation against {caption}"
     return Picture(
-        *both(with_legend, SIZE),
+        *both(with_legend, (SIZE[0], SIZE[1] + extra)),
         alt=f"Line chart of {against} {ends}.",
         caption=against[0].upper() + against[1:],
     )
@@ -93,12 +111,12 @@ def _picture(results: Results, draw: Callable[[Any], None], caption: str, ends: 
 
 def _draw_final(ax: Any, results: Results, column: int) -> None:
     for row, runs in final_runs(results).items():
-        colour = _colour(results, row)
+        colour, style = _colour(results, row), _style(results, row)
         shared = min(len(r["curve"]) for r in runs)
         points = [[r["curve"][k] for r in runs] for k in range(shared)]
         points = [p for p in points if all(each[column] is not None for each in p)]
         x = [mean(each[column] for each in p) for p in points]
-        ax.plot(x, [mean(each[1] for each in p) for p in points], label=row, color=colour, linewidth=1.5)
+        ax.plot(x, [mean(each[1] for each in p) for p in points], style, label=row, color=colour, linewidth=1.5)
         low, high = ([pick(each[1] for each in p) for p in points] for pick in (min, max))
         ax.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
     _finish(ax, results, _label(results, column))
@@ -122,8 +140,9 @@ def _draw_rates(ax: Any, rows: dict[str, list[Record]], results: Results) -> Non
     for row, runs in rows.items():
         scored = [r for r in runs if r["score"] is not None]
         whole = [r for r in scored if not r["stopped"]]
-        colour = _colour(results, row)
-        ax.plot([r["rate"] for r in whole], [r["score"] for r in whole], "o-", color=colour, markersize=4, label=row)
+        colour, style = _colour(results, row), _style(results, row)
+        rates, scores = [r["rate"] for r in whole], [r["score"] for r in whole]
+        ax.plot(rates, scores, "o" + style, color=colour, markersize=4, label=row)
         given_up = [r for r in scored if r["stopped"]]
         ax.plot([r["rate"] for r in given_up], [r["score"] for r in given_up], "x", color=colour, markersize=6)
     ax.set_xscale("log")
@@ -146,3 +165,8 @@ def _label(results: Results, column: int) -> str:
 
 def _colour(results: Results, row: str) -> str:
     return COLOURS[list(results.plan.rows).index(row) % len(COLOURS)]
+
+
+def _style(results: Results, row: str) -> str:
+    """Return the style of a row's line: another one each time the colours begin again."""
+    return STYLES[list(results.plan.rows).index(row) // len(COLOURS) % len(STYLES)]
