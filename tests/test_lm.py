@@ -191,12 +191,22 @@ def test_greedy_generation_is_the_argmax_of_the_parallel_form(name):
     assert torch.equal(out, model.generate(x, 18, top_p=1e-6))
 
 
-def test_generation_from_prompts_of_different_lengths():
+@torch.no_grad()
+def test_mixers_that_cannot_stream_generate_by_reading_everything_again():
+    model, x = make(({"name": "routing", "heads": 2, "paper_form": True},)), tokens(2, 6)
+    out = model.generate(x, 4, temperature=0)
+    for t in range(6, 10):
+        assert torch.equal(out[:, t], model(out[:, :t])[:, -1].argmax(-1))
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_generation_from_prompts_of_different_lengths(streams, monkeypatch):
     model, x = make(MODELS["hybrid"]), tokens(2, 8)
     mask = torch.stack([torch.arange(10) >= 2, torch.arange(10) >= 5])
     padded = torch.stack(
         [torch.cat([torch.zeros(2, dtype=torch.long), x[0]]), torch.cat([torch.zeros(5, dtype=torch.long), x[1, :5]])]
     )
+    monkeypatch.setattr(model, "_streams", lambda: streams)
     out = model.generate(padded, 16, temperature=0, key_mask=mask)
     assert torch.equal(out[0, 2:], model.generate(x[:1], 16, temperature=0)[0])
     assert torch.equal(out[1, 5:], model.generate(x[1:, :5], 16, temperature=0)[0])

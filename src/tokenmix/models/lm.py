@@ -155,7 +155,10 @@ class LM(Trunk):
         key_mask: Tensor | None = None,
         decoder: Any = None,
     ) -> Tensor:
-        """Continue each row of the prompt tokens (B, T) by n tokens, streaming. Returns (B, T + n).
+        """Continue each row of the prompt tokens (B, T) by n tokens. Returns (B, T + n).
+
+        The state of the mixers streams; with a mixer that has no streaming form, all tokens so far are read again for
+        each new one.
 
         Args:
             temperature: divides the logits; 0 takes the most likely token.
@@ -174,17 +177,37 @@ class LM(Trunk):
         self._check_prompt(tokens, n, key_mask)
         generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
         extend = self.extend if decoder is None else decoder.extend
+        out, state = tokens, None
         with evaluating(self):
-            logits, state = self.prefill(tokens, key_mask=key_mask)
-            out = [tokens]
+            if self._streams():
+                logits, state = self.prefill(tokens, key_mask=key_mask)
+            else:
+                logits = self._reread(out, key_mask)
             for i in range(n):
                 token = pick_token(
                     logits[:, -1], temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
                 )
-                out.append(token.to(tokens.dtype))
-                if i + 1 < n:
+                out = torch.cat((out, token.to(tokens.dtype)), 1)
+                if i + 1 == n:
+                    break
+                if state is None:
+                    logits = self._reread(out, key_mask)
+                else:
                     logits, state = extend(token, state)
-        return torch.cat(out, 1)
+        return out
+
+    def _streams(self) -> bool:
+        """Say whether every mixer has a streaming form; one that is not causal is for ``init_state`` to refuse."""
+        return all(block.mixer.capabilities.streaming or not block.mixer.causal for block in self.blocks)
+
+    def _reread(self, tokens: Tensor, key_mask: Tensor | None) -> Tensor:
+        """Compute the logits of a prompt and what follows it, without a state."""
+        if key_mask is not None:
+            new = key_mask.new_ones(len(tokens), tokens.shape[1] - key_mask.shape[1])
+            key_mask = torch.cat((key_mask, new), 1)
+            shared = _shared_padding(key_mask)
+            tokens, key_mask = tokens[:, shared:], key_mask[:, shared:]
+        return self(tokens, key_mask=key_mask)
 
     def prefill(self, tokens: Tensor, *, key_mask: Tensor | None = None) -> tuple[Tensor, LMState]:
         """Read a prompt (B, T) into a fresh state; return the logits of its last chunk and the state.
