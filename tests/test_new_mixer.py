@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tokenmix import MixerError
-from tokenmix.testing.new_mixer import new_mixer
+from tokenmix.testing.new_mixer import LONGEST, new_mixer
 
 ROOT = Path(__file__).parent.parent
 PLACES = 7 + 1  # seven by hand, and the overloads of build_mixer, which follow from the code
@@ -50,6 +50,15 @@ print("kept")
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=checkout)
     assert done.stdout == "kept\n", done.stderr
+    lint(written)
+
+
+@pytest.mark.parametrize("letters", [1, LONGEST])
+def test_its_lines_are_narrow_enough_for_any_name(checkout, letters):
+    lint(new_mixer("q" * letters, checkout))
+
+
+def lint(written):
     code = [w for w in written if w.suffix in (".py", ".pyi")]
     for verb in (["check"], ["format", "--check"]):
         command = [sys.executable, "-m", "ruff", *verb, "--no-cache", "--config", ROOT / "pyproject.toml", *code]
@@ -72,6 +81,7 @@ def test_nothing_is_overwritten(checkout):
         ("Gated", "lower-case identifier"),
         ("class", "lower-case identifier"),
         ("../up", "lower-case identifier"),
+        ("q" * (LONGEST + 1), "at most 40 fit"),
         ("hydra", "is taken"),
         ("fresh", "not a checkout"),
     ],

@@ -16,6 +16,9 @@ from pathlib import Path
 from ..errors import MixerError
 from ..mixers import MIXERS
 
+LONGEST = 40
+"""Letters of a name for which the skeleton's lines are narrow enough."""
+
 REFERENCE = '''"""NAME as in its paper."""
 
 from __future__ import annotations
@@ -47,7 +50,13 @@ from .layout.masks import zero_masked
 from .sums.precision import at_least_float32
 
 
-def NAME(v: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, backend: Backend = "auto") -> Tensor:
+def NAME(
+    v: Tensor,
+    *,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
     """Compute y_t = sum_s v_s / n_t over the n_t keys s that t may attend.
 
     Args:
@@ -133,7 +142,7 @@ class CLASS(Mixer):
         grid: tuple[int, ...] | None = None,
         prefix: int = 0,
     ) -> Arguments:
-        """Return the arguments of ``functional.NAME`` for this input: (positional, keyword)."""
+        """Return the arguments of ``functional.NAME`` for this input."""
         return (self.v_proj(x),), {"causal": self.causal, "key_mask": key_mask}
 
     def mixing_cost(self, T: int) -> MixingCost:
@@ -141,7 +150,8 @@ class CLASS(Mixer):
 
     def empty_state(self, batch_size, *, device, dtype):
         wide = torch.promote_types(dtype, torch.float32)
-        return CLASSState(*(torch.zeros(batch_size, n, device=device, dtype=wide) for n in (self.dim, 1)))
+        zeros = (torch.zeros(batch_size, n, device=device, dtype=wide) for n in (self.dim, 1))
+        return CLASSState(*zeros)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         v = self.v_proj(x)
@@ -199,10 +209,12 @@ def new_mixer(name: str, root: Path) -> list[Path]:
         The files that are new or changed.
 
     Raises:
-        MixerError: if the name is not a lower-case identifier or is taken, or if ``root`` is not a checkout.
+        MixerError: if the name is not a lower-case identifier, too long or taken, or if ``root`` is not a checkout.
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
         raise MixerError(f"new-mixer: the name must be a lower-case identifier such as gated_mean, got {name!r}.")
+    if len(name) > LONGEST:
+        raise MixerError(f"new-mixer: the name has {len(name)} letters, at most {LONGEST} fit the lines: {name!r}.")
     source = root / "src/tokenmix"
     if not (source / "mixers/table.py").is_file() or not (root / "tests/cases.py").is_file():
         raise MixerError(
