@@ -46,6 +46,8 @@ for causal in (False, True):
         result = run_promise(test_contract.subject_of("gated_mean", causal), promise, PROMISES[promise])
         needs_causal = promise in ("streaming_equals_parallel", "future_cannot_reach_past")
         assert result.status == "kept" or needs_causal and not causal, result
+from tokenmix.mixers.gated_mean import GatedMeanState
+assert not set(GatedMeanState._fields) & set(dir(tuple)), "mypy refuses a field that hides a method of tuple"
 print("kept")
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=checkout)

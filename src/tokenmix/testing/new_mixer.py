@@ -98,10 +98,10 @@ from .cost import MixingCost
 
 @register_state
 class CLASSState(NamedTuple):
-    """The sum of the values so far, ``total`` (B, D), and their number, ``count`` (B, 1). The size is constant."""
+    """The sum of the values so far, ``total`` (B, D), and their number, ``keys`` (B, 1). The size is constant."""
 
     total: Tensor
-    count: Tensor
+    keys: Tensor
 
 
 class CLASS(Mixer):
@@ -156,9 +156,9 @@ class CLASS(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         v = self.v_proj(x)
         added = sums(v, key_mask)
-        total, count = (past[:, None] + new.to(past.dtype).cumsum(1) for past, new in zip(state, added, strict=True))
-        y = (total / count.clamp_min(1.0)).to(v.dtype)
-        return self.out_proj(y), CLASSState(total[:, -1], count[:, -1])
+        total, keys = (past[:, None] + new.to(past.dtype).cumsum(1) for past, new in zip(state, added, strict=True))
+        y = (total / keys.clamp_min(1.0)).to(v.dtype)
+        return self.out_proj(y), CLASSState(total[:, -1], keys[:, -1])
 '''
 
 PAGE = """# TITLE
