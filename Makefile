@@ -42,7 +42,7 @@ quick: setup
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	TOKENMIX_QUICK=$(M) $(PYTEST) -n 2 $$(PYTHONPATH=tests $(BIN)/python -m quick $(M))
+	@tests=$$(PYTHONPATH=tests $(BIN)/python -m quick $(M)) && set -x && TOKENMIX_QUICK=$(M) $(PYTEST) -n 2 $$tests
 
 # tests/suites.py lists what `make test` leaves to `make test-more`. Neither runs the tests marked slow or browser.
 test: lint docs

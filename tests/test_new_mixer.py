@@ -91,3 +91,18 @@ def test_nothing_is_overwritten(checkout):
 def test_wrong_names_and_places_are_refused(tmp_path, checkout, name, said):
     with pytest.raises(MixerError, match=said):
         new_mixer(name, tmp_path / "elsewhere" if said == "not a checkout" else checkout)
+
+
+def test_make_quick_runs_no_test_where_it_cannot_tell_which(tmp_path):
+    for tool, script in {
+        "ruff": "exit 0",
+        "mypy": "exit 0",
+        "python": f'case "$*" in *pytest*) echo "$@" >> {tmp_path}/asked ;; *nosuch*) exit 1 ;; *) echo a_test ;; esac',
+    }.items():
+        (tmp_path / tool).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / tool).chmod(0o755)
+    make = ["make", "-C", str(ROOT), "-o", "setup", "quick", f"BIN={tmp_path}"]
+    assert subprocess.run([*make, "M=nosuch"], capture_output=True).returncode != 0
+    assert not (tmp_path / "asked").exists()
+    assert subprocess.run([*make, "M=hydra"], capture_output=True).returncode == 0
+    assert (tmp_path / "asked").read_text() == "-m pytest -n 2 a_test\n"
