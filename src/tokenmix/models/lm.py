@@ -177,24 +177,24 @@ class LM(Trunk):
         self._check_prompt(tokens, n, key_mask)
         generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
         extend = self.extend if decoder is None else decoder.extend
-        out, state = tokens, None
+        out, state = [tokens], None
         with evaluating(self):
             if self._streams():
                 logits, state = self.prefill(tokens, key_mask=key_mask)
             else:
-                logits = self._reread(out, key_mask)
+                logits = self._reread(tokens, key_mask)
             for i in range(n):
                 token = pick_token(
                     logits[:, -1], temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
                 )
-                out = torch.cat((out, token.to(tokens.dtype)), 1)
+                out.append(token.to(tokens.dtype))
                 if i + 1 == n:
                     break
                 if state is None:
-                    logits = self._reread(out, key_mask)
+                    logits = self._reread(torch.cat(out, 1), key_mask)
                 else:
                     logits, state = extend(token, state)
-        return out
+        return torch.cat(out, 1)
 
     def _streams(self) -> bool:
         """Say whether every mixer has a streaming form; one that is not causal is for ``init_state`` to refuse."""
@@ -204,9 +204,7 @@ class LM(Trunk):
         """Compute the logits of a prompt and what follows it, without a state."""
         if key_mask is not None:
             new = key_mask.new_ones(len(tokens), tokens.shape[1] - key_mask.shape[1])
-            key_mask = torch.cat((key_mask, new), 1)
-            shared = _shared_padding(key_mask)
-            tokens, key_mask = tokens[:, shared:], key_mask[:, shared:]
+            tokens, key_mask = _without_shared_padding(tokens, torch.cat((key_mask, new), 1))
         return self(tokens, key_mask=key_mask)
 
     def prefill(self, tokens: Tensor, *, key_mask: Tensor | None = None) -> tuple[Tensor, LMState]:
@@ -216,8 +214,7 @@ class LM(Trunk):
         """
         state = self.init_state(tokens.shape[0], device=tokens.device)
         if key_mask is not None:
-            shared = _shared_padding(key_mask)
-            tokens, key_mask = tokens[:, shared:], key_mask[:, shared:]
+            tokens, key_mask = _without_shared_padding(tokens, key_mask)
         return self.extend(tokens, state, key_mask=key_mask)
 
     def _check_prompt(self, tokens: Tensor, n: int, key_mask: Tensor | None) -> None:
@@ -247,3 +244,9 @@ class LM(Trunk):
 def _shared_padding(key_mask: Tensor) -> int:
     """Count the leading columns that are padding in every row."""
     return int((~key_mask.any(0)).long().cumprod(0).sum())
+
+
+def _without_shared_padding(tokens: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Drop the leading columns that are padding in every row."""
+    shared = _shared_padding(key_mask)
+    return tokens[:, shared:], key_mask[:, shared:]
