@@ -81,9 +81,7 @@ def chunks(
 ) -> tuple[torch.Tensor, Any]:
     out = []
     for a, b in zip([0, *cuts], [*cuts, x.shape[1]], strict=True):
-        found = model(
-            x[:, a:b], attention_mask=None if mask is None else mask[:, :b], past_key_values=cache, use_cache=True
-        )
+        found = model(x[:, a:b], attention_mask=None if mask is None else mask[:, :b], cache=cache, use_cache=True)
         cache = found.past_key_values
         out.append(found.logits)
     return torch.cat(out, 1), cache
@@ -156,7 +154,7 @@ def tokens_are_given_back(kind: str) -> None:
         _, cache = chunks(model, x[:, : cuts[-1]], cuts[:-1], mask, cache)
         cache.crop(-back)
         at = cuts[-1] - back
-        got = model(x[:, at:], attention_mask=mask, past_key_values=cache, use_cache=True).logits
+        got = model(x[:, at:], attention_mask=mask, cache=cache, use_cache=True).logits
         for row, n in enumerate(PADS):
             close(got[row, max(n - at, 0) :], full[row, max(n, at) :])
     prompt, how = tokens(1, 7), {"max_new_tokens": 12, "do_sample": False}
@@ -182,7 +180,7 @@ def rows_of_a_cache_can_be_picked(kind: str) -> None:
             torch.cat([x[rows], more], 1),
             torch.cat([mask[rows], torch.ones(len(rows), 4, dtype=torch.long)], 1),
         )
-        got = model(more, attention_mask=whole_mask, past_key_values=picked).logits
+        got = model(more, attention_mask=whole_mask, cache=picked).logits
         close(got, model(whole, attention_mask=whole_mask, use_cache=False).logits[:, -4:])
 
 

@@ -16,6 +16,7 @@ from surgery_models import make
 from tokenmix import MixerError, register_mixer, state_bytes
 from tokenmix.hosts import huggingface as host
 from tokenmix.hosts.huggingface import layers
+from tokenmix.hosts.huggingface.cache import as_output
 from tokenmix.hosts.surgery import replace_mixers
 from tokenmix.mixers import MIXERS, Mixer
 
@@ -72,9 +73,20 @@ def test_generation_goes_on_from_a_cache():
     model, x = causal("hybrid"), tokens(2, 12)
     _, cache = chunks(model, x[:, :7], [])
     assert torch.equal(
-        model.generate(x, past_key_values=cache, max_new_tokens=6, do_sample=False),
+        model.generate(x, **as_output(cache), max_new_tokens=6, do_sample=False),
         model.generate(x, max_new_tokens=6, do_sample=False),
     )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_a_cache_goes_by_its_name_of_either_version_of_transformers(name):
+    model, x = causal("hybrid"), tokens(2, 12)
+    whole, cache = model(x).logits, model(x[:, :7], use_cache=True).past_key_values
+    out = model(x[:, 7:], **{name: cache})
+    close(out.logits, whole[:, 7:])
+    assert out.past_key_values is cache
+    assert cache.get_seq_length() == 12
 
 
 @torch.no_grad()
@@ -142,7 +154,7 @@ def chunks_over_context(model, x, mask, ids, ids_mask):
     for chunk in ids.split([4, 1, 3, 1], 1):
         seen += chunk.shape[1]
         given = {"encoder_outputs": context, "attention_mask": mask, "decoder_attention_mask": ids_mask[:, :seen]}
-        found = model(decoder_input_ids=chunk, past_key_values=cache, use_cache=True, **given)
+        found = model(decoder_input_ids=chunk, cache=cache, use_cache=True, **given)
         out, cache = [*out, found.logits], found.past_key_values
     return torch.cat(out, 1)
 
@@ -312,7 +324,7 @@ def test_decoding_compiles_whole_and_not_anew_each_step(kind):
         transformers.DynamicCache(config=model.config),
     )
     for chunk in x.split([4] + [1] * 8, 1):
-        out.append(fast(chunk, past_key_values=cache, use_cache=True).logits)
+        out.append(fast(chunk, use_cache=True, **as_output(cache)).logits)
     close(torch.cat(out, 1), whole)
     assert met["unique_graphs"] - before <= 3
 
@@ -505,7 +517,11 @@ BOTH = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 0]])
         ({"output_attentions": True}, "no attention weights"),
         ({"token_type_ids": torch.ones(2, 4, dtype=torch.long)}, "no token types"),
         ({"inputs_embeds": torch.zeros(2, 4, 16)}, "either input_ids or inputs_embeds"),
-        ({"past_key_values": transformers.DynamicCache()}, "must be DynamicCache"),
+        ({"cache": transformers.DynamicCache()}, "must be DynamicCache"),
+        (
+            dict.fromkeys(("cache", "past_key_values"), transformers.DynamicCache()),
+            "got both cache and past_key_values",
+        ),
         ({"encoder_hidden_states": torch.zeros(2, 4, 16)}, "no cross_mixers"),
         ({"input_ids": torch.ones(2, 41, dtype=torch.long)}, "max_position_embeddings=40, got a token at position 40"),
     ],
@@ -522,13 +538,13 @@ def test_what_a_state_cannot_do_is_refused():
     with pytest.raises(MixerError, match="cannot take back 2 tokens"):
         cache.crop(-2)
     with pytest.raises(MixerError, match="holds 2 rows, got 1"):
-        model(x[:1], past_key_values=cache)
+        model(x[:1], cache=cache)
     with pytest.raises(
         MixerError, match="static caches are not supported: they hold keys and values, and a mixer's state needs none"
     ):
         model.generate(x, cache_implementation="static", max_new_tokens=3)
     with pytest.raises(MixerError, match="expects an EncoderDecoderCache of two caches"):
-        seq2seq()(x, decoder_input_ids=x, past_key_values=transformers.DynamicCache(config=seq2seq().decoder.config))
+        seq2seq()(x, decoder_input_ids=x, cache=transformers.DynamicCache(config=seq2seq().decoder.config))
     with pytest.raises(MixerError, match="is not causal and keeps no cache"):
         host.TokenMixModel(config("aft"))(x, use_cache=True)
 

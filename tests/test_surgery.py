@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from perturb import perturb_mixers
 from surgery_models import DECODERS, IMAGES, MAKERS, TRANSLATORS, make, padded, shared
 from tokenmix import MIXERS, MixerError, functional
+from tokenmix.hosts.huggingface.cache import as_output
 from tokenmix.hosts.surgery import find_attention, replace_mixers, restore
 from tokenmix.mixers import mixer_options
 
@@ -219,11 +220,13 @@ def test_a_cache_is_continued_in_chunks():
     ids = padded("left")[0][:1]
     whole, past, parts = new(ids).logits, None, []
     for chunk in ids.split([4, 1, 3, 1], 1):
-        y = new(chunk, past_key_values=past, use_cache=True)
+        y = new(chunk, use_cache=True, **as_output(past))
         past, parts = y.past_key_values, [*parts, y.logits]
     assert (torch.cat(parts, 1) - whole).abs().max() <= TIGHT * whole.abs().max()
     with pytest.raises(MixerError, match="model.layers.0.self_attn: this cache holds keys and values of another"):
-        new(ids, past_key_values=shared("llama")(ids).past_key_values)
+        new(ids, **as_output(shared("llama")(ids).past_key_values))
+    with pytest.raises(MixerError, match="got a cache as later_name, and knows cache, past_key_values"):
+        new.model.layers[0].self_attn(torch.zeros(1, 2, 32), later_name=past)
     with pytest.raises(MixerError, match="static cache"):
         new.generate(ids, max_new_tokens=2, cache_implementation="static", pad_token_id=0)
 

@@ -17,7 +17,7 @@ import tokenmix.hosts.surgery.sites as sites
 import tokenmix.hosts.surgery.weights as weights
 from surgery_models import make, padded, shared
 from test_surgery import TIGHT, final, outputs
-from tokenmix.hosts.huggingface.cache import TokenMixStateLayer
+from tokenmix.hosts.huggingface.cache import TokenMixStateLayer, as_output
 from tokenmix.hosts.surgery import replace_mixers
 from tokenmix.hosts.surgery.masks import Read
 
@@ -101,7 +101,7 @@ def test_generation_with_a_cache_sees_it(bug, monkeypatch):
     new, _ = replace_mixers(shared("llama"), "hydra", seed=0)
     ids = padded("left")[0][:1]
     whole, first = new(ids).logits, new(ids[:, :5], use_cache=True)
-    second = new(ids[:, 5:], past_key_values=first.past_key_values, use_cache=True)
+    second = new(ids[:, 5:], use_cache=True, **as_output(first.past_key_values))
     assert (second.logits - whole[:, 5:]).abs().max() > 100 * TIGHT
 
 

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from ..bench import decoding
 from ..bench.timing import quartile
+from ..hosts.cache_names import CACHE_NAMES, returned_cache
 from ..models import LM
 from .inputs import Inputs
 
@@ -39,16 +40,17 @@ def decode(model: Any, inputs: Inputs, length: int, batch: int) -> Decoded | Non
         found = decoding(model, context, tokens=STEPS)
         return Decoded(found.ms_per_token, found.state_bytes)
     known = inspect.signature(model.forward).parameters
-    if not {"past_key_values", "use_cache", "input_ids"} <= known.keys() or not _decoder(model.config):
+    name = next((name for name in CACHE_NAMES if name in known), None)
+    if name is None or not {"use_cache", "input_ids"} <= known.keys() or not _decoder(model.config):
         return None
     ids = inputs.make(length, batch)[1]["input_ids"]
-    cache = model(input_ids=ids[:, :context], use_cache=True).past_key_values
+    cache = returned_cache(model(input_ids=ids[:, :context], use_cache=True))
     if cache is None:
         return None
     times = []
     for i in range(context, length):
         start = _now(ids)
-        model(input_ids=ids[:, i : i + 1], past_key_values=cache, use_cache=True)
+        model(input_ids=ids[:, i : i + 1], use_cache=True, **{name: cache})
         times.append(_now(ids) - start)
     return Decoded(quartile(sorted(times[1:])) * 1e3, cache_bytes(cache))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from transformers import cache_utils
 from transformers.cache_utils import CacheLayerMixin
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from ...errors import MixerError
 from ...mixers import State, reorder
@@ -39,7 +40,7 @@ class TokenMixStateLayer(CacheLayerMixin):
         super().__init__()
         self.state: State = None
         self.position: Tensor | None = None
-        self.seen, self.record_past = 0, False
+        self.seen, self.record_past, self.is_croppable = 0, False, False
         self.steps: list[Step] = []
         self.recorded_positions: list[Tensor] = []
 
@@ -57,7 +58,7 @@ class TokenMixStateLayer(CacheLayerMixin):
 
     def activate_past_recording(self) -> None:
         """Record chunks from now on."""
-        self.record_past = True
+        self.record_past = self.is_croppable = True
 
     @property
     def batch_size(self) -> int:
@@ -149,11 +150,19 @@ def _refuse_static(*args: Any, **kwargs: Any) -> NoReturn:
 getattr(cache_utils, "STATIC_LAYER_TYPE_MAPPING", {})[TokenMixStateLayer._layer_type] = _refuse_static
 
 
+OUTPUT_NAME = "cache" if "cache" in BaseModelOutputWithPast.__annotations__ else "past_key_values"
+
+
+def as_output(cache: Any) -> dict[str, Any]:
+    """Return a cache under its name in the outputs of the installed transformers."""
+    return {OUTPUT_NAME: cache}
+
+
 def state_layers(cache: Any, layers: int, who: str) -> list[TokenMixStateLayer]:
     """Return the layers of a cache, which must be made for this model."""
     found = list(getattr(cache, "layers", []))
     if len(found) != layers or not all(isinstance(layer, TokenMixStateLayer) for layer in found):
         kinds = ", ".join(sorted({type(layer).__name__ for layer in found})) or "no layers"
         wanted = f"DynamicCache(config=model.config) with {layers} layers"
-        raise MixerError(f"{who}: past_key_values must be {wanted}, got {type(cache).__name__} with {kinds}.")
+        raise MixerError(f"{who}: cache must be {wanted}, got {type(cache).__name__} with {kinds}.")
     return found

@@ -67,7 +67,7 @@ class TokenMixConfig(PreTrainedConfig):
     """
 
     model_type = "tokenmix"
-    keys_to_ignore_at_inference = ["past_key_values", "encoder_last_hidden_state"]
+    keys_to_ignore_at_inference = ["cache", "past_key_values", "encoder_last_hidden_state"]
 
     vocab_size: int = 256
     hidden_size: int = 256

@@ -18,7 +18,8 @@ from ...errors import MixerError
 from ...models import ViT
 from ...models.layers import build_norm, capped
 from ...positions import LearnedPositions, SinusoidalPositions
-from .cache import TokenMixStateLayer, state_layers
+from ..cache_names import given_cache, returned_cache
+from .cache import TokenMixStateLayer, as_output, state_layers
 from .configuration import TokenMixConfig
 from .initialization import refuse_missing_weights, refuse_options, reinitialize
 from .layers import TokenMixLayer
@@ -33,7 +34,7 @@ class TokenMixPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["TokenMixLayer", "TokenMixImageLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = ["cache", "past_key_values"]
     _supports_sdpa = True
     _can_record_outputs = {"hidden_states": TokenMixLayer}
 
@@ -119,11 +120,12 @@ class TokenMixModel(TokenMixPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
         use_cache: bool | None = None,
+        past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Map input_ids (B, L) to last_hidden_state (B, L, D).
@@ -131,12 +133,13 @@ class TokenMixModel(TokenMixPreTrainedModel):
         Args:
             attention_mask: (B, tokens in the cache + L), 1 = valid; padding on the left or on the right.
             position_ids: (B, L), rising along each row; default: index minus that of the row's first valid token.
-            past_key_values: what an earlier call returned, or ``DynamicCache(config=model.config)``.
+            cache: what an earlier call returned, or ``DynamicCache(config=model.config)``.
             use_cache: return a cache; default ``config.use_cache`` if the model is causal and not in training.
+            past_key_values: the name of ``cache`` before transformers 5.24.
         """
         self._refuse_unknown(input_ids, inputs_embeds, kwargs)
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        cache = self._cache(use_cache, past_key_values)
+        cache = self._cache(use_cache, given_cache(type(self).__name__, cache=cache, past_key_values=past_key_values))
         kept = self._kept(cache)
         chunk = self._chunk_positions(x, attention_mask, position_ids, kept)
         if self.positions is not None:
@@ -153,7 +156,7 @@ class TokenMixModel(TokenMixPreTrainedModel):
             )
         if kept is not None:
             kept[0][0].advance(chunk)
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=cache)
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), **as_output(cache))
 
     def _refuse_unknown(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, given: dict[str, Any]) -> None:
         who = type(self).__name__
@@ -197,7 +200,7 @@ class TokenMixModel(TokenMixPreTrainedModel):
         n, who = len(self.layers), type(self).__name__
         if isinstance(cache, EncoderDecoderCache) != (self.config.cross_mixers is not None):
             wanted = "an EncoderDecoderCache of two caches" if self.config.cross_mixers is not None else "one cache"
-            made = f"{wanted}, DynamicCache(config=model.config), as past_key_values"
+            made = f"{wanted}, DynamicCache(config=model.config), as cache"
             raise MixerError(f"{who}: expects {made}; got {type(cache).__name__}.")
         if isinstance(cache, EncoderDecoderCache):
             own, other = (state_layers(c, n, who) for c in (cache.self_attention_cache, cache.cross_attention_cache))
@@ -268,11 +271,12 @@ class TokenMixForCausalLM(TokenMixPreTrainedModel, GenerationMixin):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Map input_ids (B, L) to logits (B, L, vocab), row t from tokens 0..t; shift ``labels`` and return the loss.
@@ -281,7 +285,8 @@ class TokenMixForCausalLM(TokenMixPreTrainedModel, GenerationMixin):
             logits_to_keep: compute only the last N logits, or those at these indices; 0: all. Other arguments as in
                 ``TokenMixModel``.
         """
-        options = {"past_key_values": past_key_values, "inputs_embeds": inputs_embeds, "use_cache": use_cache}
+        cache = given_cache(type(self).__name__, cache=cache, past_key_values=past_key_values)
+        options = {"cache": cache, "inputs_embeds": inputs_embeds, "use_cache": use_cache}
         loss_options = {name: kwargs.pop(name) for name in ("num_items_in_batch", "shift_labels") if name in kwargs}
         out = self.model(input_ids, attention_mask, position_ids, **options, **kwargs)
         logits = capped(
@@ -291,7 +296,7 @@ class TokenMixForCausalLM(TokenMixPreTrainedModel, GenerationMixin):
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_options)
         return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
+            loss=loss, logits=logits, hidden_states=out.hidden_states, **as_output(returned_cache(out))
         )
 
 

@@ -13,6 +13,8 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 
 from ...errors import MixerError
+from ..cache_names import given_cache, returned_cache
+from .cache import as_output
 from .configuration import TokenMixConfig
 from .modeling import TokenMixModel, TokenMixPreTrainedModel, picked
 
@@ -87,12 +89,13 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, GenerationMixin):
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: Any = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """Map input_ids (B, S) and decoder_input_ids (B, T) to logits (B, T, vocab).
@@ -103,6 +106,7 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, GenerationMixin):
             attention_mask: (B, S), 1 = valid, of the encoder. decoder_attention_mask: (B, tokens in the cache + T).
             encoder_outputs: of ``get_encoder()``, so that it need not run again.
             logits_to_keep: compute only the last N logits, or those at these indices; 0: all.
+            past_key_values: the name of ``cache`` before transformers 5.24.
         """
         loss_options = (
             {"num_items_in_batch": kwargs.pop("num_items_in_batch")} if "num_items_in_batch" in kwargs else {}
@@ -118,7 +122,8 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, GenerationMixin):
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         context = {"encoder_hidden_states": encoder_outputs.last_hidden_state, "encoder_attention_mask": attention_mask}
-        options = {"past_key_values": past_key_values, "inputs_embeds": decoder_inputs_embeds, "use_cache": use_cache}
+        cache = given_cache(type(self).__name__, cache=cache, past_key_values=past_key_values)
+        options = {"cache": cache, "inputs_embeds": decoder_inputs_embeds, "use_cache": use_cache}
         out = self.decoder(decoder_input_ids, decoder_attention_mask, **context, **options, **kwargs)
         logits = self.lm_head(picked(out.last_hidden_state, logits_to_keep))
         loss = (
@@ -126,7 +131,7 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, GenerationMixin):
             if labels is None
             else self.loss_function(logits, labels.contiguous(), vocab_size=self.config.vocab_size, **loss_options)
         )
-        found = {"past_key_values": out.past_key_values, "decoder_hidden_states": out.hidden_states}
+        found = {**as_output(returned_cache(out)), "decoder_hidden_states": out.hidden_states}
         found |= {
             "encoder_last_hidden_state": encoder_outputs.last_hidden_state,
             "encoder_hidden_states": getattr(encoder_outputs, "hidden_states", None),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ...errors import MixerError
 from ...mixers import Mixer
 from ...mixers.attention import Attention
+from ..cache_names import CACHE_NAMES, given_cache
 from ..torch import MultiheadMixer
 from .masks import Read, read_mask, refuse_packed, within
 from .sites import Site
@@ -77,13 +78,14 @@ class HFAdapter(Adapter):
         self,
         hidden_states: Tensor,
         attention_mask: Any = None,
-        past_key_values: Any = None,
+        cache: Any = None,
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Any = None,
         key_value_states: Tensor | None = None,
         position_ids: Tensor | None = None,
         position_embeddings: Any = None,
         encoder_position_embeddings: Tensor | None = None,
+        past_key_values: Any = None,
         layer_past: Any = None,
         **others: Any,
     ) -> tuple[Tensor, None]:
@@ -92,17 +94,20 @@ class HFAdapter(Adapter):
         As in DETR, its positions are added to the input of the query and key projections; rotary ones are applied
         by the mixer.
         """
-        # GPT-NeoX calls it layer_past
-        past_key_values = layer_past if past_key_values is None else past_key_values
+        cache = given_cache(self.site.name, cache=cache, past_key_values=past_key_values, layer_past=layer_past)
+        for name, value in others.items():
+            if hasattr(value, "get_seq_length"):
+                known = f"got a cache as {name}, and knows {', '.join(CACHE_NAMES)}"
+                raise MixerError(f"{self.site.name}: {known}; this version of transformers has a new name for it.")
         added = (position_embeddings, encoder_position_embeddings) if self.site.family == "detr" else (None, None)
         if self.site.cross:
             context = encoder_hidden_states if key_value_states is None else key_value_states
             mask = encoder_attention_mask if self.site.family == "gpt2" else attention_mask
-            return self.dropout(self._across(hidden_states, context, mask, added, past_key_values)), None
+            return self.dropout(self._across(hidden_states, context, mask, added, cache)), None
         if attention_mask is None:
             refuse_packed(position_ids, self.site.name)
-        if past_key_values is not None and self.mixer.causal:
-            return self.dropout(self._stream(hidden_states, attention_mask, past_key_values, position_ids)), None
+        if cache is not None and self.mixer.causal:
+            return self.dropout(self._stream(hidden_states, attention_mask, cache, position_ids)), None
         with with_offsets(self, added[0], added[0], hidden_states) as x:
             return self.dropout(self._mix(x, attention_mask, position_ids)), None
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import MixerError
+from ..cache_names import CACHE_NAMES
 from .adapters import adapters_of
 from .build import REPLACED_PARTS
 from .masks import read_mask
@@ -70,7 +71,7 @@ def _module(teacher: nn.Module, name: str, path: str) -> nn.Module:
 def _call(entered: tuple[tuple[Any, ...], dict[str, Any]], y: Any) -> Call:
     args, options = entered
     # whole sequences: the student needs no state
-    options = {k: None if k == "past_key_values" else v for k, v in options.items()}
+    options = {k: None if k in CACHE_NAMES else v for k, v in options.items()}
     return Call(args, options, (y[0] if isinstance(y, tuple) else y).detach())
 
 
