@@ -670,6 +670,7 @@ def _causal_back(g, q, k, v, mask, start, saved, dq, dk, dv) -> None:
         S,
         D,
         *strides,
+        registers=255,
         **fixed,
     )
 
