@@ -115,6 +115,26 @@ def test_streaming_past_the_last_sub_pixel_is_refused():
         model.extend(x[:, :2], state)
 
 
+@pytest.mark.parametrize("name", ["routing", "reformer"])
+@torch.no_grad()
+def test_mixers_that_cannot_stream_draw_by_reading_everything_again(name):
+    model = make(mixers=({"name": name, "heads": 2, "paper_form": True}, {"name": "aft_simple"}))
+    assert not model.streams
+    drawn = model.complete(images(2), 1, temperature=0)
+    assert torch.equal(drawn[:, :, :1], images(2)[:, :, :1])
+    tokens = model.to_tokens(drawn)
+    for i in (15, 16, 30, 44):
+        assert torch.equal(tokens[:, i], model._read(tokens[:, :i])[:, -1].argmax(-1))
+
+
+@torch.no_grad()
+def test_drawing_with_and_without_a_state_is_the_same(monkeypatch):
+    model = make("hybrid")
+    wanted = model.sample(2, seed=3)
+    monkeypatch.setattr(type(model), "streams", False)
+    assert torch.equal(model.sample(2, seed=3), wanted)
+
+
 @torch.no_grad()
 def test_states_can_be_reordered():
     model = make("hybrid")

@@ -206,7 +206,7 @@ def test_generation_from_prompts_of_different_lengths(streams, monkeypatch):
     padded = torch.stack(
         [torch.cat([torch.zeros(2, dtype=torch.long), x[0]]), torch.cat([torch.zeros(5, dtype=torch.long), x[1, :5]])]
     )
-    monkeypatch.setattr(model, "_streams", lambda: streams)
+    monkeypatch.setattr(type(model), "streams", streams)
     out = model.generate(padded, 16, temperature=0, key_mask=mask)
     assert torch.equal(out[0, 2:], model.generate(x[:1], 16, temperature=0)[0])
     assert torch.equal(out[1, 5:], model.generate(x[1:, :5], 16, temperature=0)[0])

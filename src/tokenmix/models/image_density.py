@@ -143,8 +143,12 @@ class ImageDensity(Trunk):
         The logits at n predict sub-pixel n from those before it.
         """
         self._check_images(tokens)
-        before = self.embed(tokens[:, :-1].long())
-        return self.read(torch.cat([self._start(tokens.shape[0]), before], 1), token_positions(tokens, None))
+        return self._read(tokens[:, :-1])
+
+    def _read(self, before: Tensor) -> Tensor:
+        """Compute the logits (B, L + 1, values) of the first L + 1 sub-pixels from the first L, without a state."""
+        x = torch.cat([self._start(before.shape[0]), self.embed(before.long())], 1)
+        return self.read(x, token_positions(x, None))
 
     @torch.no_grad()
     def bits(self, tokens: Tensor) -> Tensor:
@@ -234,6 +238,8 @@ class ImageDensity(Trunk):
     ) -> Tensor:
         """Sample n images, sub-pixel by sub-pixel from a streaming state, uint8 (n, C, H, W).
 
+        With a mixer that has no streaming form, the image so far is read again for each sub-pixel.
+
         Args:
             temperature: divides the logits; 0 takes the most likely value.
             top_k: keep only the k most likely values; None: all.
@@ -276,19 +282,23 @@ class ImageDensity(Trunk):
         """Sample images that begin with tokens (B, L)."""
         check_sampling(temperature, top_k, top_p)
         generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
-        out, left = [tokens], self.max_len - tokens.shape[1]
+        known, image = tokens.shape[1], tokens.new_zeros(len(tokens), self.max_len)
+        image[:, :known] = tokens
         with evaluating(self):
-            state = self.init_state(len(tokens))
-            if left and tokens.shape[1]:
+            state = self.init_state(len(tokens)) if self.streams else None
+            if state is not None and 0 < known < self.max_len:
                 _, state = self.extend(tokens, state)
-            for _ in range(left if len(tokens) else 0):
-                logits, state = self._advance(state.last, state)
-                token = pick_token(
-                    logits[:, -1], temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
-                )
-                state = state._replace(last=self.embed(token))
-                out.append(token)
-        return self.to_images(torch.cat(out, 1) if len(tokens) else tokens.new_zeros(0, self.max_len))
+            for i in range(known, self.max_len if len(tokens) else known):
+                if state is None:
+                    logits = self._read(image[:, :i])[:, -1]
+                else:
+                    chunk, state = self._advance(state.last, state)
+                    logits = chunk[:, -1]
+                token = pick_token(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+                image[:, i : i + 1] = token
+                if state is not None:
+                    state = state._replace(last=self.embed(token))
+        return self.to_images(image)
 
 
 def _with_width(spec: dict[str, Any], line: int) -> dict[str, Any]:

@@ -179,7 +179,7 @@ class LM(Trunk):
         extend = self.extend if decoder is None else decoder.extend
         out, state = [tokens], None
         with evaluating(self):
-            if self._streams():
+            if self.streams:
                 logits, state = self.prefill(tokens, key_mask=key_mask)
             else:
                 logits = self._reread(tokens, key_mask)
@@ -195,10 +195,6 @@ class LM(Trunk):
                 else:
                     logits, state = extend(token, state)
         return torch.cat(out, 1)
-
-    def _streams(self) -> bool:
-        """Say whether every mixer has a streaming form; one that is not causal is for ``init_state`` to refuse."""
-        return all(block.mixer.capabilities.streaming or not block.mixer.causal for block in self.blocks)
 
     def _reread(self, tokens: Tensor, key_mask: Tensor | None) -> Tensor:
         """Compute the logits of a prompt and what follows it, without a state."""

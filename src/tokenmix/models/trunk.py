@@ -155,6 +155,11 @@ class Trunk(nn.Module):
         start = torch.zeros(batch_size, dtype=torch.long, device=self.embed.weight.device if device is None else device)
         return tuple(block.mixer.init_state(batch_size, device=device) for block in self.blocks), start
 
+    @property
+    def streams(self) -> bool:
+        """Return whether every mixer has a streaming form; one that is not causal is for ``init_state`` to refuse."""
+        return all(block.mixer.capabilities.streaming or not block.mixer.causal for block in self.blocks)
+
     def mixers_max_len(self) -> int | None:
         """Return the shortest length that a mixer was built with; None if none has a length."""
         limits = [block.mixer.max_len for block in self.blocks if block.mixer.max_len is not None]
