@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from tokenmix.bench.roofline import machine
 from tokenmix.bench.timing import measure, peak_memory, sampler
-from tokenmix.functional import backend as _backend
+from tokenmix.kernels import backend as _backend
 from tokenmix.mixers.attention import Attention
 from tokenmix.models import LM, LMConfig
 from tokenmix.models.blocks import Block

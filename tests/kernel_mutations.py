@@ -22,8 +22,8 @@ from nonfinite_checks import FORMS as POISONED
 from nonfinite_checks import check_all, check_stream
 from tokenmix import functional, use_backend
 from tokenmix.functional.short_conv import short_conv_chunk
-from tokenmix.functional.tokenwise import rms_norm, rotate, silu_gate
 from tokenmix.kernels import cpu
+from tokenmix.kernels.tokenwise import rms_norm, rotate, silu_gate
 from tokenmix.mixers import build_mixer
 
 

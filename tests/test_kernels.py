@@ -16,8 +16,8 @@ from torch import Tensor
 from kernel_checks import adversarial, both, worst
 from tokenmix import MIXERS, functional
 from tokenmix.functional.sums.kernel_attention import MAPS
-from tokenmix.functional.tokenwise import gate_kernel, rms_kernel, rotate_kernel
 from tokenmix.kernels.operator import OPERATORS, Operator
+from tokenmix.kernels.tokenwise import gate_kernel, rms_kernel, rotate_kernel
 
 TOL = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 Call = tuple[Callable[..., Tensor], tuple[Tensor, ...], dict[str, Any]]

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from kernel_checks import both, worst
 from tokenmix import MixerError
-from tokenmix.functional.tokenwise import gate_kernel, rms_kernel, rms_norm, rotate, rotate_kernel, silu_gate
 from tokenmix.kernels.operator import Operator
+from tokenmix.kernels.tokenwise import gate_kernel, rms_kernel, rms_norm, rotate, rotate_kernel, silu_gate
 from tokenmix.mixers.parts.token_norm import RMSNorm
 
 TOL = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}

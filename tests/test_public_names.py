@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from tokenmix import MIXERS, MixerError, build_mixer, functional
-from tokenmix.functional.backend import BACKENDS, Backend
 from tokenmix.functional.sums.gates import GATES, Gate
 from tokenmix.functional.sums.outside import LocalOutside, Outside
+from tokenmix.kernels.backend import BACKENDS, Backend
 from tokenmix.mixers import MixerName
 from tokenmix.testing.stub import STUB, stub
 

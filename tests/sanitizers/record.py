@@ -27,8 +27,7 @@ import test_kernels_decode as decode
 from fuzz_forms import FORMS, MISSING, derived, drawn, mapped, upstream
 from kernel_checks import structs
 from tokenmix import MixerError, functional
-from tokenmix.functional import tokenwise
-from tokenmix.kernels import cpu
+from tokenmix.kernels import cpu, tokenwise
 
 SEEDS = 40  # calls of each form
 LIMITS = {"most": 140, "wide": 90}

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from .. import functional
 from ..errors import MixerError
-from ..functional.backend import Backend
 from ..functional.layout.heads import by_head
+from ..kernels.backend import Backend
 from ..mixers import MIXERS, Mixer, build_mixer
 from ..models import LM, LMConfig
 from ..testing.measure import leaves_of

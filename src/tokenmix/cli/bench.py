@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import arg
 
 from ..errors import MixerError
-from ..functional.backend import BACKENDS
+from ..kernels.backend import BACKENDS
 from .arguments import check_folder
 from .output import progress, say, say_json
 

@@ -28,7 +28,7 @@ def diagnose() -> dict[str, Any]:
     import torch
 
     from .. import __version__
-    from ..functional.backend import AUTO_RULE, check_backend
+    from ..kernels.backend import AUTO_RULE, check_backend
 
     broken = []
     if tuple(int(n) for n in torch.__version__.split(".")[:2]) < TORCH_NEEDED:

@@ -1,12 +1,12 @@
 """Pure functions on tensors: the numerically safe form of each mixer, and the choice of kernel. No parameters."""
 
+from ..kernels.backend import use_backend
 from .aft import aft_full, aft_local, aft_simple
 from .aft_conv import aft_conv
 from .aft_forget import aft_forget
 from .aft_pairs import aft_pairs
 from .attention import attention
 from .axial import axial
-from .backend import use_backend
 from .compressive import compressive
 from .external import external, simplified_attention
 from .fourier import fourier

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from ..kernels.backend import Backend, choose, exporting
 from ..kernels.operator import Operator
-from .backend import Backend, choose, exporting
 from .layout.checks import check_flags
 from .layout.masks import allowed, zero_masked
 from .sums.band import aft_band, band_of, band_sums, causal_sums, window_ratio

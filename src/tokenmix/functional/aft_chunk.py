@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..kernels import cpu
+from ..kernels.backend import masks, steps
 from ..kernels.cpu import aft_full as full
 from ..kernels.cpu import aft_simple as scan
 from ..kernels.cpu import decode as step
-from .backend import masks, steps
 from .layout.positions import gather_tokens, last_valid
 from .sums.band import causal_sums
 from .sums.gates import Gate, gated

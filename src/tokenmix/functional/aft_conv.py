@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from ..kernels.backend import Backend, choose
 from ..kernels.operator import Operator
-from .backend import Backend, choose
 from .layout.checks import check_flags
 from .sums.band import aft_band, band_sums, causal_sums, window_ratio
 from .sums.gates import Gate, check_gate, gated

@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
+from ..kernels.backend import Backend, choose, masks, steps
 from ..kernels.cpu import aft_forget as kernel
 from ..kernels.operator import Operator
-from .backend import Backend, choose, masks, steps
+from ..kernels.tokenwise import rms_norm
 from .layout.checks import check_eps, check_flags
 from .sums.gates import Gate, check_gate, gated
 from .sums.nonfinite import honest, honest_chunk, nothing_to_hide, over_keys
@@ -40,7 +41,6 @@ from .sums.softmax import (
     scan,
     split_heads64,
 )
-from .tokenwise import rms_norm
 
 BLOCK = 16  # tokens whose pairs are weighed one by one
 Past = tuple[Tensor, Tensor, Tensor]

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from ..kernels.backend import Backend, choose, masks, steps
 from ..kernels.cpu import aft_pairs as kernel
 from ..kernels.operator import Operator
 from .aft_forget import Past, decayed_sums, finished, later_sums, limited
-from .backend import Backend, choose, masks, steps
 from .layout.checks import check_eps, check_flags
 from .layout.masks import zero_masked
 from .sums.gates import Gate, check_gate, gated

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import Backend, choose
+from ..kernels.backend import Backend, choose
 from .layout.checks import check_flags, check_scale
 from .layout.heads import by_head
 from .layout.masks import allowed, check_keys, zero_masked

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import Backend, choose
+from ..kernels.backend import Backend, choose
 from .layout.lines import Lines, Raster, coordinates, dense, in_lines, mapped
 from .layout.masks import zero_masked
 from .layout.positions import Positions, back_to_place, turned

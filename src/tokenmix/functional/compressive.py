@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import Backend, choose
+from ..kernels.backend import Backend, choose
 from .layout.lines import picked
 from .layout.masks import allowed, valid_mask
 from .layout.positions import back_to_place, fill_from_last_valid, turned

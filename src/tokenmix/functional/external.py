@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from ..kernels.backend import Backend, choose
 from ..kernels.operator import Operator
 from .attention import attention
-from .backend import Backend, choose
 from .layout.checks import check_eps, check_flags, check_key_mask, check_name
 from .layout.masks import zero_masked
 from .sums.nonfinite import honest, honest_chunk

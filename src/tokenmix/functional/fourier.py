@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import Backend, choose
+from ..kernels.backend import Backend, choose
 from .layout.masks import valid_mask
 from .layout.positions import default_positions
 from .sums.nonfinite import hides

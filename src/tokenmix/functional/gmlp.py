@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .backend import Backend, choose
+from ..kernels.backend import Backend, choose
 from .sums.nonfinite import hides
 from .sums.precision import at_least_float32, exact
 from .sums.taps import silenced

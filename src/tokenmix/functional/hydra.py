@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..kernels.backend import Backend, choose
 from ..kernels.operator import Operator
 from .aft import simple_kernel
-from .backend import Backend, choose
 from .layout.checks import check_qkv
 from .layout.masks import zero_masked
 from .sums.kernel_attention import EPS, MAPS, absorb, check_feature, empty_sums, extend_sums, read_sums

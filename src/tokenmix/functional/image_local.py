@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import Backend, choose
+from ..kernels.backend import Backend, choose
 from .layout.lines import Lines, Raster, coordinates, dense, in_lines
 from .layout.masks import allowed, zero_masked
 from .layout.positions import Positions, back_to_place, turned

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import Backend, choose
+from ..kernels.backend import Backend, choose
 from .sums.nonfinite import hides
 from .sums.precision import at_least_float32, exact
 from .sums.softmax import FLOOR, MASKED_KEY, merge_heads, prefix_sums, ratio_of, split_heads64

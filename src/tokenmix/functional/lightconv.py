@@ -7,7 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import Backend, choose
+from ..kernels.backend import Backend, choose
 from .sums.nonfinite import honest, over_pairs, over_window
 from .sums.precision import exact
 from .sums.taps import centre_of, check_odd, depthwise, pair_weights, silenced, slide, weighed

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..kernels.backend import Backend, choose, exporting, masks, steps
 from ..kernels.cpu import decode as step
 from ..kernels.operator import Operator
 from .aft import aft_simple
-from .backend import Backend, choose, exporting, masks, steps
 from .layout.checks import check_name, check_qkv
 from .sums import features as sums
 from .sums.nonfinite import honest, honest_chunk

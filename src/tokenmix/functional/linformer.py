@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..errors import MixerError
+from ..kernels.backend import Backend
 from .attention import finite_attention
-from .backend import Backend
 from .layout.heads import by_head
 from .layout.masks import zero_masked
 from .layout.positions import default_positions

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
+from ..kernels.backend import Backend
 from .attention import attention, finite_attention
-from .backend import Backend
 from .layout.heads import by_head
 from .layout.masks import valid_mask, zero_masked
 from .layout.positions import back_to_place, first_true, gathered, patches, shifted, strided_conv, taps_of

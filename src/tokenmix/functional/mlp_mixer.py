@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import Backend, choose
+from ..kernels.backend import Backend, choose
 from .sums.nonfinite import hides
 from .sums.precision import exact
 from .sums.taps import silenced

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import Backend
+from ..kernels.backend import Backend
 from .layout.blocks import (
     FLOOR,
     Part,

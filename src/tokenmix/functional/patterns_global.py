@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import Backend
+from ..kernels.backend import Backend
 from .layout.blocks import (
     Part,
     Ready,

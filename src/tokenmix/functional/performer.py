@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import Backend, choose
+from ..kernels.backend import Backend, choose
 from .layout.checks import check_eps, check_name, check_qkv
 from .layout.masks import zero_masked
 from .sums import features as sums

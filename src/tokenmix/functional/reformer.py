@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import Backend, choose
+from ..kernels.backend import Backend, choose
 from .layout.buckets import Order, Sums, attend_dense, attend_sorted, coded, merge, ratio, sort_by_bucket
 from .layout.heads import by_head
 from .layout.masks import valid_mask

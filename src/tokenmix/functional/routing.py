@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import Backend, choose
+from ..kernels.backend import Backend, choose
 from .layout.buckets import attend_dense, attend_sorted, coded, in_order, ratio, sort_by_bucket, sums_of
 from .layout.heads import by_head
 from .layout.masks import valid_mask

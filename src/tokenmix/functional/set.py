@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
+from ..kernels.backend import Backend
 from .attention import attention, finite_attention
-from .backend import Backend
 from .layout.masks import zero_masked
 from .sums.nonfinite import hides
 from .sums.precision import at_least_float32, exact

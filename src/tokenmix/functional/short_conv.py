@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from ..kernels.backend import masks, steps
 from ..kernels.cpu import decode
-from .backend import masks, steps
 from .layout.positions import gather_tokens, last_valid
 from .sums.nonfinite import honest, over_pairs, over_window
 from .sums.precision import exact

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import Backend, choose
+from ..kernels.backend import Backend, choose
 from .layout.buckets import LOWEST, ratio, sums_of
 from .layout.heads import by_head
 from .layout.masks import valid_mask

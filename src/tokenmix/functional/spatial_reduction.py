@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
+from ..kernels.backend import Backend
 from .attention import finite_attention
-from .backend import Backend
 from .layout.masks import zero_masked
 from .layout.positions import gathered, patches, shifted, strided_conv, taps_of
 from .memory_compressed import cells_of

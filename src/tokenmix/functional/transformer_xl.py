@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from .backend import Backend, choose
+from ..kernels.backend import Backend, choose
 from .layout.heads import by_head
 from .layout.lines import mixed
 from .layout.masks import allowed, zero_masked

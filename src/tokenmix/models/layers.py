@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..functional.tokenwise import silu_gate
+from ..kernels.tokenwise import silu_gate
 from ..mixers.parts.token_norm import RMSNorm
 
 NormType = Literal["layer", "rms"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..functional.tokenwise import rotate
+from ..kernels.tokenwise import rotate
 
 LAYOUTS = ("half", "interleaved")
 

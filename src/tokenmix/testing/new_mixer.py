@@ -45,7 +45,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .backend import Backend, choose
+from ..kernels.backend import Backend, choose
 from .layout.masks import zero_masked
 from .sums.precision import at_least_float32
 

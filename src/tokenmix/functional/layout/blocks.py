@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...errors import MixerError
-from ..backend import Backend, choose
+from ...kernels.backend import Backend, choose
 from ..sums.nonfinite import clean, marks, over_pairs
 from ..sums.precision import at_least_float32
 from .checks import check_qkv

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..backend import exporting
+from ...kernels.backend import exporting
 from ..layout.heads import by_head
 from ..layout.masks import zero_masked as zero_masked
 from .softmax import FLOOR, MASKED_KEY, SCAN, SCAN_JUMP, Sums, delay, merge, risen, scan

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..backend import watched
+from ...kernels.backend import watched
 from .precision import at_least_float32
 
 _FLASH = 1  # torch's number for its CPU kernel

@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import MixerError
+from ...kernels.backend import masks, steps
 from ...kernels.cpu import decode as step
 from ..aft_chunk import absorb as absorb_features
 from ..aft_chunk import aft_simple_chunk, read_past, simple_prefixes
-from ..backend import masks, steps
 from ..layout.checks import check_eps, check_flags
 from ..layout.heads import by_head
 from .nonfinite import honest_chunk

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..backend import exporting, watched
+from ...kernels.backend import exporting, watched
 from ..layout.masks import zero_masked
 
 Whole = TypeVar("Whole", bound=tuple[Tensor, ...])

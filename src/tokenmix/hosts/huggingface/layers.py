@@ -9,7 +9,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...errors import MixerError
-from ...functional.tokenwise import silu_gate
+from ...kernels.tokenwise import silu_gate
 from ...mixers import MIXERS, Mixer, build_mixer
 from ...models import MLP, Block
 from ...models.blocks import complete_spec, reset_mixer

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ...functional.sums.precision import at_least_float32
-from ...functional.tokenwise import rms_norm
+from ...kernels.tokenwise import rms_norm
 
 
 class RMSNorm(nn.RMSNorm):
@@ -22,7 +22,7 @@ class RMSNorm(nn.RMSNorm):
         self.eps: float = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (..., dim) to the same shape and dtype; see ``functional.tokenwise.rms_norm``."""
+        """Map (..., dim) to the same shape and dtype; see ``kernels.tokenwise.rms_norm``."""
         return rms_norm(x, self.weight.to(x.dtype), eps=self.eps)  # under autocast the weight is wider than x
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..errors import MixerError
-from ..kernels import cpu, triton
+from . import cpu, triton
 
 Backend = Literal["auto", "eager", "cpu", "triton"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels.cpu.rms_norm import forward as rms_step
-from ..kernels.operator import Operator
 from .backend import choose, steps
+from .cpu.rms_norm import forward as rms_step
+from .operator import Operator
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float = 1e-5, backend: str = "auto") -> Tensor:
