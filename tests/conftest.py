@@ -10,9 +10,11 @@ import torch
 
 from suites import is_more
 from tokenmix.kernels import cpu
+from tokenmix.system.torchvision import ensure_torchvision
 
 gc.disable()  # until the tests are collected: twenty thousand of them, and nothing of it is garbage
 torch.set_num_threads(1)
+ensure_torchvision()  # before a test file imports timm or transformers
 logging.getLogger("torch.__trace").propagate = False  # it would add thousands of empty lines to failing tests
 
 

@@ -7,15 +7,10 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
+import timm
 import torch
+import transformers as tf
 from torch import Tensor, nn
-
-from tokenmix.system.torchvision import ensure_torchvision
-
-ensure_torchvision()
-
-import timm  # noqa: E402  (torchvision first)
-import transformers as tf  # noqa: E402
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 TEXT = SMALL | {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}

@@ -16,7 +16,6 @@ from tokenmix.data import Augment, ImageSampler, ImageSplit, PixelSampler, eval_
 from tokenmix.data import augment_ops as ops
 from tokenmix.data.augment import IMAGENET_MEAN, IMAGENET_STD, stream
 from tokenmix.data.image_source import tensor_to_pil
-from tokenmix.system.torchvision import ensure_torchvision
 
 RAND = "rand-m9-mstd0.5-inc1"
 EVERYTHING = Augment(
@@ -174,7 +173,6 @@ def test_a_shift_is_one_value_an_image():
 
 
 def test_a_resized_crop_is_timms():
-    ensure_torchvision()
     from timm.data.transforms import RandomResizedCropAndInterpolation
 
     for height, width in ((60, 80), (10, 1000), (300, 20), (7, 7)):
@@ -219,7 +217,6 @@ def test_erasing_fills_one_box_with_noise():
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_targets_are_those_of_timm(smoothing):
-    ensure_torchvision()
     from timm.data.mixup import mixup_target
 
     labels = torch.tensor([0, 3, 1, 2])
@@ -255,7 +252,6 @@ def test_both_mixtures_take_turns():
 
 def test_randaugment_is_timms(file_split):
     """The same draws through timm's own object give the same pictures."""
-    ensure_torchvision()
     from timm.data.auto_augment import rand_augment_transform
 
     split = pixels_split(4, size=(32, 32))
@@ -340,7 +336,6 @@ def test_evaluation_shows_each_image_once_in_order(file_split):
 
 @pytest.mark.parametrize("size", [224, 240])
 def test_evaluation_from_224_on_is_timms(file_split, size):
-    ensure_torchvision()
     from timm.data import create_transform
 
     theirs = create_transform(

@@ -16,7 +16,6 @@ from tokenmix import MIXERS, MixerError, build_mixer
 from tokenmix.hosts import convert_command, convert_vit, read_weights, save_converted, to_hf
 from tokenmix.mixers import CORE, register_mixer
 from tokenmix.models import MODELS, ViTConfig, build_model
-from tokenmix.system.torchvision import ensure_torchvision
 from tokenmix.train import load_model
 
 ATTENTION = {"name": "attention", "heads": 2}
@@ -218,7 +217,6 @@ def test_positions_without_the_class_token_are_split():
 
 
 def test_a_split_tensor_of_timm():
-    ensure_torchvision()
     import timm.models as timm
 
     theirs = timm.VisionTransformer(img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=2, num_classes=2)

@@ -14,7 +14,6 @@ import pytest
 
 import tokenmix
 from tokenmix.report.taxonomy import MARK, readme_table, renewed, taxonomy
-from tokenmix.system.torchvision import ensure_torchvision
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -36,7 +35,6 @@ def name_of(page: Path) -> str:
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name_of)
 def test_examples_run(page):
     # Pages import transformers and timm themselves, which fail beside a torchvision built for another torch.
-    ensure_torchvision()
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL)
     failures: list[str] = []
     for test in examples(page):

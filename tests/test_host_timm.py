@@ -9,22 +9,17 @@ import weakref
 from dataclasses import replace
 
 import pytest
+import timm
 import torch
+from timm.loss import SoftTargetCrossEntropy
+from timm.models import create_feature_extractor, load_checkpoint
+from timm.models.vision_transformer import VisionTransformer
+from timm.optim import create_optimizer_v2, param_groups_layer_decay
 
+from timm_models import GRID, SMALL, SPECS, TOKENS, images, noisy, ours, small
 from tokenmix import MixerError
-from tokenmix.system.torchvision import ensure_torchvision
-
-ensure_torchvision()
-
-import timm  # noqa: E402  (once torchvision imports)
-from timm.loss import SoftTargetCrossEntropy  # noqa: E402
-from timm.models import create_feature_extractor, load_checkpoint  # noqa: E402
-from timm.models.vision_transformer import VisionTransformer  # noqa: E402
-from timm.optim import create_optimizer_v2, param_groups_layer_decay  # noqa: E402
-
-from timm_models import GRID, SMALL, SPECS, TOKENS, images, noisy, ours, small  # noqa: E402
-from tokenmix.hosts.timm import MODEL_NAMES, PYRAMID_NAMES, MixerAttention, checkpoint_filter  # noqa: E402
-from tokenmix.models import MODELS, PyramidConfig, ViTConfig, build_model  # noqa: E402
+from tokenmix.hosts.timm import MODEL_NAMES, PYRAMID_NAMES, MixerAttention, checkpoint_filter
+from tokenmix.models import MODELS, PyramidConfig, ViTConfig, build_model
 
 
 @pytest.mark.parametrize("spec", SPECS)

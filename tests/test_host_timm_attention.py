@@ -6,17 +6,12 @@ import subprocess
 import sys
 
 import pytest
+import timm
 import torch
 
+from timm_models import GRID, SMALL, SPECS, TOKENS, images, small
 from tokenmix import MixerError
-from tokenmix.system.torchvision import ensure_torchvision
-
-ensure_torchvision()
-
-import timm  # noqa: E402  (once torchvision imports)
-
-from timm_models import GRID, SMALL, SPECS, TOKENS, images, small  # noqa: E402
-from tokenmix.hosts.timm import attention_class  # noqa: E402
+from tokenmix.hosts.timm import attention_class
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import timm
 import torch
+from timm.loss import SoftTargetCrossEntropy
+from timm.optim import param_groups_layer_decay
 
+from timm_models import images, noisy
 from tokenmix import MixerError
-from tokenmix.system.torchvision import ensure_torchvision
-
-ensure_torchvision()
-
-import timm  # noqa: E402  (once torchvision imports)
-from timm.loss import SoftTargetCrossEntropy  # noqa: E402
-from timm.optim import param_groups_layer_decay  # noqa: E402
-
-from timm_models import images, noisy  # noqa: E402
-from tokenmix.hosts.timm import PYRAMID_NAMES  # noqa: E402
-from tokenmix.models import PyramidConfig, build_model  # noqa: E402
+from tokenmix.hosts.timm import PYRAMID_NAMES
+from tokenmix.models import PyramidConfig, build_model
 
 PYRAMID = {
     "depths": (1, 2),

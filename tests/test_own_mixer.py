@@ -13,7 +13,6 @@ import torch
 from own_mixer import WeighedMean
 from tokenmix import MIXERS, MixerError, build_mixer, register_mixer
 from tokenmix.cli import main
-from tokenmix.system.torchvision import ensure_torchvision
 
 NAME = "weighed_mean"
 SPEC = {"name": NAME, "floor": 0.25}
@@ -27,7 +26,6 @@ def registered():
 
 
 def bert():
-    ensure_torchvision()
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         hidden_size=16,

@@ -13,7 +13,6 @@ from tokenmix.hosts.rotary import rotary_spec
 from tokenmix.models import LM, LMConfig
 from tokenmix.positions import RotaryPositions
 from tokenmix.positions.rotary import scaled_frequencies
-from tokenmix.system.torchvision import ensure_torchvision
 
 YARN = {"name": "yarn", "factor": 4.0, "original_max_len": 16}
 RULES = [
@@ -24,7 +23,6 @@ RULES = [
     {"name": "llama3", "factor": 8.0, "original_max_len": 64},
 ]
 E = 8
-ensure_torchvision()  # transformers imports it where it is installed
 
 
 def rows(length: int, heads: int = 1, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:

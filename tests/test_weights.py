@@ -12,16 +12,13 @@ import sys
 from dataclasses import replace
 
 import pytest
+import timm
 import torch
+import transformers
 
 from tokenmix import MixerError
 from tokenmix.hosts import from_hf, from_timm, hf_options, read_weights, timm_options, to_hf, to_timm
 from tokenmix.models import MODELS, ViT, ViTConfig, build_model
-from tokenmix.system.torchvision import ensure_torchvision
-
-ensure_torchvision()
-import timm  # noqa: E402  (after the repair)
-import transformers  # noqa: E402
 
 SMALL = {"img_size": (24, 32), "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 5}
 ATTENTION = {"name": "attention", "heads": 4}

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
+import timm
 import torch
 
-from tokenmix.system.torchvision import ensure_torchvision
-
-ensure_torchvision()
-
-import timm  # noqa: E402  (once torchvision imports)
-
-import tokenmix.hosts.timm  # noqa: E402, F401  (registers the models)
-from tokenmix.models import ViTConfig, build_model  # noqa: E402
+import tokenmix.hosts.timm  # noqa: F401  (registers the models)
+from tokenmix.models import ViTConfig, build_model
 
 SHELL = {"img_size": (16, 12), "patch_size": 4, "embed_dim": 16, "num_heads": 2, "num_classes": 5}
 SMALL = {**SHELL, "depth": 2}

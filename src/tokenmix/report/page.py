@@ -154,8 +154,8 @@ def write_page(
 def check_drawing() -> None:
     """Check that what pages and figures need is installed, before any work."""
     try:
-        import jinja2  # noqa: F401
-        import matplotlib  # noqa: F401
+        import jinja2  # noqa: F401  (the question is whether it imports)
+        import matplotlib  # noqa: F401  (as above)
     except ImportError as why:
         raise MixerError(f"report needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
 
