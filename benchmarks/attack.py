@@ -37,9 +37,9 @@ WORK = Path(tempfile.mkdtemp(prefix="attack-"))
 os.environ["XDG_CACHE_HOME"] = str(WORK / "cache")
 
 import tokenmix  # noqa: E402  (after the cache was moved)
-from cases import CASES, GRIDS  # noqa: E402
-from tokenmix import MixerError  # noqa: E402
-from tokenmix.testing.subject import Subject, subject  # noqa: E402
+from cases import CASES, GRIDS  # noqa: E402  (as above)
+from tokenmix import MixerError  # noqa: E402  (as above)
+from tokenmix.testing.subject import Subject, subject  # noqa: E402  (as above)
 
 CLOSE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 0.15, torch.float16: 0.05}
 BACKENDS = ("eager", "auto")

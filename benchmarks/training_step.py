@@ -82,7 +82,7 @@ def row(mixer: str, size: str, optimizer: str) -> dict[str, Any]:
     layers, dim = SIZES[size]
     spec = MIXERS[mixer] | ({"heads": dim // 32} if mixer == "attention" else {})
     model = build_model(in_shell(LMConfig(dim=dim, max_len=LENGTH, mixers=(spec,), layers=layers), "modern"))
-    optim = OptimConfig(name=optimizer, lr=1e-4, muon_lr=5e-4)  # type: ignore[arg-type]
+    optim = OptimConfig(name=optimizer, lr=1e-4, muon_lr=5e-4)
     (step, update), limit = stepper(model, optim), products(model)
     times: dict[str, list[float]] = {"step": [], "limit": [], "update": []}
     for _ in range(2):

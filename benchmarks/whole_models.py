@@ -130,7 +130,7 @@ def within(model: nn.Module, window: int, length: int) -> None:
     band = torch.ones(length, length, dtype=torch.bool).tril().triu(1 - window)
     for layer in model.modules():
         if isinstance(layer, Attention):
-            layer.forward = partial(layer.forward, attn_mask=band)  # type: ignore[method-assign]  # of this one
+            layer.forward = partial(layer.forward, attn_mask=band)
 
 
 def vision(grid: tuple[int, int], batch: int) -> dict[str, Callable[[], None]]:

@@ -167,7 +167,7 @@ def aft_pairs(d: Draw) -> Drawn:
 
 def _factors(d: Draw, T: int, S: int, *batch: int) -> tuple[Tensor, Tensor]:
     rank, size = d.one(1, 2, 5, 16), d.one(0.1, 1.0, 10.0, 60.0)
-    return tuple(d.uniform(*batch, n, rank, most=(size / rank) ** 0.5) for n in (T, S))  # type: ignore[return-value]  # two of them
+    return tuple(d.uniform(*batch, n, rank, most=(size / rank) ** 0.5) for n in (T, S))
 
 
 def aft_full_dense(d: Draw) -> Drawn:
@@ -376,7 +376,7 @@ def check(name: str, seed: int, backend: str = "cpu") -> str:
     except MixerError as why:
         return str(why)
     except Exception as error:
-        shapes = mapped(args, lambda a: (tuple(a.shape), a.stride()))  # type: ignore[arg-type,return-value]  # for the message
+        shapes = mapped(args, lambda a: (tuple(a.shape), a.stride()))
         mask = (
             None
             if options["key_mask"] is None

@@ -75,7 +75,7 @@ def fading() -> None:
     k[:, 0] = 100.0
 
     def run(k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, backend: str) -> torch.Tensor:
-        return functional.aft_forget(v, k, v, decay, causal=True, gate=None, backend=backend)  # type: ignore[arg-type]
+        return functional.aft_forget(v, k, v, decay, causal=True, gate=None, backend=backend)
 
     off = worst(both(run, (k, v, torch.full_like(k, -0.37)), {}))
     assert off < 1e-5, f"off by {off:.1e}"
@@ -86,7 +86,7 @@ def strips() -> None:
     args = tuple(torch.randn(1, 9, 1110, generator=torch.Generator().manual_seed(i)) for i in range(4))
 
     def run(*args: torch.Tensor, backend: str) -> torch.Tensor:
-        return functional.aft_forget(*args[:3], -args[3].exp(), causal=True, heads=30, backend=backend)  # type: ignore[arg-type]
+        return functional.aft_forget(*args[:3], -args[3].exp(), causal=True, heads=30, backend=backend)
 
     off = worst(both(run, args, {}))
     assert off < 1e-5, f"off by {off:.1e}"
@@ -137,7 +137,7 @@ def convolution() -> None:
     past, new = ([a[:, part].contiguous() for a in (x, valid, at)] for part in (slice(3), slice(3, 9)))
     found = []
     for backend in ("eager", "auto"):
-        with use_backend(backend):  # type: ignore[arg-type]
+        with use_backend(backend):
             y, kept = short_conv_chunk(new[0], weight, new[1], new[2], (past[0], past[1], past[2]))
             found.append([y, *kept])
     off = max(float((a.double() - b.double()).abs().max()) for a, b in zip(*found, strict=True))

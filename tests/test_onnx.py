@@ -237,7 +237,7 @@ def test_decoding_compiles_with_inductor():
     torch.compiler.reset()
 
 
-class Closed(MIXERS["hydra"]):  # type: ignore[misc, name-defined]  # a class looked up
+class Closed(MIXERS["hydra"]):
     supports_export = False
 
 

@@ -42,7 +42,7 @@ def test_the_example_of_the_page_keeps_every_promise(folder, capsys):
 
 
 def test_a_masked_token_at_the_end_of_a_chunk_moves_the_position_only(folder):
-    from decaying import DecayingAverage  # type: ignore[import-not-found]  # pasted from the page
+    from decaying import DecayingAverage
 
     torch.manual_seed(0)
     mixer, x = DecayingAverage(4).double(), torch.randn(1, 4, 4, dtype=torch.float64)

@@ -149,4 +149,4 @@ def test_a_class_of_a_known_name_that_is_built_differently_is_left_out():
 
 def test_no_model_is_refused():
     with pytest.raises(MixerError, match=r"find_attention: expects a model.*got str"):
-        find_attention("bert")  # type: ignore[arg-type]  # what is refused
+        find_attention("bert")

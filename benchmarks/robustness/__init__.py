@@ -27,7 +27,7 @@ def attempt(number: str, title: str) -> Callable[[Callable[[], str]], Callable[[
     """Mark a function as an attempt; it returns one line, and an exception it raises is reported as that line."""
 
     def mark(run: Callable[[], str]) -> Callable[[], str]:
-        run.attempt = Attempt(number, title, run)  # type: ignore[attr-defined]
+        run.attempt = Attempt(number, title, run)
         return run
 
     return mark

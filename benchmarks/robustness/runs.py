@@ -135,7 +135,7 @@ def default_sample() -> str:
 @attempt("14", "Training without safetensors")
 def no_safetensors() -> str:
     """What is lost."""
-    sys.modules.update({"safetensors": None, "safetensors.torch": None})  # type: ignore[dict-item]  # None: importing it fails
+    sys.modules.update({"safetensors": None, "safetensors.torch": None})
     try:
         train(_config(), "run")
     except Exception as why:

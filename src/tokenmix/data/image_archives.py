@@ -112,7 +112,7 @@ def _tar_files(file: Path, bounds: Bounds) -> dict[str, bytes]:
             begin = raw.read(6)
         unpack: Any = next((module.open for magic, module in PACKED.items() if begin.startswith(magic)), open)
         # tarfile calls nothing but read, which mypy does not know.
-        with unpack(file, "rb") as plain, tarfile.open(fileobj=BoundedReader(plain, file, bounds), mode="r|") as tar:  # type: ignore[call-overload]
+        with unpack(file, "rb") as plain, tarfile.open(fileobj=BoundedReader(plain, file, bounds), mode="r|") as tar:  # type: ignore[call-overload]  # has only read()
             for member in tar:
                 handle = tar.extractfile(member) if member.isfile() else None
                 name = member.name.split("/")[-1]

@@ -19,7 +19,7 @@ from ..errors import MixerError
 try:
     import fcntl
 except ImportError:  # this system has no such lock
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # not on Windows
 
 NAME = ".lock"
 PATIENCE = (0.02, 0.08, 0.0)

@@ -294,7 +294,7 @@ def _weights(
     config = ViTConfig(
         dim=dim,
         # these names have a number
-        layers=1 + max(int(NUMBER.search(name)[0]) for name in state if name.startswith("blocks.")),  # type: ignore[index]
+        layers=1 + max(int(n[0]) for name in state if name.startswith("blocks.") and (n := NUMBER.search(name))),
         mixers=(spec,),
         image_size=image_size,
         patch=patch,
