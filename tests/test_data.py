@@ -102,6 +102,9 @@ def test_enwik8_from_a_local_copy(tmp_path, small_enwik8, form):
     assert read(corpus, "valid") == small_enwik8[900:950]
     assert read(corpus, "test") == small_enwik8[950:]
     assert open_corpus(str(path)).name == "enwik8"  # known by its content too, with its official split
+    if form != "raw":
+        path.unlink()
+        assert read(open_corpus("enwik8", download=False), "train") == small_enwik8[:900]
 
 
 def test_enwik8_is_downloaded_once(tmp_path, small_enwik8, monkeypatch, own_cache):

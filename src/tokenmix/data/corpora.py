@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gzip
 import hashlib
@@ -84,7 +85,7 @@ def open_corpus(
 def enwik8(path: str | None = None, *, download: bool = True, bounds: Bounds = Bounds()) -> Corpus:
     """Open the first 10^8 bytes of an English Wikipedia dump, split 90M/5M/5M.
 
-    Size and sha256 are checked.
+    Size and sha256 are checked. An archive given once stays unpacked in the cache, where later calls find it.
     """
     if path is not None:
         given = Path(path).expanduser()
@@ -102,6 +103,9 @@ def enwik8(path: str | None = None, *, download: bool = True, bounds: Bounds = B
             f"enwik8: {path or file} is not enwik8: {size} bytes with sha256 {digest}, expected {ENWIK8_SIZE} with "
             + f"{ENWIK8_SHA256}{again}."
         )
+    if cache_dir() in file.parents:  # unpacked there: from now on it is found without a path, too
+        with contextlib.suppress(OSError):
+            os.link(file, cache_dir() / "enwik8")
     return Corpus("enwik8", file, size, digest, ENWIK8_BOUNDS)
 
 
