@@ -129,8 +129,8 @@ class ExportONNX:
         import torch
 
         from ..export import export_onnx
+        from ..hosts.surgery import load_converted
         from ..models import MODELS, build_model
-        from ..train import load_model
         from ..train.config import check_seed
 
         check_seed(self.seed, "export-onnx: seed")
@@ -138,7 +138,7 @@ class ExportONNX:
             torch.manual_seed(self.seed)
             model = build_model(self.source)
         elif Path(self.source).is_dir():
-            model = load_model(self.source)[0]
+            model = load_converted(self.source)
         else:
             what = "neither a directory nor the name of a model"
             raise MixerError(f"export-onnx: {self.source!r} is {what}; `tokenmix list` shows the names.")

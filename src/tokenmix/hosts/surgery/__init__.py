@@ -1,5 +1,6 @@
 """Model surgery: find a model's attention, replace it by mixers, restore it, distil it into the mixers."""
 
+from . import ports  # noqa: F401  (tells export how to call hosts)
 from .distill import DistillConfig, distill
 from .replace import replace_mixers
 from .restore import restore
