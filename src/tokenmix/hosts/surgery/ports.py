@@ -39,7 +39,11 @@ class HostCall(nn.Module):
         """Return the tensors among the outputs."""
         if self.name is None:
             return self.model(x)
-        masked = {} if mask is None else {"attention_mask": mask.long()}
+        masked = {}
+        if mask is not None:
+            for axis in (0, 1):  # one name for both axes in the file
+                torch._check(mask.shape[axis] == x.shape[axis])
+            masked = {"attention_mask": mask.long()}
         outputs = self.model(**{self.name: x}, **masked, **self.fixed)
         return tuple(outputs[name] for name in self.results)
 
@@ -81,9 +85,9 @@ def host_port(model: nn.Module, decode: bool, key_mask: bool, chunk: int) -> Por
     host: Any = model
     who, about = type(model).__name__, {adapter.site.name: adapter.spec for adapter in adapters.values()}
     config = {"host": who, "mixers": about}
-    if getattr(getattr(host, "config", None), "is_encoder_decoder", False):
-        part = f"export_onnx({'model.get_encoder()' if hasattr(host, 'get_encoder') else 'its encoder'}, path)"
-        raise MixerError(f"export: a {who} reads two sequences; {part} exports the half that reads whole inputs.")
+    if "decoder_input_ids" in inspect.signature(host.forward).parameters:
+        part = "export_onnx(model.get_encoder(), path) exports the half that reads whole inputs"
+        raise MixerError(f"export: a {who} reads two sequences; {part}.")
     if decode:
         return _step_port(host, adapters, chunk, config)
     if hasattr(host, "patch_embed") and hasattr(host, "default_cfg"):
