@@ -66,12 +66,13 @@ class HostStep(nn.Module):
 
         cache = DynamicCache()
         cache.layers = [TokenMixStateLayer() for _ in state.layers]
-        for layer, held in zip(cache.layers, state.layers, strict=True):
+        layers: list[Any] = cache.layers
+        for layer, held in zip(layers, state.layers, strict=True):
             layer.state = held
         positions = state.position[:, None] + torch.arange(x.shape[1], device=x.device)
         outputs = self.model(input_ids=x, position_ids=positions, use_cache=True, **{self.cache_name: cache})
-        after: list[Any] = [layer.state for layer in cache.layers]
-        return outputs[self.result], HostState(tuple(after), state.position + x.shape[1])
+        after = tuple(layer.state for layer in layers)
+        return outputs[self.result], HostState(after, state.position + x.shape[1])
 
 
 def host_port(model: nn.Module, decode: bool, key_mask: bool, chunk: int) -> Port | None:
