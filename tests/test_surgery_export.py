@@ -14,7 +14,7 @@ from tokenmix import MixerError
 from tokenmix.cli import main
 from tokenmix.export import OnnxModel, export_onnx, export_program
 from tokenmix.export.onnx_model import difference
-from tokenmix.hosts.surgery import load_converted, replace_mixers, save_replaced
+from tokenmix.hosts.surgery import load_converted, replace_mixers
 
 
 def replaced(name: str, mixers: Any, **options: Any) -> Any:

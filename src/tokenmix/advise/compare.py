@@ -74,11 +74,13 @@ class Comparison:
                 rows.append(row + ([] if length is None else _cells(length, self.speeds[length][name], streams)))
         notes = ["Better is lower for perplexity, higher for agreement and cosine with the teacher."] if measure else []
         if self.speeds:
-            notes.append(f"Batch {self.batch}; ms a pass: quartiles of passes in turns; peak: memory beyond the weights.")
+            notes.append(
+                f"Batch {self.batch}; ms a pass: quartiles of passes in turns; peak: memory beyond the weights."
+            )
         return Table("Gained and lost", columns, rows, notes)
 
     def sentence(self) -> str:
-        """Say in one sentence what the last model does worse and better than the first, and what is within the noise."""
+        """Say in one sentence what the last model does worse and better than the first, and what is noise."""
         before, after = self.names[0], self.names[-1]
         found: dict[str, list[str]] = {"worse": [], "better": [], "same": []}
         if self.quality:

@@ -60,6 +60,13 @@ class Advise:
     minutes: float = 3.0
     """Approximate minutes of distillation."""
 
+    anyway: bool = False
+    """With --data: replace and distil even where the answer is No. Default: nothing is replaced then, exit code 1."""
+
+    probe: int = 20
+    """With candidates: steps in which each learns the outputs of the model's attention, to rank them by nearness.
+    They take up to --seconds more; 0 skips the probe."""
+
     last: int | None = None
     """With --data: replace only the last N attention modules. Default: all."""
 
@@ -75,7 +82,7 @@ class Advise:
     def run(self) -> int:
         """Load, measure, distil and print the model's advice, and write the page."""
         from ..advise.advice import advise
-        from ..advise.distill import check_distillation, distill_fastest
+        from ..advise.distill import check_distillation, distill_fastest, text_batches
         from ..advise.loading import load_host
         from ..advise.text import as_json, text
         from ..system.machine import pick_device
@@ -86,10 +93,10 @@ class Advise:
         tell(f"loading {self.model}")
         device = pick_device(self.device).type
         host = load_host(self.model, parse_object(self.options, EXAMPLE, "advise: "), device=device)
-        candidates = self.candidates
+        candidates, batches = self.candidates, None
         if self.data is not None:
             check_distillation(host.name, host.origin, self.data, self.write)
-            candidates = candidates or "auto"
+            candidates, batches = candidates or "auto", text_batches(host, self.data)
         if not self.minutes > 0:
             raise MixerError(f"advise: --minutes must be positive, got {self.minutes}.")
         found = advise(
@@ -100,11 +107,17 @@ class Advise:
             worth=self.worth,
             candidates=candidates,
             device=device,
+            steps=self.probe,
+            data=None if batches is None else batches[0],
             tell=tell,
         )
-        if self.data is not None and self.write is not None:
-            tell(f"distilling for {self.minutes:g} minutes")
-            found.distilled = distill_fastest(found, self.data, self.write, minutes=self.minutes, last=self.last)
+        if batches is not None and self.write is not None:
+            found.refused = None if self.anyway else found.says_no
+            if found.refused is None:
+                tell(f"distilling for {self.minutes:g} minutes")
+                found.distilled = distill_fastest(
+                    found, batches, self.write, minutes=self.minutes, seconds=self.seconds, last=self.last
+                )
         tell("")
         if self.json:
             say_json(as_json(found))
@@ -114,7 +127,7 @@ class Advise:
             from ..advise.page import write_page
 
             write_page(found, self.out)
-        return 0
+        return 0 if found.refused is None else 1
 
 
 def parse_lengths(given: str) -> list[int]:

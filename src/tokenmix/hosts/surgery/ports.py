@@ -118,7 +118,7 @@ def _token_port(host: Any, key_mask: bool, config: dict[str, Any]) -> Port:
         ("input_ids", "attention_mask") if key_mask else ("input_ids",),
         results,
         _with_long_mask(tokens, key_mask),
-        _limit(host),
+        token_limit(host),
         masked=key_mask,
         tokenwise=tuple(first[name][1:2] == (SHORT,) and second[name][1:2] == (SHORT - 1,) for name in results),
         config=config,
@@ -186,7 +186,7 @@ def _step_port(host: Any, adapters: dict[str, Any], chunk: int, config: dict[str
         # torch would guard on any other layout
         return tokens(batch, chunk), pytree.tree_map(Tensor.contiguous, state)
 
-    limit = _limit(host)
+    limit = token_limit(host)
     longest = None if limit is None else limit - chunk
     if longest is not None and longest < 1:
         left = f"leaves nothing of the {limit} tokens that the model takes"
@@ -223,7 +223,7 @@ def _vocabulary(host: Any) -> int:
     return int(host.config.get_text_config().vocab_size)
 
 
-def _limit(host: Any) -> int | None:
+def token_limit(host: Any) -> int | None:
     """Return the tokens that the model and its mixers have positions for; rotary ones have no limit."""
     adapters = adapters_of(host).values()
     sites = [adapter.site for adapter in adapters] + find_attention(host)
