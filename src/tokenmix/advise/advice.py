@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import log
 from typing import Any
 
+from ..bench.cases import Subject
 from ..bench.roofline import machine
 from ..errors import MixerError
 from ..system.machine import memory_available
@@ -157,21 +158,26 @@ def advise(
             + "; ".join(f"{s.length:,}: {s.why}" for s in advice.skipped)
             + "."
         )
-    for share in advice.shares if subjects else ():
-        budget = 3 * seconds / len(advice.shares)
-        if share.seconds * 5 * (len(subjects or ()) + 1) > max(budget, 1.0) * 2:
-            tell(f"candidates at {share.length:,}: skipped, no time left")
-            why = f"one pass of each takes about {share.seconds * (len(subjects or ()) + 1):.0f} s; give more --seconds"
-            advice.rows += [Row(s.label, share.length, why=why) for s in subjects or ()]
-            continue
-        advice.rows += measure_candidates(
-            host, subjects or [], share.length, batch=batch, budget=budget / 2, device=device, tell=tell
-        )
+    _measure_candidates(advice, subjects or [], seconds, device, tell)
     if subjects and steps and host.origin != "tokenmix":  # one of ours has new weights: nothing to be near to
         tell("probing how near the candidates come")
         length = advice.shares[0].length
         advice.nearness = probe(host, subjects, length, seconds=seconds, steps=steps, data=data)
     return advice
+
+
+def _measure_candidates(advice: Advice, subjects: list[Subject], seconds: float, device: str, tell: Tell) -> None:
+    """Fill in the rows of the candidates at each length; those for which no time is left say so."""
+    for share in advice.shares if subjects else ():
+        budget = 3 * seconds / len(advice.shares)
+        if share.seconds * 5 * (lensubjects + 1) > max(budget, 1.0) * 2:
+            tell(f"candidates at {share.length:,}: skipped, no time left")
+            why = f"one pass of each takes about {share.seconds * (lensubjects + 1):.0f} s; give more --seconds"
+            advice.rows += [Row(s.label, share.length, why=why) for s in subjects]
+            continue
+        advice.rows += measure_candidates(
+            advice.host, subjects, share.length, batch=advice.batch, budget=budget / 2, device=device, tell=tell
+        )
 
 
 def _measure_shares(advice: Advice, lengths: list[int], seconds: float, device: str, tell: Tell) -> None:

@@ -16,7 +16,7 @@ from ..system.text import Table, number, size
 from .decoding import Decoded, decode
 from .inputs import Inputs, inputs_of
 
-BYTES_OF_NOISE = 2**20
+BYTES_OF_NOISE, PART_OF_NOISE = 2**20, 0.1
 """Peaks are read from the process's resident memory, in pages and the C library's pools: less is noise."""
 Tell = Callable[[str], None]
 
@@ -41,8 +41,10 @@ class Speed:
         return self.seconds_high < other.seconds
 
     def leaner_than(self, other: Speed) -> bool:
-        """Return whether its peak is lower by more than the noise of two measurements and ``BYTES_OF_NOISE``."""
-        return bool(self.peak and other.peak) and self.peak[1] + BYTES_OF_NOISE < other.peak[0]  # type: ignore[index]
+        """Return whether its peak is lower by more than two measurements of it differ, a MiB, and a tenth."""
+        if self.peak is None or other.peak is None:
+            return False
+        return self.peak[1] + max(BYTES_OF_NOISE, PART_OF_NOISE * other.peak[0]) < other.peak[0]
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,6 @@ def compare(
     inputs: Inputs | None = None,
     batch: int = 1,
     seconds: float = 10.0,
-    device: str = "cpu",
     tell: Tell = lambda _: None,
 ) -> Comparison:
     """Compare a model before and after its attention was replaced: quality on held-out data, speed and memory.
@@ -149,6 +150,7 @@ def compare(
     tell("scoring on held-out data")
     quality = {} if batches is None else measure_quality(models, batches)
     first = next(iter(models.values()))
+    device = next((p.device.type for p in first.parameters()), "cpu")
     how = inputs if inputs is not None or not lengths else inputs_of(first, "the first model")
     speeds = {}
     for length in lengths:

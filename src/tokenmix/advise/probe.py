@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from ..bench.cases import Subject
-from ..errors import MixerError
 from ..hosts.surgery.capture import adapters_by_site, captured, layer_losses
 from ..hosts.surgery.quality import call_model
 from .candidates import replaced
@@ -19,7 +18,7 @@ from .loading import Host
 from .measuring import FAILURES
 
 STEPS = 20
-RATE = 1e-3
+RATE = 3e-4
 ROWS = 4
 
 
@@ -53,30 +52,26 @@ def probe(
             each step.
     """
     host.inputs.fit(host.model, length)
-    students: dict[str, nn.Module] = {}
+    learners: dict[str, _Learner] = {}
+    began, costs = time.perf_counter(), 0.0
     for subject in subjects:
         try:
-            students[subject.label] = replaced(host, {"name": subject.name, **subject.options}).eval()
-        except MixerError:  # the candidates' table says why
-            continue
-    costs, began = 0.0, time.perf_counter()
-    found: dict[str, Nearness] = {}
-    learners = {label: _Learner(host, student, length, data) for label, student in students.items()}
-    for label, learner in list(learners.items()):
-        try:
-            learner.score()
+            student = replaced(host, {"name": subject.name, **subject.options}).eval()
+            learner = _Learner(host, student, length, data)
             start = time.perf_counter()
             learner.step(0)
-            costs += time.perf_counter() - start
-        except FAILURES:
-            del learners[label]
+        except FAILURES:  # the candidates' table says why
+            continue
+        costs += time.perf_counter() - start
+        learners[subject.label] = learner
+    if not learners:
+        return {}
     left = seconds - (time.perf_counter() - began)
-    steps = max(1, min(steps, 1 + int(left / costs))) if costs else 0
-    for label, learner in learners.items():
+    steps = max(1, min(steps, 1 + int(left / max(costs, 1e-6))))
+    for learner in learners.values():
         for i in range(1, steps):
             learner.step(i)
-        found[label] = Nearness(learner.before, learner.score(), steps)
-    return found
+    return {label: Nearness(learner.before, learner.score(), steps) for label, learner in learners.items()}
 
 
 class _Learner:
@@ -88,11 +83,14 @@ class _Learner:
         self.adapters = adapters_by_site(student)
         student.requires_grad_(False)
         weights = [p for adapter in self.adapters.values() for p in adapter.mixer.parameters()]
-        self.optimizer = torch.optim.Adam([p.requires_grad_() for p in weights], RATE)
+        # a mixer such as fourier has nothing that could learn
+        self.optimizer = torch.optim.Adam([p.requires_grad_() for p in weights], RATE) if weights else None
         self.before = self.score()
 
     def step(self, i: int) -> None:
         """Learn from batch ``i``."""
+        if self.optimizer is None:
+            return
         self.optimizer.zero_grad()
         self._loss(self._batch(i)).backward()
         self.optimizer.step()

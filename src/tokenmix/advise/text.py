@@ -204,6 +204,8 @@ def findings(advice: Advice) -> list[str]:
         measured = f"{best.mixer} makes the model {best.speedup:.2f}x as fast at {length(advice, best.length)}"
         reason = above_bound(advice, best)
         measured += f" ({reason})" if reason else ""
+        if best is not (first := advice.longest[0]):
+            measured += f", no slower than {first.mixer} beyond noise, and is nearer to the model's attention"
         found.append(
             f"Of the candidates, {measured}. Its quality has to be measured by training (--data, `tokenmix convert`)."
         )
@@ -265,4 +267,4 @@ def distillation(found: dict[str, Any]) -> str:
     return (
         f"{found['mixer']} in {found['layers']} layers, distilled for {effort}: "
         f"{found['loss']} {before:.4f} before, {after:.4f} after. Written to {found['out']}."
-    ) + (f" Compared with before: {found['comparison']['text']}" if "comparison" in found else "")
+    ) + (f" {found['comparison']['text'].replace('distilled', 'Distilled', 1)}" if "comparison" in found else "")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ...errors import MixerError
-from ...export.inputs import PORT_FINDERS, Port, image_example, masked_example, token_example
+from ...export.inputs import Port, image_example, masked_example, token_example
 from ...mixers.attention import Attention
 from ..cache_names import CACHE_NAMES
 from .adapters import adapters_of
@@ -230,6 +230,3 @@ def token_limit(host: Any) -> int | None:
     limits = [s.max_len for s in sites if s.max_len is not None and not s.rotary and s.grid is None and not s.cross]
     limits += [adapter.mixer.max_len for adapter in adapters if adapter.mixer.max_len is not None]
     return min(limits, default=None)
-
-
-PORT_FINDERS.append(host_port)
