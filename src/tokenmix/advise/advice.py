@@ -170,9 +170,9 @@ def _measure_candidates(advice: Advice, subjects: list[Subject], seconds: float,
     """Fill in the rows of the candidates at each length; those for which no time is left say so."""
     for share in advice.shares if subjects else ():
         budget = 3 * seconds / len(advice.shares)
-        if share.seconds * 5 * (lensubjects + 1) > max(budget, 1.0) * 2:
+        if share.seconds * 5 * (len(subjects) + 1) > max(budget, 1.0) * 2:
             tell(f"candidates at {share.length:,}: skipped, no time left")
-            why = f"one pass of each takes about {share.seconds * (lensubjects + 1):.0f} s; give more --seconds"
+            why = f"one pass of each takes about {share.seconds * (len(subjects) + 1):.0f} s; give more --seconds"
             advice.rows += [Row(s.label, share.length, why=why) for s in subjects]
             continue
         advice.rows += measure_candidates(
