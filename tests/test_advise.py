@@ -27,7 +27,7 @@ from tokenmix.advise.loading import Host
 from tokenmix.advise.measuring import Clock, measure_share
 from tokenmix.advise.probe import Nearness, probe
 from tokenmix.advise.text import above_bound, answer, candidate_tables, findings, text
-from tokenmix.cli.advise import parse_lengths
+from tokenmix.cli.arguments import parse_lengths
 from tokenmix.mixers.attention import Attention
 from tokenmix.models import LMConfig, ViTConfig, build_model
 from tokenmix.report.checks import check_page
@@ -289,7 +289,7 @@ def test_images_grow(model, sizes):
 
 
 def test_parse_lengths():
-    assert parse_lengths("4k, 256,1K,256") == [256, 1024, 4096]
+    assert parse_lengths("4k, 256,1K,256", "advise") == [256, 1024, 4096]
 
 
 # the answer

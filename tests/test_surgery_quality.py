@@ -61,6 +61,7 @@ def test_a_difference_within_the_noise_is_none():
     assert quality(PERPLEXITY, 2.5, 2.8, 2.4, 2.7).change(before) == "better"
     assert quality(PERPLEXITY, 3.5, 2.8, 3.1, 2.9).change(before) == "same"
     assert before.change(before) == "same"
+    assert quality(PERPLEXITY, *(n + 1e-7 for n in (3.0, 3.2, 2.9, 3.1))).change(before) == "same", "rounding"
     assert quality(COSINE, 0.9, 0.8).change(quality(COSINE, 1.0, 1.0)) == "worse"
 
 
@@ -158,6 +159,22 @@ def test_eval_and_sample_of_a_folder(gpt2_folder, tmp_path, capsys):
         said.append(json.loads(capsys.readouterr().out))
     assert said[0] == said[1]
     assert said[0]["prompt"] == "the cat"
+
+
+def test_convert_says_what_was_gained_and_lost(gpt2_folder, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat " * 40)
+    argv = ["convert", str(tmp_path / "gpt2"), '{"*": {"name": "attention"}}', "--out", str(tmp_path / "same")]
+    capsys.readouterr()
+    assert main([*argv, "--data", str(text), "--lengths", "16", "--json"]) == 0
+    got = json.loads(capsys.readouterr().out)["compared"]
+    assert got["quality"]["after"] == pytest.approx(got["quality"]["before"], rel=1e-4)
+    assert {s["model"] for s in got["speeds"]} == {"before", "after"}
+    assert "perplexity" in got["text"].partition("no difference beyond noise")[2], "the same numbers but for rounding"
+    argv[-1] = str(tmp_path / "none")
+    assert main([*argv, "--data", str(tmp_path / "missing")]) == 2
+    assert "no such file" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
 
 
 def test_what_a_folder_cannot_do_is_one_line(gpt2_folder, tmp_path, capsys):

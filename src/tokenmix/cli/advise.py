@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,11 +9,10 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from ..errors import MixerError
-from .arguments import check_folder, parse_object
+from .arguments import check_folder, parse_lengths, parse_object
 from .output import progress, say, say_json
 
 EXAMPLE = '{"max_position_embeddings": 4096}'
-LENGTH = re.compile(r"([1-9]\d*)(k?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ class Advise:
         from ..advise.text import as_json, text
         from ..system.machine import pick_device
 
-        lengths = None if self.lengths is None else parse_lengths(self.lengths)
+        lengths = None if self.lengths is None else parse_lengths(self.lengths, "advise")
         check_folder("advise", self.out)
         tell = progress()
         tell(f"loading {self.model}")
@@ -128,18 +126,3 @@ class Advise:
 
             write_page(found, self.out)
         return 0 if found.refused is None else 1
-
-
-def parse_lengths(given: str) -> list[int]:
-    """Return the lengths in "256,1k,4k", sorted: [256, 1024, 4096]."""
-    found = []
-    for piece in filter(None, (p.strip() for p in given.split(","))):
-        match = LENGTH.fullmatch(piece)
-        if match is None:
-            raise MixerError(
-                f"advise: --lengths takes numbers of tokens, or sides of images, such as 256,1k,4k, got {piece!r}."
-            )
-        found.append(int(match[1]) * (1024 if match[2] else 1))
-    if not found:
-        raise MixerError("advise: --lengths is empty; write 256,1k,4k.")
-    return sorted(set(found))

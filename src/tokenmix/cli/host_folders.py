@@ -1,9 +1,11 @@
-"""What eval and sample do with a folder of `tokenmix convert` or of transformers instead of a run."""
+"""What convert, eval and sample do with a folder of `tokenmix convert` or of transformers instead of a run."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 from ..errors import MixerError
@@ -11,6 +13,19 @@ from .output import say
 
 TEXT = {"dir", "data", "seq_len", "max_bytes", "device", "json"}
 SAMPLING = {"dir", "tokens", "prompt", "temperature", "top_k", "top_p", "seed", "device", "json"}
+
+
+def compare_converted(source: str, out: Path, data: Path | None, lengths: Sequence[int]) -> Any:
+    """Compare the host that was converted with the folder that was written."""
+    from ..advise.compare import compare
+    from ..hosts.surgery import load_converted, open_host
+    from ..hosts.surgery.texts import is_host_folder, text_batches
+
+    if not is_host_folder(out):
+        raise MixerError(f"convert: {out} is written; --data and --lengths compare hosts, and this is a ViT of ours.")
+    models = {"before": open_host(source)[0], "after": load_converted(out)}
+    batches = None if data is None else text_batches("convert", models["before"], out, data)
+    return compare(models, batches, lengths)
 
 
 def evaluate_host(verb: Any) -> int:

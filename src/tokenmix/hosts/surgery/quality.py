@@ -16,8 +16,8 @@ from .capture import final_output
 from .sites import find_attention
 
 PERPLEXITY, AGREEMENT, COSINE = "perplexity", "top-1 agreement", "cosine"
-ERRORS = 2.0
-"""Standard errors beyond which the difference of two models on the same rows counts as one."""
+ERRORS, ROUNDING = 2.0, 1e-5
+"""The standard errors, and the nats or parts, beyond which the difference of two models on the same rows counts."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class Quality:
     def change(self, before: Quality) -> str:
         """Return "better", "worse" or "same": the paired difference over the rows, in standard errors.
 
-        Over a single row nothing is known of the noise, and the answer is "same" only for equal scores.
+        Over a single row nothing is known of the noise, and only scores equal up to rounding are the same.
         """
         difference = self.rows - before.rows if self.measure != PERPLEXITY else before.rows - self.rows
         weights = self.counts / self.counts.sum()
         mean, n = float((weights * difference).sum()), len(difference)
         error = float((weights * (difference - mean)).square().sum().sqrt()) * (n / (n - 1)) ** 0.5 if n > 1 else 0.0
-        return "same" if abs(mean) <= ERRORS * error else "better" if mean > 0 else "worse"
+        return "same" if abs(mean) <= max(ERRORS * error, ROUNDING) else "better" if mean > 0 else "worse"
 
 
 def score_text(measure: str, value: float) -> str:

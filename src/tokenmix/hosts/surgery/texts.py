@@ -93,17 +93,29 @@ def evaluate_folder(
         MixerError: for a model that predicts no next token, no tokenizer, or a text shorter than a window.
     """
     model = _language_model("eval", Path(folder), device, "eval scores perplexity")
+    batches = text_batches("eval", model, Path(folder), Path(data), window, max_bytes)
+    found = measure_quality({"model": model}, batches)["model"]
+    return Score(found.value, int(found.counts.sum()), batches[0]["input_ids"].shape[1])
+
+
+def text_batches(
+    who: str, model: nn.Module, folder: Path, data: Path, window: int | None = None, max_bytes: int | None = None
+) -> list[dict[str, Tensor]]:
+    """Cut a text file into batches of windows, by the tokenizer of a model's folder.
+
+    Args:
+        window: tokens of a row; default 128, or as many as the model takes.
+    """
     limit = token_limit(model)
     size = min(WINDOW, limit or WINDOW) if window is None else window
     if size < 2 or size > (limit or size):
-        raise MixerError(f"eval: {folder}: windows hold 2 to {limit or 'any number of'} tokens, got {size}.")
-    ids = text_tokens("eval", Path(folder), Path(data), max_bytes)
+        raise MixerError(f"{who}: {folder}: windows hold 2 to {limit or 'any number of'} tokens, got {size}.")
+    ids = text_tokens(who, folder, data, max_bytes)
     rows = ids[: len(ids) // size * size].view(-1, size)
     if not len(rows):
-        raise MixerError(f"eval: --data {data}: has {len(ids):,} tokens; a window of {size} needs as many.")
-    batches = [{"input_ids": part.to(device)} for part in rows.split(ROWS)]
-    found = measure_quality({"model": model}, batches)["model"]
-    return Score(found.value, int(found.counts.sum()), size)
+        raise MixerError(f"{who}: --data {data}: has {len(ids):,} tokens; a window of {size} needs as many.")
+    device = next(model.parameters()).device
+    return [{"input_ids": part.to(device)} for part in rows.split(ROWS)]
 
 
 @torch.no_grad()
