@@ -22,11 +22,13 @@ from tokenmix.advise.advice import Advice, Skipped, expected_peak
 from tokenmix.advise.amdahl import expected, share_for
 from tokenmix.advise.attention_modules import modules_of, torch_projections
 from tokenmix.advise.candidates import OWN, Row, parse_candidates
+from tokenmix.advise.compare import Comparison, Speed
+from tokenmix.advise.distill import chosen_spec
 from tokenmix.advise.inputs import Inputs, inputs_of
 from tokenmix.advise.loading import Host
 from tokenmix.advise.measuring import Clock, measure_share
 from tokenmix.advise.probe import Nearness, probe
-from tokenmix.advise.text import above_bound, answer, candidate_tables, findings, text
+from tokenmix.advise.text import above_bound, answer, as_json, candidate_tables, findings, text
 from tokenmix.cli.arguments import parse_lengths
 from tokenmix.mixers.attention import Attention
 from tokenmix.models import LMConfig, ViTConfig, build_model
@@ -375,6 +377,26 @@ def test_faster_than_its_bound_says_why(row, said):
     if said is not None:
         assert said in notes
         assert said in findings(a)[2]
+
+
+def test_what_was_gained_and_lost_is_in_the_text():
+    before, after = Speed(0.2, 0.21, None, None), Speed(0.1, 0.11, None, None)
+    compared = Comparison(("teacher", "distilled"), {}, {256: {"teacher": before, "distilled": after}})
+    a = found(share(256, 0.5))
+    a.distilled = {"mixer": "linear", "layers": 2, "steps": 3, "seconds": 4.0, "loss": "loss", "out": "folder"}
+    a.distilled |= {"loss_before": 2.0, "loss_after": 1.0, "comparison": compared.to_json(), "table": compared.table()}
+    said = text(a)
+    assert "Gained and lost\nmodel      tokens         ms a pass" in said
+    assert said.endswith("Distilled, nothing is worse than before beyond noise; better: 2.00x as fast at 256 tokens.")
+    assert json.loads(json.dumps(as_json(a)["distilled"]))["comparison"]["speeds"][0]["seconds"] == 0.2
+
+
+def test_where_no_candidate_is_faster_the_nearest_is_distilled():
+    a = found(share(256, 0.5), rows=[timed("hydra", 1.0, 0.8, 1.2), timed("linear", 0.9, 0.7, 1.1)])
+    a.specs |= {"hydra": {"name": "hydra"}, "linear": {"name": "linear"}}
+    assert chosen_spec(a) == {"name": "hydra"}
+    a.nearness |= {"hydra": Nearness(1.0, 0.5, 20), "linear": Nearness(1.0, 0.2, 20)}
+    assert chosen_spec(a) == {"name": "linear"}
 
 
 def test_a_probe_tells_attention_from_what_is_far_from_it():

@@ -66,7 +66,7 @@ def distill_fastest(
         seconds: about what timing the models at the lengths of the advice may take.
         last: replace only the last N attention modules.
     """
-    teacher, spec = advice.host.model, _chosen(advice)
+    teacher, spec = advice.host.model, chosen_spec(advice)
     train, valid = batches
     student, report = replace_mixers(teacher, spec, last=last, seed=0)
     untaught = copy.deepcopy(student).eval()
@@ -95,17 +95,18 @@ def distill_fastest(
     models = {"teacher": teacher, "replaced": untaught, "distilled": student}
     lengths = [s.length for s in advice.shares]
     compared = compare(models, valid, lengths, inputs=advice.host.inputs, batch=advice.batch, seconds=seconds)
-    return found | {"comparison": compared.to_json(), "table": compared.table().text()}
+    return found | {"comparison": compared.to_json(), "table": compared.table()}
 
 
-def _chosen(advice: Advice) -> dict[str, Any]:
-    """Return the only candidate that fits, or the fastest at the longest length."""
+def chosen_spec(advice: Advice) -> dict[str, Any]:
+    """Return the only candidate that fits, the fastest at the longest length, or where none is faster the nearest."""
     known = list(dict.fromkeys(r.mixer for r in advice.rows if r.seconds is not None and r.mixer != OWN))
     if not known:
         why = next((r.why for r in advice.rows if r.why), "none was measured")
         raise MixerError(f"advise: --data: no candidate fits this model ({why}).")
-    label = known[0] if len(known) == 1 or advice.fastest is None else advice.fastest.mixer
-    return advice.specs[label]
+    near = [label for label in known if label in advice.nearness]
+    nearest = min(near, key=lambda label: advice.nearness[label].after) if near else advice.longest[0].mixer
+    return advice.specs[nearest if advice.fastest is None else advice.fastest.mixer]
 
 
 def text_batches(host: Host, data: Path) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:

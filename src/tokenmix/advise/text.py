@@ -14,9 +14,7 @@ from .measuring import Share
 
 def text(advice: Advice) -> str:
     """Format everything for a terminal."""
-    tables = [t.text() for t in (shares_table(advice), *candidate_tables(advice))]
-    if advice.distilled is not None and "table" in advice.distilled:
-        tables.append(advice.distilled["table"])
+    tables = [t.text() for t in (shares_table(advice), *candidate_tables(advice), *comparison_tables(advice))]
     return "\n\n".join(["\n".join([about(advice), setting(advice)]), *tables, "\n".join(findings(advice))])
 
 
@@ -127,13 +125,18 @@ def candidate_tables(advice: Advice) -> list[Table]:
     return [*tables, _ranking(advice)] if advice.nearness and advice.longest else tables
 
 
+def comparison_tables(advice: Advice) -> list[Table]:
+    """Return the table of what was gained and lost, where the model was distilled."""
+    return [] if advice.distilled is None else [advice.distilled["table"]]
+
+
 def _ranking(advice: Advice) -> Table:
     """Rank the candidates by speed at the longest length and by nearness to the teacher after the probe."""
     rows, near = advice.longest, advice.nearness
     by_error = sorted((r.mixer for r in rows if r.mixer in near), key=lambda m: near[m].after)
     steps = max(n.steps for n in near.values())
     at = f"{length(advice, rows[0].length)} {advice.host.inputs.unit}"
-    columns = ["mixer", "by speed", f"as fast at {at}", "by nearness", "error before", f"error after {steps} steps"]
+    columns = ["mixer", "by speed", f"as fast at {at}", "by nearness", "error before", f"error after {_steps(steps)}"]
     body = []
     for i, r in enumerate(rows):
         known = near.get(r.mixer)
@@ -144,6 +147,10 @@ def _ranking(advice: Advice) -> Table:
     if any("random" in note for note in advice.host.notes):
         notes.append("The model's weights are random: the error says little of a trained model.")
     return Table("Candidates by speed and by nearness to the model's attention", columns, body, notes)
+
+
+def _steps(n: int) -> str:
+    return f"{n} step{'s' if n != 1 else ''}"
 
 
 def _times(r: Row) -> str:
@@ -214,7 +221,7 @@ def findings(advice: Advice) -> list[str]:
     if advice.nearness:
         name, near = min(advice.nearness.items(), key=lambda item: item[1].after)
         found.append(
-            f"Nearest to its attention after a probe of {near.steps} steps is {name}: error {near.after:.3f}, "
+            f"Nearest to its attention after a probe of {_steps(near.steps)} is {name}: error {near.after:.3f}, "
             f"{near.before:.3f} before."
         )
     if advice.distilled is not None:
@@ -267,4 +274,4 @@ def distillation(found: dict[str, Any]) -> str:
     return (
         f"{found['mixer']} in {found['layers']} layers, distilled for {effort}: "
         f"{found['loss']} {before:.4f} before, {after:.4f} after. Written to {found['out']}."
-    ) + (f" {found['comparison']['text'].replace('distilled', 'Distilled', 1)}" if "comparison" in found else "")
+    ) + f" {found['comparison']['text'].replace('distilled', 'Distilled', 1)}"
