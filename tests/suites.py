@@ -28,6 +28,7 @@ FILES = {
     "test_peers.py": "the defects of other implementations",
     "test_sanitizers.py": "builds the kernels under sanitizers",
     "test_surgery_across.py": "every mixer in every family of hosts",
+    "test_surgery_export.py": "exports hosts of several families",
     "test_surgery_mutations.py": "mutations",
     "test_triton.py": "interprets the Triton kernels",
     "test_triton_gemm.py": "interprets the Triton kernels",

@@ -21,12 +21,15 @@ from tokenmix.advise import advise as ask
 from tokenmix.advise.advice import Advice, Skipped, expected_peak
 from tokenmix.advise.amdahl import expected, share_for
 from tokenmix.advise.attention_modules import modules_of, torch_projections
-from tokenmix.advise.candidates import OWN, Row
+from tokenmix.advise.candidates import OWN, Row, parse_candidates
+from tokenmix.advise.compare import Comparison, Speed
+from tokenmix.advise.distill import chosen_spec
 from tokenmix.advise.inputs import Inputs, inputs_of
 from tokenmix.advise.loading import Host
 from tokenmix.advise.measuring import Clock, measure_share
-from tokenmix.advise.text import answer, findings, text
-from tokenmix.cli.advise import parse_lengths
+from tokenmix.advise.probe import Nearness, probe
+from tokenmix.advise.text import above_bound, answer, as_json, candidate_tables, findings, text
+from tokenmix.cli.arguments import parse_lengths
 from tokenmix.mixers.attention import Attention
 from tokenmix.models import LMConfig, ViTConfig, build_model
 from tokenmix.report.checks import check_page
@@ -39,7 +42,7 @@ BERT = [
 
 
 def share(
-    length: int, mixing: float, attention: float = 0.0, peak: int | None = 100, without: int | None = 60
+    length: int, mixing: float, attention: float = 0.0, peak: int | None = 100 << 20, without: int | None = 60 << 20
 ) -> Share:
     return Share(length, length, 1.0, max(attention, mixing), mixing, peak, without, 3)
 
@@ -288,7 +291,7 @@ def test_images_grow(model, sizes):
 
 
 def test_parse_lengths():
-    assert parse_lengths("4k, 256,1K,256") == [256, 1024, 4096]
+    assert parse_lengths("4k, 256,1K,256", "advise") == [256, 1024, 4096]
 
 
 # the answer
@@ -317,6 +320,93 @@ def test_findings_follow_from_the_rows():
     slow = [rows[0], Row("hydra", 256, 2.0, 0.5, 9)]
     assert findings(found(share(256, 0.5), rows=slow))[2].startswith("None of the candidates")
     assert findings(found(share(256, 0.5)))[1].startswith("Memory: at 256 the peak of a pass would be up to 40 % lower")
+    small = share(256, 0.5, peak=1 << 19, without=1 << 18)
+    assert len(findings(found(small))) == 1, "a quarter of a MiB is the noise of resident memory, no saving"
+
+
+def timed(mixer: str, speedup: float, least: float, most: float, saved: int = 0) -> Row:
+    return Row(mixer, 256, 1 / speedup, speedup, 9, least=least, most=most, saved=saved)
+
+
+def test_noise_is_no_speed_up():
+    a = found(share(256, 0.5), rows=[timed("hydra", 1.1, 0.95, 1.3)])
+    assert a.fastest is None
+    assert (
+        findings(a)[2] == "None of the candidates makes the model faster at the longest length measured, beyond noise."
+    )
+    assert a.says_no == "no candidate makes the model faster beyond the noise of the timings"
+    assert found(share(256, 0.02)).says_no == "replacing pays at no length measured (worth it is 1.25x)"
+    assert found(share(256, 0.5)).says_no is None
+
+
+def test_of_candidates_alike_in_speed_the_nearest_is_taken():
+    rows = [timed("linear", 1.9, 1.7, 2.1), timed("hydra", 1.8, 1.6, 2.0), timed("external", 1.3, 1.2, 1.4)]
+    a = found(share(256, 0.5), rows=rows)
+    assert a.fastest.mixer == "linear"
+    a.nearness |= {
+        "linear": Nearness(0.9, 0.5, 20),
+        "hydra": Nearness(0.9, 0.2, 20),
+        "external": Nearness(0.9, 0.1, 20),
+    }
+    assert a.fastest.mixer == "hydra"
+    table = candidate_tables(a)[-1]
+    assert [row[:2] + [row[3]] for row in table.rows] == [
+        ["linear", "1", "3"],
+        ["hydra", "2", "2"],
+        ["external", "3", "1"],
+    ]
+    assert "Nearest to its attention after a probe of 20 steps is external: error 0.100" in text(a)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (timed("hydra", 1.9, 1.8, 2.0), None),
+        (timed("hydra", 2.1, 1.9, 2.3), "only within the noise: the quartiles of its timings allow 1.90x to 2.30x"),
+        (timed("hydra", 2.4, 2.2, 2.6, saved=64), "because it has 64 parameters fewer than attention"),
+        (timed("hydra", 2.4, 2.2, 2.6), "measured in other passes"),
+        (timed("hydra", 2.9, 2.8, 3.0, saved=64), "measured in other passes"),
+    ],
+)
+def test_faster_than_its_bound_says_why(row, said):
+    """Mixing takes half of the time, attention with its projections 60 %: bounds of 2x and 2.5x."""
+    a = found(share(256, 0.5, attention=0.6), rows=[row])
+    assert (above_bound(a, row) is None) is (said is None)
+    notes = " ".join(candidate_tables(a)[0].notes)
+    assert ("hydra: above the bound of 2.00x" in notes) is (said is not None)
+    if said is not None:
+        assert said in notes
+        assert said in findings(a)[2]
+
+
+def test_what_was_gained_and_lost_is_in_the_text():
+    before, after = Speed(0.2, 0.21, None, None), Speed(0.1, 0.11, None, None)
+    compared = Comparison(("teacher", "distilled"), {}, {256: {"teacher": before, "distilled": after}})
+    a = found(share(256, 0.5))
+    a.distilled = {"mixer": "linear", "layers": 2, "steps": 3, "seconds": 4.0, "loss": "loss", "out": "folder"}
+    a.distilled |= {"loss_before": 2.0, "loss_after": 1.0, "comparison": compared.to_json(), "table": compared.table()}
+    said = text(a)
+    assert "Gained and lost\nmodel      tokens         ms a pass" in said
+    assert said.endswith("Distilled, nothing is worse than before beyond noise; better: 2.00x as fast at 256 tokens.")
+    assert json.loads(json.dumps(as_json(a)["distilled"]))["comparison"]["speeds"][0]["seconds"] == 0.2
+
+
+def test_where_no_candidate_is_faster_the_nearest_is_distilled():
+    a = found(share(256, 0.5), rows=[timed("hydra", 1.0, 0.8, 1.2), timed("linear", 0.9, 0.7, 1.1)])
+    a.specs |= {"hydra": {"name": "hydra"}, "linear": {"name": "linear"}}
+    assert chosen_spec(a) == {"name": "hydra"}
+    a.nearness |= {"hydra": Nearness(1.0, 0.5, 20), "linear": Nearness(1.0, 0.2, 20)}
+    assert chosen_spec(a) == {"name": "linear"}
+
+
+def test_a_probe_tells_attention_from_what_is_far_from_it():
+    model = make("bert", std=0.2)
+    host = Host("bert", model, "transformers", inputs_of(model, "bert"))
+    near = probe(host, parse_candidates("attention,linear,fourier"), 12, seconds=60, steps=6)
+    assert near["attention"].before < 1e-8
+    assert near["linear"].before > 0.01
+    assert near["linear"].after < near["linear"].before
+    assert {n.steps for n in near.values()} == {6}
 
 
 # the command
@@ -351,7 +441,10 @@ def test_json_holds_everything(capsys):
         "answer",
         "candidates",
         "distilled",
+        "nearness",
+        "refused",
     ]
+    assert {name: near["steps"] >= 1 for name, near in got["nearness"].items()} == {"hydra": True, "linear": True}
     assert got["model"]["class"] == "BertModel"
     assert got["attention"][0]["heads"] == 4
     assert [s["length"] for s in got["lengths"]] == [8, 16]
@@ -524,8 +617,18 @@ def test_the_model_is_distilled_and_written(tmp_path, capsys):
         "--minutes",
         "0.03",
     ]
+    assert cli.main([*argv, "--write", str(out), "--worth", "1000", "--json"]) == 1
+    got = json.loads(capsys.readouterr().out)
+    assert (got["distilled"], got["refused"]) == (None, "replacing pays at no length measured (worth it is 1000x)")
+    assert not out.exists()
+    argv += ["--anyway"]
     assert cli.main([*argv, "--write", str(out), "--last", "1", "--json"]) == 0
     got = json.loads(capsys.readouterr().out)["distilled"]
+    compared = got["comparison"]
+    assert (compared["measure"], list(compared["quality"])) == ("cosine", ["teacher", "replaced", "distilled"])
+    assert compared["quality"]["teacher"] == pytest.approx(1)
+    assert compared["quality"]["replaced"] < compared["quality"]["distilled"] < 1
+    assert compared["text"].startswith("distilled, worse than before: cosine ")
     assert (got["mixer"], got["layers"]) == ("hydra", 1)
     assert 0 < got["loss_after"] < got["loss_before"]
     assert type(load_converted(out).encoder.layer[1].attention.self.mixer).__name__ == "Hydra"
@@ -536,6 +639,6 @@ def test_the_model_is_distilled_and_written(tmp_path, capsys):
     data.write_bytes(b"\xff\xfe")
     assert "is not UTF-8 text" in refused(capsys, *argv, "--write", str(tmp_path / "new"))
     assert "no such file" in refused(
-        capsys, *argv[:-4], "--data", str(tmp_path / "none"), "--write", str(tmp_path / "new")
+        capsys, *argv[:-5], "--data", str(tmp_path / "none"), "--write", str(tmp_path / "new")
     )
     assert not (tmp_path / "new").exists()

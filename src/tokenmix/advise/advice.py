@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import log
 from typing import Any
 
+from ..bench.cases import Subject
 from ..bench.roofline import machine
 from ..errors import MixerError
 from ..system.machine import memory_available
@@ -17,6 +18,7 @@ from .candidates import OWN, Row, measure_candidates, parse_candidates, usual
 from .inputs import Inputs
 from .loading import Host, load_host
 from .measuring import FAILURES, Share, measure_share
+from .probe import STEPS, Nearness, probe
 
 PROBE = 64  # tokens, or about as many patches: run first, to estimate the rest
 ROOM = 0.8  # the part of the free memory that a pass may take
@@ -45,7 +47,9 @@ class Advice:
     skipped: list[Skipped] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     specs: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the candidates, by label
+    nearness: dict[str, Nearness] = field(default_factory=dict)  # of the candidates that were probed, by label
     distilled: dict[str, Any] | None = None
+    refused: str | None = None  # why nothing was replaced although it was asked for
 
     @property
     def crossing(self) -> Crossing:
@@ -60,12 +64,33 @@ class Advice:
         return any(s.bound >= self.worth for s in self.shares)
 
     @property
-    def fastest(self) -> Row | None:
-        """The fastest candidate at the longest length with measured candidates, if it beats attention."""
+    def longest(self) -> list[Row]:
+        """The candidates with times at the longest length that has any, the fastest first."""
         known = [r for r in self.rows if r.speedup is not None and r.mixer != OWN]
-        longest = [r for r in known if r.length == max(k.length for k in known)]
-        best = max(longest, key=lambda r: r.speedup or 0.0, default=None)
-        return best if best is not None and (best.speedup or 0.0) > 1 else None
+        last = max((r.length for r in known), default=None)
+        return sorted((r for r in known if r.length == last), key=lambda r: -(r.speedup or 0.0))
+
+    @property
+    def fastest(self) -> Row | None:
+        """The fastest candidate at the longest length, if it beats attention beyond the noise.
+
+        Where the quartiles of others overlap with its own, the one nearest to the teacher is taken.
+        """
+        faster = [r for r in self.longest if r.faster]
+        if not faster:
+            return None
+        alike = [r for r in faster if (r.most or r.speedup or 0.0) >= (faster[0].least or faster[0].speedup or 0.0)]
+        near = [r for r in alike if r.mixer in self.nearness]
+        return min(near, key=lambda r: self.nearness[r.mixer].after) if len(near) == len(alike) else faster[0]
+
+    @property
+    def says_no(self) -> str | None:
+        """Why nothing should be replaced, by what was measured; None where replacing pays."""
+        if not self.pays:
+            return f"replacing pays at no length measured (worth it is {self.worth:g}x)"
+        if self.rows and self.fastest is None:
+            return "no candidate makes the model faster beyond the noise of the timings"
+        return None
 
 
 def advise(
@@ -78,10 +103,12 @@ def advise(
     candidates: str | None = None,
     device: str = "cpu",
     options: dict[str, Any] | None = None,
+    steps: int = STEPS,
+    data: Sequence[Any] | None = None,
     tell: Tell = lambda _: None,
 ) -> Advice:
     """Measure attention's share of a model's forward pass at some lengths, the largest gain of replacing it, and
-    candidates.
+    candidates: how fast they are, and how near they come to attention after a short probe.
 
     Args:
         model: as in ``load_host``, or its result.
@@ -91,11 +118,15 @@ def advise(
         worth: the speed-up that must be possible for replacing to pay.
         candidates: "auto", or mixers such as "hydra,aft_local:window=32"; None measures none.
         options: as in ``load_host``.
+        steps: of the probe, at most; it takes up to ``seconds`` more. 0: none.
+        data: batches for the probe; None: random inputs.
 
     Raises:
         MixerError: for a model that cannot be loaded or has no known attention, for bad arguments, and where no length
             can be measured.
     """
+    if steps < 0:
+        raise MixerError(f"advise: the steps of the probe must be >= 0, got {steps}.")
     if batch < 1 or not seconds > 0 or not worth > 1:
         raise MixerError(
             f"advise: batch and seconds must be positive and worth larger than 1, got {batch}, {seconds} and {worth}."
@@ -127,17 +158,26 @@ def advise(
             + "; ".join(f"{s.length:,}: {s.why}" for s in advice.skipped)
             + "."
         )
+    _measure_candidates(advice, subjects or [], seconds, device, tell)
+    if subjects and steps and host.origin != "tokenmix":  # one of ours has new weights: nothing to be near to
+        tell("probing how near the candidates come")
+        length = advice.shares[0].length
+        advice.nearness = probe(host, subjects, length, seconds=seconds, steps=steps, data=data)
+    return advice
+
+
+def _measure_candidates(advice: Advice, subjects: list[Subject], seconds: float, device: str, tell: Tell) -> None:
+    """Fill in the rows of the candidates at each length; those for which no time is left say so."""
     for share in advice.shares if subjects else ():
         budget = 3 * seconds / len(advice.shares)
-        if share.seconds * 5 * (len(subjects or ()) + 1) > max(budget, 1.0) * 2:
+        if share.seconds * 5 * (len(subjects) + 1) > max(budget, 1.0) * 2:
             tell(f"candidates at {share.length:,}: skipped, no time left")
-            why = f"one pass of each takes about {share.seconds * (len(subjects or ()) + 1):.0f} s; give more --seconds"
-            advice.rows += [Row(s.label, share.length, why=why) for s in subjects or ()]
+            why = f"one pass of each takes about {share.seconds * (len(subjects) + 1):.0f} s; give more --seconds"
+            advice.rows += [Row(s.label, share.length, why=why) for s in subjects]
             continue
         advice.rows += measure_candidates(
-            host, subjects or [], share.length, batch=batch, budget=budget / 2, device=device, tell=tell
+            advice.host, subjects, share.length, batch=advice.batch, budget=budget / 2, device=device, tell=tell
         )
-    return advice
 
 
 def _measure_shares(advice: Advice, lengths: list[int], seconds: float, device: str, tell: Tell) -> None:

@@ -33,6 +33,10 @@ Tell = Callable[[str], None]
 class Row:
     """One candidate at one length: seconds, speed-up over the model's own attention and bytes of a pass; or why it has
     none.
+
+    Args:
+        least, most: the speed-up by the quartiles that are worst and best for the candidate; None: not known.
+        saved: how many parameters fewer than with attention the model has.
     """
 
     mixer: str
@@ -42,6 +46,14 @@ class Row:
     peak: int | None = None
     decoded: Decoded | None = None
     why: str | None = None
+    least: float | None = None
+    most: float | None = None
+    saved: int | None = None
+
+    @property
+    def faster(self) -> bool:
+        """Whether the model is faster with it, beyond the noise of the timings."""
+        return self.mixer != OWN and self.speedup is not None and (self.least or self.speedup) > 1
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -92,13 +104,18 @@ def measure_candidates(
             rows.append(Row(label, length, why=_line(why)))
             del calls[label]
     timed = measure({label: sampler(call, device=device) for label, call in calls.items()}, budget=budget, tell=tell)
-    own = timed[OWN].wall
+    own, weights = timed[OWN], _parameters(host.model)
     for label, call in calls.items():
-        seconds = timed[label].wall
-        peak = peak_memory(call, device=device)
-        rows.append(Row(label, length, seconds, own / seconds, peak, decode(models[label], host.inputs, length, batch)))
+        t, peak = timed[label], peak_memory(call, device=device)
+        decoded, saved = decode(models[label], host.inputs, length, batch), weights - _parameters(models[label])
+        bounds = (1.0, 1.0) if label == OWN else (own.wall / t.wall_high, own.wall_high / t.wall)
+        rows.append(Row(label, length, t.wall, own.wall / t.wall, peak, decoded, None, *bounds, saved))
     order = [OWN, *(s.label for s in subjects)]
     return sorted(rows, key=lambda r: order.index(r.mixer))
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
 
 
 def built(host: Host, subjects: list[Subject], length: int) -> tuple[dict[str, Any], list[Row]]:

@@ -14,9 +14,12 @@ from ..errors import MixerError
 from ..hosts.surgery import replace_mixers
 from ..hosts.surgery.distill import distill
 from ..hosts.surgery.save_load import save_replaced
+from ..hosts.surgery.texts import text_tokens
 from ..train.rundir import RunDir
 from .advice import Advice
 from .candidates import OWN
+from .compare import compare
+from .loading import Host
 
 LENGTH, BATCH = 128, 8
 VALID = 0.1  # of the batches, at the end of the text, for validation
@@ -43,19 +46,30 @@ def check_distillation(name: str, origin: str, data: Path, out: Path | None) -> 
 
 
 def distill_fastest(
-    advice: Advice, data: Path, out: Path, *, minutes: float, last: int | None = None
+    advice: Advice,
+    batches: tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]],
+    out: Path,
+    *,
+    minutes: float,
+    seconds: float = 10.0,
+    last: int | None = None,
 ) -> dict[str, Any]:
-    """Replace attention by the fastest candidate, distil, write model and run. Return what ``Advice.distilled`` holds.
+    """Replace attention by the fastest candidate, distil, write model and run, and compare it with what was before.
+
+    Return what ``Advice.distilled`` holds.
 
     The loss is that of ``distill`` over the last tenth of the text: the KL divergence of the student's predictions from
     the teacher's, or the distance of the last hidden states where a model predicts nothing.
 
     Args:
+        batches: for training and for validation, as ``text_batches`` makes them.
+        seconds: about what timing the models at the lengths of the advice may take.
         last: replace only the last N attention modules.
     """
-    teacher, spec = advice.host.model, _chosen(advice)
-    train, valid = _batches(advice, data)
+    teacher, spec = advice.host.model, chosen_spec(advice)
+    train, valid = batches
     student, report = replace_mixers(teacher, spec, last=last, seed=0)
+    untaught = copy.deepcopy(student).eval()
     each = _step_seconds(teacher, student, train[0])
     steps = max(2, int(SPARE * 60 * minutes / each))
     run, began = out.with_name(f"{out.name}-distillation"), time.perf_counter()
@@ -66,7 +80,7 @@ def distill_fastest(
         "save_every": steps,
     }
     distill(teacher, student, train, valid=valid, out=run, lr=LEARNING_RATE, verbose=False, **settings)
-    seconds = time.perf_counter() - began
+    took = time.perf_counter() - began
     save_replaced(student.eval(), report, out, beside=Path(advice.host.name.removeprefix("hf:")))
     losses = [line["output_loss"] for line in RunDir.open(run).read_metrics() if line["kind"] == "eval"]
     found = {
@@ -74,44 +88,36 @@ def distill_fastest(
         "spec": spec,
         "layers": last or len(advice.modules),
         "steps": steps,
-        "seconds": seconds,
+        "seconds": took,
         "loss": "validation loss",
     }
-    return found | {"loss_before": losses[0], "loss_after": losses[-1], "out": str(out), "run": str(run)}
+    found |= {"loss_before": losses[0], "loss_after": losses[-1], "out": str(out), "run": str(run)}
+    models = {"teacher": teacher, "replaced": untaught, "distilled": student}
+    lengths = [s.length for s in advice.shares]
+    compared = compare(models, valid, lengths, inputs=advice.host.inputs, batch=advice.batch, seconds=seconds)
+    return found | {"comparison": compared.to_json(), "table": compared.table()}
 
 
-def _chosen(advice: Advice) -> dict[str, Any]:
-    """Return the only candidate that fits, or the fastest at the longest length."""
+def chosen_spec(advice: Advice) -> dict[str, Any]:
+    """Return the only candidate that fits, the fastest at the longest length, or where none is faster the nearest."""
     known = list(dict.fromkeys(r.mixer for r in advice.rows if r.seconds is not None and r.mixer != OWN))
     if not known:
         why = next((r.why for r in advice.rows if r.why), "none was measured")
         raise MixerError(f"advise: --data: no candidate fits this model ({why}).")
-    label = known[0] if len(known) == 1 or advice.fastest is None else advice.fastest.mixer
-    return advice.specs[label]
+    near = [label for label in known if label in advice.nearness]
+    nearest = min(near, key=lambda label: advice.nearness[label].after) if near else advice.longest[0].mixer
+    return advice.specs[nearest if advice.fastest is None else advice.fastest.mixer]
 
 
-def _batches(advice: Advice, data: Path) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+def text_batches(host: Host, data: Path) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
     """Split the text into pieces of equal length: batches for training, and the last tenth for validation."""
-    import transformers
-
-    folder = advice.host.name.removeprefix("hf:")
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as why:
-        said = " ".join(str(why).split())[:160]
-        raise MixerError(f"advise: --data: {folder} holds no tokenizer that transformers can load ({said}).") from None
-    try:
-        text = data.read_text(encoding="utf-8")
-    except UnicodeDecodeError as why:
-        raise MixerError(f"advise: --data {data}: is not UTF-8 text ({why}).") from None
-    lines = tokenizer(text.splitlines(), add_special_tokens=False)["input_ids"] if text.strip() else []
-    ids = torch.tensor([i for line in lines for i in line], dtype=torch.long)
-    length = min(LENGTH, advice.host.inputs.limit or LENGTH)
+    ids = text_tokens("advise", Path(host.name.removeprefix("hf:")), data)
+    length = min(LENGTH, host.inputs.limit or LENGTH)
     rows = ids[: len(ids) // length * length].view(-1, length)
     if len(rows) < 2:
         raise MixerError(f"advise: --data {data}: has {len(ids):,} tokens; at least {2 * length:,} are needed.")
     held = max(1, int(VALID * len(rows)))
-    device = next(advice.host.model.parameters()).device
+    device = next(host.model.parameters()).device
     parts = ([{"input_ids": piece.to(device)} for piece in part.split(BATCH)] for part in (rows[:-held], rows[-held:]))
     train, valid = parts
     return train, valid[:8]

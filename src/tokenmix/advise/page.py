@@ -10,7 +10,7 @@ from ..errors import MixerError
 from ..system.files import whole_file
 from .advice import Advice
 from .candidates import OWN
-from .text import about, candidate_tables, findings, setting, shares_table
+from .text import about, candidate_tables, comparison_tables, findings, setting, shares_table
 
 
 def write_page(advice: Advice, out: Path | str) -> Path:
@@ -25,7 +25,7 @@ def write_page(advice: Advice, out: Path | str) -> Path:
     page = template.render(
         title=f"Should the attention of {advice.host.name} be replaced?",
         lead=[*findings(advice), about(advice)],
-        tables=[shares_table(advice), *candidate_tables(advice)],
+        tables=[shares_table(advice), *candidate_tables(advice), *comparison_tables(advice)],
         curves=curves(advice),
         facts=_facts(advice),
         notes=[

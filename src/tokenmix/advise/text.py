@@ -6,14 +6,15 @@ from typing import Any
 
 from ..system.text import Table, number, seconds, size
 from .advice import Advice
-from .amdahl import share_for
-from .candidates import OWN
+from .amdahl import bound, share_for
+from .candidates import OWN, Row
+from .compare import BYTES_OF_NOISE
 from .measuring import Share
 
 
 def text(advice: Advice) -> str:
     """Format everything for a terminal."""
-    tables = [t.text() for t in (shares_table(advice), *candidate_tables(advice))]
+    tables = [t.text() for t in (shares_table(advice), *candidate_tables(advice), *comparison_tables(advice))]
     return "\n\n".join(["\n".join([about(advice), setting(advice)]), *tables, "\n".join(findings(advice))])
 
 
@@ -39,7 +40,9 @@ def as_json(advice: Advice) -> dict[str, Any]:
         "skipped": [vars(s) for s in advice.skipped],
         "answer": {"pays": advice.pays, "first_length": beginning, "how": crossing.how, "text": answer(advice)},
         "candidates": [r.to_json() for r in advice.rows],
-        "distilled": advice.distilled,
+        "distilled": None if advice.distilled is None else {k: v for k, v in advice.distilled.items() if k != "table"},
+        "nearness": {label: vars(near) for label, near in advice.nearness.items()},
+        "refused": advice.refused,
     }
 
 
@@ -117,14 +120,62 @@ def _share(advice: Advice, s: Share) -> list[str]:
 
 
 def candidate_tables(advice: Advice) -> list[Table]:
-    """Build one table for each length."""
-    return [_candidates(advice, n) for n in dict.fromkeys(r.length for r in advice.rows)]
+    """Build one table for each length, and a ranking where the candidates were probed."""
+    tables = [_candidates(advice, n) for n in dict.fromkeys(r.length for r in advice.rows)]
+    return [*tables, _ranking(advice)] if advice.nearness and advice.longest else tables
+
+
+def comparison_tables(advice: Advice) -> list[Table]:
+    """Return the table of what was gained and lost, where the model was distilled."""
+    return [] if advice.distilled is None else [advice.distilled["table"]]
+
+
+def _ranking(advice: Advice) -> Table:
+    """Rank the candidates by speed at the longest length and by nearness to the teacher after the probe."""
+    rows, near = advice.longest, advice.nearness
+    by_error = sorted((r.mixer for r in rows if r.mixer in near), key=lambda m: near[m].after)
+    steps = max(n.steps for n in near.values())
+    at = f"{length(advice, rows[0].length)} {advice.host.inputs.unit}"
+    columns = ["mixer", "by speed", f"as fast at {at}", "by nearness", "error before", f"error after {_steps(steps)}"]
+    body = []
+    for i, r in enumerate(rows):
+        known = near.get(r.mixer)
+        rank = "-" if known is None else str(by_error.index(r.mixer) + 1)
+        errors = [number(known.before if known else None), number(known.after if known else None)]
+        body.append([r.mixer, str(i + 1), _times(r), rank, *errors])
+    notes = ["Error: of what each layer adds, squared, relative to attention's: 0 is attention itself, 1 is nothing."]
+    if any("random" in note for note in advice.host.notes):
+        notes.append("The model's weights are random: the error says little of a trained model.")
+    return Table("Candidates by speed and by nearness to the model's attention", columns, body, notes)
+
+
+def _steps(n: int) -> str:
+    return f"{n} step{'s' if n != 1 else ''}"
+
+
+def _times(r: Row) -> str:
+    """Format a speed-up with what its quartiles allow."""
+    return f"{r.speedup or 0:.2f}x" + ("" if r.least is None or r.most is None else f" ({r.least:.2f} to {r.most:.2f})")
+
+
+def above_bound(advice: Advice, r: Row) -> str | None:
+    """Say why a candidate is faster than its bound; None where it is not."""
+    share = next(s for s in advice.shares if s.length == r.length)
+    if r.speedup is None or r.mixer == OWN or r.speedup <= share.bound:
+        return None
+    above = f"above the bound of {share.bound:.2f}x"
+    if r.least is not None and r.least <= share.bound:
+        return f"{above} only within the noise: the quartiles of its timings allow {r.least:.2f}x to {r.most:.2f}x"
+    whole = bound(min(share.attention_share, 0.999))
+    if r.saved and r.saved > 0 and r.speedup <= whole:
+        fewer = f"it has {r.saved:,} parameters fewer than attention"
+        return f"{above}, because {fewer}, whose projections the bound keeps; without any attention it is {whole:.2f}x"
+    return f"{above}, which was measured in other passes: the machine was busier then, so trust neither, measure again"
 
 
 def _candidates(advice: Advice, n: int) -> Table:
     rows = [r for r in advice.rows if r.length == n]
     decodes = any(r.decoded for r in rows)
-    bound = next(s.bound for s in advice.shares if s.length == n)
     columns = ["mixer", "one pass", "as fast", "peak memory", *(["state", "ms per token"] if decodes else [])]
     body, notes = [], []
     for r in rows:
@@ -136,13 +187,13 @@ def _candidates(advice: Advice, n: int) -> Table:
             if r.decoded
             else ["no streaming", "no streaming"]
         )
-        body.append(
-            [r.mixer, seconds(r.seconds), f"{r.speedup or 0:.2f}x", size(r.peak), *(decoded if decodes else [])]
-        )
+        body.append([r.mixer, seconds(r.seconds), _times(r), size(r.peak), *(decoded if decodes else [])])
+        if reason := above_bound(advice, r):
+            notes.append(f"{r.mixer}: {reason}.")
     body = body or [["none", *[number(None)] * (len(columns) - 1)]]
-    notes.append("As fast: times as fast as with its own attention, timed in turns.")
-    limit = f"The bound of {bound:.2f}x comes from other passes and excludes projections"
-    notes.append(f"{limit}: a busy machine, or a mixer with fewer projections, can exceed it.")
+    notes.append(
+        "As fast: times as fast as with its own attention, timed in turns; in brackets what the quartiles allow."
+    )
     return Table(f"Other mixers inside this model, {length(advice, n)} {advice.host.inputs.unit}", columns, body, notes)
 
 
@@ -152,19 +203,31 @@ def findings(advice: Advice) -> list[str]:
     most = max(
         (s for s in advice.shares if s.memory_share is not None), key=lambda s: s.memory_share or 0.0, default=None
     )
-    if most is not None:
+    if most is not None and (most.peak or 0) - (most.without or 0) > BYTES_OF_NOISE:
         at, saved = length(advice, most.length), percent(most.memory_share)
         found.append(f"Memory: at {at} the peak of a pass would be up to {saved} lower without attention.")
     best = advice.fastest
     if best is not None:
         measured = f"{best.mixer} makes the model {best.speedup:.2f}x as fast at {length(advice, best.length)}"
+        reason = above_bound(advice, best)
+        measured += f" ({reason})" if reason else ""
+        if best is not (first := advice.longest[0]):
+            measured += f", no slower than {first.mixer} beyond noise, and is nearer to the model's attention"
         found.append(
             f"Of the candidates, {measured}. Its quality has to be measured by training (--data, `tokenmix convert`)."
         )
-    elif any(r.speedup is not None and r.mixer != OWN for r in advice.rows):
-        found.append("None of the candidates makes the model faster at the longest length measured.")
+    elif advice.longest:
+        found.append("None of the candidates makes the model faster at the longest length measured, beyond noise.")
+    if advice.nearness:
+        name, near = min(advice.nearness.items(), key=lambda item: item[1].after)
+        found.append(
+            f"Nearest to its attention after a probe of {_steps(near.steps)} is {name}: error {near.after:.3f}, "
+            f"{near.before:.3f} before."
+        )
     if advice.distilled is not None:
         found.append(distillation(advice.distilled))
+    if advice.refused is not None:
+        found.append(f"Nothing was replaced: {advice.refused}. --anyway replaces and distils all the same.")
     return found
 
 
@@ -211,4 +274,4 @@ def distillation(found: dict[str, Any]) -> str:
     return (
         f"{found['mixer']} in {found['layers']} layers, distilled for {effort}: "
         f"{found['loss']} {before:.4f} before, {after:.4f} after. Written to {found['out']}."
-    )
+    ) + f" {found['comparison']['text'].replace('distilled', 'Distilled', 1)}"

@@ -36,7 +36,7 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 @dataclass(frozen=True)
 class Timing:
     """Seconds per call: lower quartile and minimum of wall clock, lower quartile of CPU time; samples, and calls in
-    each.
+    each; upper quartile of wall clock.
     """
 
     wall: float
@@ -44,6 +44,7 @@ class Timing:
     cpu: float
     samples: int
     inner: int
+    wall_high: float
 
 
 def sampler(
@@ -118,7 +119,7 @@ def measure(
 
 def _summary(samples: list[Sample], inner: int) -> Timing:
     wall, cpu = (sorted(s[i] for s in samples) for i in (0, 1))
-    return Timing(quartile(wall), wall[0], quartile(cpu), len(samples), inner)
+    return Timing(quartile(wall), wall[0], quartile(cpu), len(samples), inner, wall[3 * len(wall) // 4])
 
 
 def quartile(values: list[float]) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,11 +9,10 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from ..errors import MixerError
-from .arguments import check_folder, parse_object
+from .arguments import check_folder, parse_lengths, parse_object
 from .output import progress, say, say_json
 
 EXAMPLE = '{"max_position_embeddings": 4096}'
-LENGTH = re.compile(r"([1-9]\d*)(k?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,13 @@ class Advise:
     minutes: float = 3.0
     """Approximate minutes of distillation."""
 
+    anyway: bool = False
+    """With --data: replace and distil even where the answer is No. Default: nothing is replaced then, exit code 1."""
+
+    probe: int = 20
+    """With candidates: steps in which each learns the outputs of the model's attention, to rank them by nearness.
+    They take up to --seconds more; 0 skips the probe."""
+
     last: int | None = None
     """With --data: replace only the last N attention modules. Default: all."""
 
@@ -75,21 +80,21 @@ class Advise:
     def run(self) -> int:
         """Load, measure, distil and print the model's advice, and write the page."""
         from ..advise.advice import advise
-        from ..advise.distill import check_distillation, distill_fastest
+        from ..advise.distill import check_distillation, distill_fastest, text_batches
         from ..advise.loading import load_host
         from ..advise.text import as_json, text
         from ..system.machine import pick_device
 
-        lengths = None if self.lengths is None else parse_lengths(self.lengths)
+        lengths = None if self.lengths is None else parse_lengths(self.lengths, "advise")
         check_folder("advise", self.out)
         tell = progress()
         tell(f"loading {self.model}")
         device = pick_device(self.device).type
         host = load_host(self.model, parse_object(self.options, EXAMPLE, "advise: "), device=device)
-        candidates = self.candidates
+        candidates, batches = self.candidates, None
         if self.data is not None:
             check_distillation(host.name, host.origin, self.data, self.write)
-            candidates = candidates or "auto"
+            candidates, batches = candidates or "auto", text_batches(host, self.data)
         if not self.minutes > 0:
             raise MixerError(f"advise: --minutes must be positive, got {self.minutes}.")
         found = advise(
@@ -100,11 +105,17 @@ class Advise:
             worth=self.worth,
             candidates=candidates,
             device=device,
+            steps=self.probe,
+            data=None if batches is None else batches[0],
             tell=tell,
         )
-        if self.data is not None and self.write is not None:
-            tell(f"distilling for {self.minutes:g} minutes")
-            found.distilled = distill_fastest(found, self.data, self.write, minutes=self.minutes, last=self.last)
+        if batches is not None and self.write is not None:
+            found.refused = None if self.anyway else found.says_no
+            if found.refused is None:
+                tell(f"distilling for {self.minutes:g} minutes")
+                found.distilled = distill_fastest(
+                    found, batches, self.write, minutes=self.minutes, seconds=self.seconds, last=self.last
+                )
         tell("")
         if self.json:
             say_json(as_json(found))
@@ -114,19 +125,4 @@ class Advise:
             from ..advise.page import write_page
 
             write_page(found, self.out)
-        return 0
-
-
-def parse_lengths(given: str) -> list[int]:
-    """Return the lengths in "256,1k,4k", sorted: [256, 1024, 4096]."""
-    found = []
-    for piece in filter(None, (p.strip() for p in given.split(","))):
-        match = LENGTH.fullmatch(piece)
-        if match is None:
-            raise MixerError(
-                f"advise: --lengths takes numbers of tokens, or sides of images, such as 256,1k,4k, got {piece!r}."
-            )
-        found.append(int(match[1]) * (1024 if match[2] else 1))
-    if not found:
-        raise MixerError("advise: --lengths is empty; write 256,1k,4k.")
-    return sorted(set(found))
+        return 0 if found.refused is None else 1

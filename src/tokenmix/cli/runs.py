@@ -12,6 +12,7 @@ from tyro.conf import Positional, arg
 
 from ..errors import MixerError
 from . import output
+from .host_folders import evaluate_host, sample_host
 from .output import progress, say
 
 
@@ -133,11 +134,14 @@ class Evaluate:
     """Score a run on one split of its data and add the result to its metrics.
 
     The score is in bits per byte for text, bits per dimension for density models, and accuracy for classifiers and
-    synthetic sequences.
+    synthetic sequences; for a host's folder it is the perplexity of --data, in tokens of the folder's tokenizer.
     """
 
     dir: Positional[Annotated[Path, arg(metavar="RUN")]]
-    """Run directory."""
+    """Run directory, or a host's folder: one that `tokenmix convert` wrote, or one of transformers."""
+
+    data: Path | None = None
+    """Host's folder: text file to score."""
 
     split: str = "test"
     """Split to score: train, valid or test."""
@@ -171,8 +175,15 @@ class Evaluate:
 
     def run(self) -> int:
         """Score the run and print the result."""
+        from ..hosts.surgery.texts import is_host_folder
         from ..train import evaluate_run
 
+        if is_host_folder(self.dir):
+            return evaluate_host(self)
+        if self.data is not None:
+            raise MixerError(
+                f"eval: --data is for a host's folder; {self.dir} is scored on the data it was trained on."
+            )
         result = evaluate_run(
             self.dir,
             split=self.split,
@@ -194,7 +205,10 @@ class Sample:
     """Generate text with a run's language model, or images with its density model."""
 
     dir: Positional[Annotated[Path, arg(metavar="RUN")]]
-    """Run directory."""
+    """Run directory, or a host's folder: one that `tokenmix convert` wrote, or one of transformers."""
+
+    tokens: int | None = None
+    """Host's folder: number of tokens to generate. Default: 50, or as many as the model's length allows."""
 
     bytes: int | None = None
     """Text: number of bytes to generate. Default: 500, or as many as the model's length allows."""
@@ -234,8 +248,13 @@ class Sample:
 
     def run(self) -> int:
         """Generate what the run's model generates."""
+        from ..hosts.surgery.texts import is_host_folder
         from ..train.rundir import RunDir
 
+        if is_host_folder(self.dir):
+            return sample_host(self)
+        if self.tokens is not None:
+            raise MixerError(f"sample: --tokens is for a host's folder; the model of {self.dir} counts --bytes.")
         if RunDir.open(self.dir).config().model.kind == "image_density":
             return self._draw()
         return self._write()

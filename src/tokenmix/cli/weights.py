@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from ..errors import MixerError
+from .arguments import parse_lengths
 from .output import say, say_json
 
 
@@ -47,6 +48,12 @@ class Convert:
     init: Literal["copy", "random"] = "copy"
     """Host: initial weights of the mixers. copy: those of the attention they replace; random: new ones."""
 
+    data: Path | None = None
+    """Host: text file on which the models before and after are compared; what was gained and lost is printed."""
+
+    lengths: str | None = None
+    """Host: lengths in tokens, or sides of images, at which both are timed, such as 128,1k. Default: none."""
+
     seed: int = 0
     """Seed of new weights."""
 
@@ -61,11 +68,19 @@ class Convert:
         check_seed(self.seed, "convert: seed")
         ours = {"resize": self.resize, "classes": self.classes}
         host = {"last": self.last, "every": self.every, "init": self.init}
+        lengths = () if self.lengths is None else parse_lengths(self.lengths, "convert")
+        if self.data is not None and not self.data.is_file():
+            raise MixerError(f"convert: --data {self.data}: no such file; a text file is needed.")
         report, load = convert_any(self.source, self.target, self.out, ours=ours, host=host, seed=self.seed)
+        compared = None
+        if self.data is not None or lengths:
+            from .host_folders import compare_converted
+
+            compared = compare_converted(self.source, self.out, self.data, lengths)
         if self.json:
-            say_json(report.to_json())
+            say_json(report.to_json() | ({} if compared is None else {"compared": compared.to_json()}))
         else:
-            say(f"{report}\n{load}")
+            say("\n".join([str(report), *([] if compared is None else [compared.text()]), load]))
         return 0
 
 
@@ -129,8 +144,8 @@ class ExportONNX:
         import torch
 
         from ..export import export_onnx
+        from ..hosts.surgery import load_converted
         from ..models import MODELS, build_model
-        from ..train import load_model
         from ..train.config import check_seed
 
         check_seed(self.seed, "export-onnx: seed")
@@ -138,7 +153,7 @@ class ExportONNX:
             torch.manual_seed(self.seed)
             model = build_model(self.source)
         elif Path(self.source).is_dir():
-            model = load_model(self.source)[0]
+            model = load_converted(self.source)
         else:
             what = "neither a directory nor the name of a model"
             raise MixerError(f"export-onnx: {self.source!r} is {what}; `tokenmix list` shows the names.")

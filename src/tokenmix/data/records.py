@@ -53,6 +53,7 @@ def _whole(record: dict[str, Any]) -> bool:
         "phase": str,
         "aux": dict,
         "layer_loss": dict,
+        "quality": dict,
         "by_context": dict,
         "image_size": list,
     }

@@ -51,7 +51,7 @@ def programs(port: Port, length: int | None, fixed: bool) -> Iterator[tuple[Any,
         why = f"a step of {port.who} depends on how many tokens came before it"
         raise MixerError(f"export: {why}, so no single program can be its decode step.")
     if port.size is None and not fixed and most > 2:
-        program = _export(replace(port, module=Padded(port.module, most)), most - 1, free=True)
+        program = _export(replace(port, module=Padded(port.module, most, port.tokenwise)), most - 1, free=True)
         yield program, replace(_sizes(program, port, most - 1), length=(1, most), padded=True)
     only = most if port.size is None else port.size
     program = _export(port, only, free=False)
@@ -66,7 +66,8 @@ class _Operators(TorchDispatchMode):
         self.seen: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(func)
+        # a slice of everything is an alias: a table of positions at its full length
+        self.seen.append(torch.ops.aten.slice.Tensor if func is torch.ops.aten.alias.default else func)
         return func(*args, **(kwargs or {}))
 
 
@@ -114,19 +115,26 @@ def _runs(program: Any, port: Port, sizes: Sizes, most: int) -> bool:
 
 
 class Padded(nn.Module):
-    """Pad whole inputs at the end to ``most`` tokens, mask the padding and drop its outputs."""
+    """Pad whole inputs at the end to ``most`` tokens, mask the padding and drop its outputs.
 
-    def __init__(self, call: nn.Module, most: int):
+    Args:
+        tokenwise: for each output, whether it has an axis of tokens; others stay as they are.
+    """
+
+    def __init__(self, call: nn.Module, most: int, tokenwise: tuple[bool, ...] = (True,)):
         super().__init__()
-        self.call, self.most = call, most
+        self.call, self.most, self.tokenwise = call, most, tokenwise
 
-    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Any:
         """Return the outputs of the tokens given."""
         B, T = x.shape[:2]
         torch._check(self.most >= T)
         real = torch.ones(B, T, dtype=torch.bool, device=x.device) if key_mask is None else key_mask
-        y = self.call(self._filled(x), self._filled(real))
-        return y.index_select(1, torch.arange(T, device=x.device))  # a slice would constrain T
+        found = self.call(self._filled(x), self._filled(real))
+        at = torch.arange(T, device=x.device)  # a slice would constrain T
+        outputs = found if isinstance(found, tuple) else (found,)
+        cut = tuple(y.index_select(1, at) if own else y for y, own in zip(outputs, self.tokenwise, strict=True))
+        return cut if isinstance(found, tuple) else cut[0]
 
     def _filled(self, a: Tensor) -> Tensor:
         """Append ``most`` zeros and cut to ``most`` tokens, which puts no constraint on T."""

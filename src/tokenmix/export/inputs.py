@@ -55,6 +55,9 @@ class Port:
         names, results: names of the arguments and of the outputs.
         longest: the largest length accepted; None: unlimited.
         size: the only length accepted; None: any.
+        masked: the second argument is a mask (batch, length) of the first; outputs of masked tokens are undefined.
+        tokenwise: for each output of a whole input, whether its second axis is that of the tokens.
+        config: what the file says about the model; None: the model's own config.
     """
 
     who: str
@@ -64,11 +67,22 @@ class Port:
     example: Callable[[int, int], tuple[Any, ...]]
     longest: int | None = None
     size: int | None = None
+    masked: bool = False
+    tokenwise: tuple[bool, ...] = (True,)
+    config: dict[str, Any] | None = None
 
     @property
     def decodes(self) -> bool:
         """Return whether a state goes in and out."""
         return "state" in self.names
+
+
+PortFinder = Callable[[nn.Module, bool, bool, int], Port | None]
+PORT_FINDERS: list[PortFinder] = []
+"""Functions of (model, decode, key_mask, chunk) that say how to call models from elsewhere; None: not one of theirs.
+
+``hosts.surgery`` adds its own, because a room imports only from those above it.
+"""
 
 
 def find_port(
@@ -84,6 +98,12 @@ def find_port(
         raise MixerError(f"export: chunk must be an integer >= 1, got {chunk!r}.")
     if decode and (key_mask or grid is not None):
         raise MixerError("export: the decode step takes neither key_mask nor grid; leave them out.")
+    for find in PORT_FINDERS:
+        port = find(model, decode, key_mask, chunk)
+        if port is not None and grid is not None:
+            raise MixerError(f"export: grid is for mixers; {port.who} has its own, leave it out.")
+        if port is not None:
+            return port
     if decode:
         return _decode_port(model, chunk)
     if isinstance(model, Mixer):
@@ -95,8 +115,9 @@ def find_port(
             "LM",
             Call(model),
             *_named("tokens", "logits", key_mask),
-            _masked(_tokens(model.vocab), key_mask),
+            masked_example(token_example(model.vocab), key_mask),
             model.max_len,
+            masked=key_mask,
         )
     if key_mask:
         raise MixerError(f"export: {type(model).__name__} takes no key_mask; leave it out.")
@@ -105,7 +126,7 @@ def find_port(
             "ImageDensity",
             Call(model),
             *_named("tokens", "logits", False),
-            _masked(_tokens(model.vocab), False),
+            masked_example(token_example(model.vocab), False),
             size=model.max_len,
         )
     return _image_port(model)
@@ -133,7 +154,7 @@ def _decode_port(model: Any, chunk: int) -> Port:
         raise MixerError(f"export: {who} {why}, so there is no decode step; export the whole sequence.")
     if not isinstance(model, (Mixer, LM, ImageDensity)):
         raise MixerError(f"export: {who} reads whole images and has no decode step; leave decode out.")
-    inputs = _features(model.dim) if isinstance(model, Mixer) else _tokens(model.vocab)
+    inputs = _features(model.dim) if isinstance(model, Mixer) else token_example(model.vocab)
 
     def example(batch: int, length: int) -> tuple[Any, ...]:
         streaming: Any = model
@@ -154,7 +175,7 @@ def _decode_port(model: Any, chunk: int) -> Port:
 def _mixer_port(mixer: Mixer, key_mask: bool, grid: tuple[int, ...] | None, prefix: int) -> Port:
     place = {} if grid is None else {"grid": tuple(grid), "prefix": prefix}
     size = None if grid is None else prefix + prod(grid)
-    example = _masked(_features(mixer.dim), key_mask)
+    example = masked_example(_features(mixer.dim), key_mask)
     return Port(
         type(mixer).__name__,
         Call(mixer, **place),
@@ -162,19 +183,22 @@ def _mixer_port(mixer: Mixer, key_mask: bool, grid: tuple[int, ...] | None, pref
         example,
         None if size else mixer.max_len,
         size,
+        masked=key_mask,
     )
 
 
 def _image_port(model: Any) -> Port:
     config: Any = getattr(getattr(model, "backbone", model), "config", None)
-    if not hasattr(config, "image_size"):
-        raise MixerError(f"export: {type(model).__name__} is neither a mixer nor a model of tokenmix.")
-    shape = (config.channels, *config.image_size)
-
-    def example(batch: int, length: int) -> tuple[Any, ...]:
-        return (torch.randn(batch, *shape, generator=_seeded(batch, length)),)
-
+    if not hasattr(config, "image_size") or not hasattr(config, "channels"):
+        others = "of other models those whose attention replace_mixers replaced can be exported"
+        raise MixerError(f"export: {type(model).__name__} is neither a mixer nor a model of tokenmix; {others}.")
+    example = image_example(config.channels, config.image_size)
     return Port(type(model).__name__, Call(model), *_named("images", "logits", False), example, size=0)
+
+
+def image_example(channels: int, size: tuple[int, ...]) -> Callable[[int, int], tuple[Tensor]]:
+    """Return a function of (batch, length) that makes images of one size, the same in every call."""
+    return lambda batch, length: (torch.randn(batch, channels, *size, generator=_seeded(batch, length)),)
 
 
 def _named(argument: str, result: str, key_mask: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -189,11 +213,12 @@ def _features(dim: int) -> Callable[[int, int], Tensor]:
     return lambda batch, length: torch.randn(batch, length, dim, generator=_seeded(batch, length))
 
 
-def _tokens(vocab: int) -> Callable[[int, int], Tensor]:
+def token_example(vocab: int) -> Callable[[int, int], Tensor]:
+    """Return a function of (batch, length) that makes token numbers, the same in every call."""
     return lambda batch, length: torch.randint(vocab, (batch, length), generator=_seeded(batch, length))
 
 
-def _masked(inputs: Callable[[int, int], Tensor], key_mask: bool) -> Callable[[int, int], tuple[Any, ...]]:
+def masked_example(inputs: Callable[[int, int], Tensor], key_mask: bool) -> Callable[[int, int], tuple[Any, ...]]:
     """Return a function that makes the arguments, with a mask if ``key_mask``.
 
     The mask hides different tokens in each row, leading ones among them, and never all.

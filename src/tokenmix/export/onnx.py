@@ -28,6 +28,8 @@ from .onnx_model import KEY, OnnxModel, difference, stored
 OLDEST_OPSET = 18
 TOLERANCE = 1e-4
 MOST = 2**31 - 2**20
+NUMBERS = 2**25
+"""Numbers of an output beyond which the comparison takes two rows instead of five or more."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,10 @@ def export_program(
     grid: tuple[int, ...] | None = None,
     prefix: int = 0,
 ) -> Any:
-    """Export a mixer or a model of tokenmix as a ``torch.export.ExportedProgram`` of standard operators.
+    """Export a mixer or a model as a ``torch.export.ExportedProgram`` of standard operators.
+
+    The model is one of tokenmix, or a host whose attention ``replace_mixers`` replaced; a host's mask is its
+    ``attention_mask``.
 
     Batch and length are free where the mixer allows it. Call the program as ``program.module()(x)``, with
     ``key_mask`` as ``(x, mask)``; with ``decode`` as ``(x, state)``, which returns the outputs and the new state.
@@ -205,7 +210,7 @@ def _write(program: Any, port: Port, sizes: Sizes, model: Any, path: Path, opset
     result = port.module(*example)
     ins, outs = (
         _names(example, port.names),
-        _names(result if isinstance(result, tuple) and port.decodes else (result,), port.results),
+        _names(result if isinstance(result, tuple) else (result,), port.results),
     )
     with quietly():
         try:
@@ -222,7 +227,7 @@ def _write(program: Any, port: Port, sizes: Sizes, model: Any, path: Path, opset
         KEY: _version(),
         "kind": type(model).__name__,
         "form": "decode" if port.decodes else "forward",
-        "config": _config(model),
+        "config": _config(model) if port.config is None else port.config,
     }
     about |= {"sizes": asdict(sizes)}
     if port.decodes:
@@ -292,16 +297,22 @@ def _compare(file: OnnxModel, port: Port, sizes: Sizes, tolerance: float) -> tup
     low, high = sizes.length
     most = high if high is not None else 40
     lengths = dict.fromkeys([low, (low + most) // 2, most] if port.size is None else [port.size])
-    worst, compared = 0.0, 0
+    worst, compared, largest = 0.0, 0, 0
     for i, length in enumerate(lengths):
         for batch in (1, 5 + i) if sizes.batch is None else (sizes.batch,):
+            if batch > 1 and sizes.batch is None and batch * largest > NUMBERS:
+                batch = 2
             args = port.example(batch, length)
             with _in_one_line(f"batch {batch}, length {length}"):
                 pairs = _stream(file, port, batch) if port.decodes and i == 0 else []
                 got = file._run(tuple(pytree.tree_leaves(args)))
             want = pytree.tree_leaves(port.module(*args))
-            if "key_mask" in port.names:  # outputs at masked tokens are undefined
-                got, want = [got[0][args[1]]], [want[0][args[1]]]
+            largest = max(y.numel() for y in want) // batch
+            if port.masked:  # outputs at masked tokens are undefined
+                keep = args[1].bool()
+                got, want = (
+                    [y[keep] if own else y for y, own in zip(each, port.tokenwise, strict=True)] for each in (got, want)
+                )
             for ours, theirs in [*pairs, *zip(got, want, strict=True)]:
                 worst, compared = max(worst, difference(ours, theirs)), compared + theirs.numel()
     if not worst <= tolerance:

@@ -1,6 +1,8 @@
 """Model surgery: find a model's attention, replace it by mixers, restore it, distil it into the mixers."""
 
+from ...export.inputs import PORT_FINDERS
 from .distill import DistillConfig, distill
+from .ports import host_port
 from .replace import replace_mixers
 from .restore import restore
 from .save_load import convert_host, load_converted, open_host, save_replaced
@@ -19,3 +21,5 @@ __all__ = [
     "restore",
     "save_replaced",
 ]
+
+PORT_FINDERS.append(host_port)  # so that export_onnx takes a host whose attention was replaced

@@ -116,7 +116,7 @@ def output_loss(student: Any, teacher: Any, keep: Tensor | None, temperature: fl
     z are the logits, z' the teacher's (Hinton et al. 2015, arXiv 1503.02531). Models without logits are compared by
     their last hidden states: the squared distance over the square of the teacher's.
     """
-    (mine, logits), (theirs, _) = _final(student), _final(teacher)
+    (mine, logits), (theirs, _) = final_output(student), final_output(teacher)
     if mine.shape != theirs.shape:
         shapes = f"the student gives {tuple(mine.shape)}, the teacher {tuple(theirs.shape)}"
         raise MixerError(f"distill: {shapes}; they must be equal.")
@@ -128,7 +128,7 @@ def output_loss(student: Any, teacher: Any, keep: Tensor | None, temperature: fl
     return temperature**2 * F.kl_div(z, wanted, log_target=True, reduction="batchmean")
 
 
-def _final(outputs: Any) -> tuple[Tensor, bool]:
+def final_output(outputs: Any) -> tuple[Tensor, bool]:
     """Return the tensor to compare from a model's output, and whether it holds logits."""
     for name in ("logits", "last_hidden_state"):
         found = getattr(outputs, name, None)

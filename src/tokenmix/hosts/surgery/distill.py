@@ -22,6 +22,7 @@ from ...train.progress import bar
 from ...train.rundir import RunDir, environment
 from ..vit.checkpoints import read_json
 from .capture import adapters_by_site, captured, layer_losses, output_loss
+from .quality import Quality, call_model, joined, score_rows, score_text
 
 Data = Sequence[Any] | Callable[[int], Any]
 
@@ -94,7 +95,9 @@ def distill(
         config: further fields of ``DistillConfig``.
 
     Returns:
-        A summary: steps, seconds, last training loss, last evaluation.
+        A summary: steps, seconds, last training loss, last evaluation; with ``valid`` also ``quality``: the measure
+        (perplexity, top-1 agreement with the teacher or cosine), its values for the teacher, the student before and
+        after, and a sentence that says what is worse than before.
 
     Raises:
         MixerError: if ``data`` or ``valid`` hold no batches, the models do not belong together, the loss is not finite,
@@ -204,13 +207,17 @@ class Distillation:
                 p.requires_grad_(flag)
         lines = self.run.read_metrics()
         last = {kind: next((x for x in reversed(lines) if x["kind"] == kind), None) for kind in ("train", "eval")}
-        return {
+        summary = {
             "run": str(self.run.path),
             "step": self.step,
             "seconds": round(self.seconds, 3),
             "train": last["train"],
             "valid": last["eval"],
         }
+        first = next((x["quality"] for x in lines if x["kind"] == "eval" and "quality" in x), None)
+        if first is not None and last["eval"] is not None:
+            summary["quality"] = quality_summary(first, last["eval"]["quality"])
+        return summary
 
     def update(self, show: Any) -> None:
         """Take one step of the current phase."""
@@ -269,13 +276,13 @@ class Distillation:
 
     def _layer_loss(self, batch: Any) -> Tensor:
         with torch.no_grad(), captured(self.teacher, self.adapters) as calls:
-            _call(self.teacher, batch)
+            call_model(self.teacher, batch)
         return torch.stack(list(layer_losses(self.adapters, calls).values())).mean()
 
     def _output_loss(self, batch: Any) -> Tensor:
         with torch.no_grad():
-            wanted = _call(self.teacher, batch)
-        given = _call(self.student, batch)
+            wanted = call_model(self.teacher, batch)
+        given = call_model(self.student, batch)
         loss = output_loss(given, wanted, _keep(batch), self.config.temperature)
         if not self.config.task_weight:
             return loss
@@ -295,16 +302,22 @@ class Distillation:
         batches = [self.valid(0)] if callable(self.valid) else self.valid
         layers: dict[str, float] = {}
         outputs = 0.0
+        causal = all(adapter.mixer.causal and not adapter.site.cross for adapter in self.adapters.values())
+        scores: tuple[list[Quality], list[Quality]] = ([], [])
         for batch in (_to(b, self.device) for b in batches):
             with captured(self.teacher, self.adapters) as calls:
-                wanted = _call(self.teacher, batch)
+                wanted = call_model(self.teacher, batch)
             for name, loss in layer_losses(self.adapters, calls).items():
                 layers[name] = layers.get(name, 0.0) + float(loss) / len(batches)
-            outputs += float(
-                output_loss(_call(self.student, batch), wanted, _keep(batch), self.config.temperature)
-            ) / len(batches)
+            given = call_model(self.student, batch)
+            outputs += float(output_loss(given, wanted, _keep(batch), self.config.temperature)) / len(batches)
+            for parts, outcome in zip(scores, (wanted, given), strict=True):
+                parts.append(score_rows(outcome, wanted, batch, causal))
         self.student.train(mode)
         line = {"kind": "eval", "split": "valid", "step": self.step, "output_loss": outputs, "layer_loss": layers}
+        teacher, student = joined(scores[0]), joined(scores[1])
+        quality = {"measure": student.measure, "teacher": teacher.value, "student": student.value}
+        line |= {"quality": quality | {"change": student.change(teacher)}}
         self.run.append(line | {"seconds": round(time.perf_counter() - began, 3)})
 
     def save(self) -> None:
@@ -338,18 +351,26 @@ class Distillation:
         self.run.cut_metrics(step)
 
 
+def quality_summary(first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
+    """Return the scores of teacher, replaced and distilled model, and what is worse than before, as one sentence."""
+    measure = last["measure"]
+    teacher, before, after = (score_text(measure, v) for v in (last["teacher"], first["student"], last["student"]))
+    said = {
+        "worse": f"worse than before: {after} instead of {teacher}",
+        "better": f"better than before: {after} instead of {teacher}",
+        "same": "no difference from before beyond noise",
+    }[last["change"]]
+    values = {"teacher": last["teacher"], "before": first["student"], "after": last["student"]}
+    text = f"{measure} on held-out data: teacher {teacher}, replaced {before}, distilled {after}; {said}"
+    return {"measure": measure, **values, "change": last["change"], "text": text}
+
+
 def _to(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Mapping):
         return {k: _to(v, device) for k, v in batch.items()}
     if isinstance(batch, (tuple, list)):
         return tuple(_to(v, device) for v in batch)
     return batch.to(device) if isinstance(batch, Tensor) else batch
-
-
-def _call(model: nn.Module, batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, tuple) else model(batch)
 
 
 def _keep(batch: Any) -> Tensor | None:

@@ -26,8 +26,11 @@ BESIDE = (
     "vocab.*",
     "merges.txt",
     "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
     "*.model",
     "preprocessor_config.json",
+    "processor_config.json",
     "generation_config.json",
 )
 """Files of a host's folder that are copied along: its tokenizer and its defaults."""
@@ -134,14 +137,22 @@ def convert_host(source: str, mixers: Any, out: Path | str, *, seed: int = 0, **
 
 
 def save_replaced(
-    model: nn.Module, report: Report, out: Path | str, *, host: dict[str, Any] | None = None, beside: Path | None = None
+    model: nn.Module,
+    report: Report,
+    out: Path | str,
+    *,
+    host: dict[str, Any] | None = None,
+    beside: Path | str | None = None,
+    tokenizer: Any = None,
 ) -> None:
     """Write a model made by ``replace_mixers``; ``load_converted`` loads it.
 
     Args:
         host: how to build the original model; a model of transformers describes itself, one of timm needs
             ``{"library": "timm", "name": "vit_tiny_patch16_224", "options": {"num_classes": 10}}``.
-        beside: a folder whose tokenizer files are copied along.
+        beside: a folder whose tokenizer files are copied along; None: the folder that transformers or
+            ``load_converted`` loaded the model from, where there is one.
+        tokenizer: a tokenizer or processor of transformers that is saved with the model, instead of these files.
     """
     try:
         from safetensors.torch import save
@@ -154,12 +165,18 @@ def save_replaced(
         cannot = f"a {type(model).__name__} cannot be rebuilt from a folder without host=..."
         raise MixerError(f"{out}: {cannot}; torch.save(model.state_dict(), ...) keeps its weights.")
     host = host or {"library": "transformers", "class": type(model).__name__, "config": config.to_dict()}
+    loaded_from = getattr(config, "_name_or_path", "")
+    if beside is None and loaded_from and Path(loaded_from).is_dir():
+        beside = loaded_from
     out, tensors = Path(out), _unique_tensors(model)
     with new_folder(out) as folder:
         write_json(folder / "config.json", {"kind": "surgery", "host": host, "mixers": adapters})
         write_json(folder / "report.json", report.to_json())
-        for path in () if beside is None else sorted({p for pattern in BESIDE for p in beside.glob(pattern)}):
-            shutil.copyfile(path, folder / path.name)
+        for path in () if beside is None else sorted({p for pattern in BESIDE for p in Path(beside).glob(pattern)}):
+            if path.is_file():
+                shutil.copyfile(path, folder / path.name)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
         with whole_file(folder / "model.safetensors") as f:
             f.write(save(tensors))
 
@@ -196,6 +213,8 @@ def load_converted(folder: Path | str) -> Any:
     if lost or unexpected:
         differ = f"missing {lost[:3]}, unexpected {unexpected[:3]}"
         raise MixerError(f"{folder / 'model.safetensors'}: does not fit its config.json: {differ}.")
+    if hasattr(model, "name_or_path"):
+        model.name_or_path = model.config._name_or_path = str(folder)  # as transformers does: the tokenizer lies there
     return model.eval()
 
 
@@ -213,11 +232,25 @@ def _empty_host(host: dict[str, Any], folder: Path) -> nn.Module:
     if cls is None:
         have = f"transformers {transformers.__version__} has no class {host.get('class')!r}"
         raise MixerError(f"{folder / 'config.json'}: {have}.")
-    given = json.loads(json.dumps(host["config"]))
-    config = transformers.AutoConfig.for_model(given.pop("model_type"), **given)
+    config = _their_config(transformers, host["config"])
     dtype = getattr(config, "dtype", None)
     model: Any = cls(config)
     return model.to(dtype) if isinstance(dtype, torch.dtype) else model
+
+
+def _their_config(transformers: Any, given: dict[str, Any]) -> Any:
+    """Build a config of transformers from its JSON, which stays as it is."""
+    given = json.loads(json.dumps(given))
+    return transformers.AutoConfig.for_model(given.pop("model_type"), **given)
+
+
+def host_config(folder: Path) -> Any:
+    """Return the config of transformers of a host's folder, converted or not."""
+    config = read_json(folder / "config.json")
+    given = config["host"].get("config") if config.get("kind") == "surgery" else config
+    if not isinstance(given, dict) or "model_type" not in given:
+        raise MixerError(f"{folder / 'config.json'}: describes no model of transformers, so it has no tokenizer.")
+    return _their_config(_transformers(str(folder)), given)
 
 
 def _transformers(where: str) -> Any:

@@ -1,0 +1,232 @@
+"""Say how export calls a host with replaced attention: its whole inputs, or its decode step with the mixers' states."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ...errors import MixerError
+from ...export.inputs import Port, image_example, masked_example, token_example
+from ...mixers.attention import Attention
+from ..cache_names import CACHE_NAMES
+from .adapters import adapters_of
+from .sites import find_attention
+
+OTHERWISE = "torch.onnx.export(model, args, 'model.onnx', dynamo=True) takes inputs of any kind"
+SHORT = 5
+"""Tokens of the calls that show a model's outputs."""
+
+
+class HostState(NamedTuple):
+    """Hold the state of a host between two decode steps: each layer's mixer's, and the next position (B,)."""
+
+    layers: tuple[Any, ...]
+    position: Tensor
+
+
+class HostCall(nn.Module):
+    """Call a host by the name of its input; return its outputs ``results`` as a tuple, or the tensor of a plain one."""
+
+    def __init__(self, model: nn.Module, name: str | None, fixed: dict[str, Any], results: tuple[str, ...] = ()):
+        super().__init__()
+        self.model, self.name, self.fixed, self.results = model, name, fixed, results
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
+        """Return the tensors among the outputs."""
+        if self.name is None:
+            return self.model(x)
+        masked = {}
+        if mask is not None:
+            for axis in (0, 1):  # one name for both axes in the file
+                torch._check(mask.shape[axis] == x.shape[axis])
+            masked = {"attention_mask": mask.long()}
+        outputs = self.model(**{self.name: x}, **masked, **self.fixed)
+        return tuple(outputs[name] for name in self.results)
+
+
+class HostStep(nn.Module):
+    """Map the next tokens (B, C) and a state to logits and the new state.
+
+    The cache that the host sees counts no earlier tokens: positions are given, and masks are the mixers' states'.
+    """
+
+    def __init__(self, model: nn.Module, cache_name: str, result: str):
+        super().__init__()
+        self.model, self.cache_name, self.result = model, cache_name, result
+
+    def forward(self, x: Tensor, state: HostState) -> tuple[Tensor, HostState]:
+        """Return the host's output for the new tokens, and the state after them."""
+        from transformers import DynamicCache
+
+        from ..huggingface.cache import TokenMixStateLayer
+
+        cache = DynamicCache()
+        cache.layers = [TokenMixStateLayer() for _ in state.layers]
+        layers: list[Any] = cache.layers
+        for layer, held in zip(layers, state.layers, strict=True):
+            layer.state = held
+        positions = state.position[:, None] + torch.arange(x.shape[1], device=x.device)
+        outputs = self.model(input_ids=x, position_ids=positions, use_cache=True, **{self.cache_name: cache})
+        after = tuple(layer.state for layer in layers)
+        return outputs[self.result], HostState(after, state.position + x.shape[1])
+
+
+def host_port(model: nn.Module, decode: bool, key_mask: bool, chunk: int) -> Port | None:
+    """Return how to call a host whose attention was replaced; None for any other model.
+
+    Raises:
+        MixerError: for a host whose inputs are not known, or that has no decode step, naming what works.
+    """
+    if not (adapters := adapters_of(model)):
+        return None
+    host: Any = model
+    who, about = type(model).__name__, {adapter.site.name: adapter.spec for adapter in adapters.values()}
+    config = {"host": who, "mixers": about}
+    if "decoder_input_ids" in inspect.signature(host.forward).parameters:
+        part = "export_onnx(model.get_encoder(), path) exports the half that reads whole inputs"
+        raise MixerError(f"export: a {who} reads two sequences; {part}.")
+    if decode:
+        return _step_port(host, adapters, chunk, config)
+    if hasattr(host, "patch_embed") and hasattr(host, "default_cfg"):
+        return _image_port(host, None, host.patch_embed.proj.in_channels, host.patch_embed.img_size, key_mask, config)
+    name = getattr(host, "main_input_name", None)
+    if name == "pixel_values" and hasattr(getattr(host, "config", None), "image_size"):
+        size = host.config.image_size
+        size = (size, size) if isinstance(size, int) else tuple(size)
+        return _image_port(host, name, host.config.num_channels, size, key_mask, config)
+    if name != "input_ids":
+        raise MixerError(f"export: how to call a {who} is not known; {OTHERWISE}.")
+    return _token_port(host, key_mask, config)
+
+
+def _token_port(host: Any, key_mask: bool, config: dict[str, Any]) -> Port:
+    """Return the port of a model that reads token numbers, with a name for each tensor among its outputs."""
+    known = inspect.signature(host.forward).parameters
+    if key_mask and "attention_mask" not in known:
+        raise MixerError(f"export: {type(host).__name__} takes no attention_mask; leave key_mask out.")
+    tokens = token_example(_vocabulary(host))
+    fixed = {"return_dict": True} | ({"use_cache": False} if "use_cache" in known else {})
+    first, second = (_outputs(host, {"input_ids": tokens(2, n), **fixed}) for n in (SHORT, SHORT - 1))
+    results = _order(first)
+    return Port(
+        type(host).__name__,
+        HostCall(host, "input_ids", fixed, results),
+        ("input_ids", "attention_mask") if key_mask else ("input_ids",),
+        results,
+        _with_long_mask(tokens, key_mask),
+        token_limit(host),
+        masked=key_mask,
+        tokenwise=tuple(first[name][1:2] == (SHORT,) and second[name][1:2] == (SHORT - 1,) for name in results),
+        config=config,
+    )
+
+
+def _with_long_mask(tokens: Any, key_mask: bool) -> Any:
+    """Return the example with its mask as 0 and 1, as transformers' tokenizers give it."""
+    example = masked_example(tokens, key_mask)
+    return lambda batch, length: tuple(a.long() for a in example(batch, length))
+
+
+def _image_port(
+    host: Any, name: str | None, channels: int, size: tuple[int, ...], key_mask: bool, config: dict[str, Any]
+) -> Port:
+    who, example = type(host).__name__, image_example(channels, tuple(size))
+    if key_mask:
+        raise MixerError(f"export: {who} takes no attention_mask; leave key_mask out.")
+    if name is None:
+        return Port(who, HostCall(host, None, {}), ("images",), ("logits",), example, size=0, config=config)
+    results = _order(_outputs(host, {name: example(1, 0)[0], "return_dict": True}))
+    call = HostCall(host, name, {"return_dict": True}, results)
+    return Port(who, call, (name,), results, example, size=0, tokenwise=(False,) * len(results), config=config)
+
+
+def _outputs(host: Any, given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors among a model's outputs, by name."""
+    mode = host.training
+    host.eval()
+    try:
+        with torch.no_grad():
+            outputs = host(**given)
+    except (TypeError, ValueError, RuntimeError, KeyError, IndexError, AttributeError) as why:
+        needs, said = ", ".join(n for n in given if n in CALLED), " ".join(str(why).split())[:160]
+        raise MixerError(
+            f"export: {type(host).__name__} cannot be called with {needs} alone ({said}); {OTHERWISE}."
+        ) from why
+    finally:
+        host.train(mode)
+    return {name: tuple(value.shape) for name, value in outputs.items() if isinstance(value, Tensor)}
+
+
+CALLED = ("input_ids", "pixel_values")
+FIRST = ("logits", "last_hidden_state")
+
+
+def _order(found: dict[str, Any]) -> tuple[str, ...]:
+    """Return the names of the outputs, logits or the last hidden states first."""
+    return tuple(sorted(found, key=lambda name: name not in FIRST))
+
+
+def _step_port(host: Any, adapters: dict[str, Any], chunk: int, config: dict[str, Any]) -> Port:
+    """Return the port of the decode step of a decoder all of whose layers keep a mixer's state."""
+    who = type(host).__name__
+    layers = sorted(adapters.values(), key=lambda adapter: adapter.site.layer or 0)
+    cache_name = _check_decoder(host, layers)
+    tokens = token_example(_vocabulary(host))
+    result = _order(_outputs(host, {"input_ids": tokens(1, SHORT), "use_cache": False, "return_dict": True}))[0]
+    step = HostStep(host, cache_name, result)
+
+    def example(batch: int, length: int) -> tuple[Any, ...]:
+        state = HostState(tuple(a.mixer.init_state(batch) for a in layers), torch.zeros(batch, dtype=torch.long))
+        if length:
+            state = step(tokens(batch, length), state)[1]
+        # torch would guard on any other layout
+        return tokens(batch, chunk), pytree.tree_map(Tensor.contiguous, state)
+
+    limit = token_limit(host)
+    longest = None if limit is None else limit - chunk
+    if longest is not None and longest < 1:
+        left = f"leaves nothing of the {limit} tokens that the model takes"
+        raise MixerError(f"export: chunk={chunk} {left} after it; make it smaller.")
+    return Port(who, step, ("input_ids", "state"), (result, "new_state"), example, longest, config=config)
+
+
+def _check_decoder(host: Any, layers: list[Any]) -> str:
+    """Refuse a host without a decode step that a program can hold; return the name of its cache."""
+    whole = "leave decode out to export whole inputs"
+    who, known = type(host).__name__, inspect.signature(host.forward).parameters
+    name = next((name for name in CACHE_NAMES if name in known), None)
+    if name is None or "position_ids" not in known or not all(adapter.mixer.causal for adapter in layers):
+        kept = "no causal mixers" if name and "position_ids" in known else "no cache, or no position_ids"
+        raise MixerError(f"export: {who} has {kept}, so there is no decode step; {whole}.")
+    if rest := [site.name for site in find_attention(host)]:
+        some = ", ".join(rest[:3]) + (", ..." if len(rest) > 3 else "")
+        every = "replace them too (also by 'attention', whose state is a tensor)"
+        raise MixerError(f"export: {some} keep the host's attention, whose cache is no tensor; {every}, or {whole}.")
+    for adapter in layers:
+        spec, where = adapter.spec["name"], adapter.site.name
+        if adapter.site.cross or not adapter.mixer.capabilities.streaming:
+            why = "attends another sequence" if adapter.site.cross else f"is {spec}, which has no streaming form"
+            raise MixerError(f"export: {where} {why}, so there is no decode step; {whole}.")
+        if adapter.site.window is not None and isinstance(adapter.mixer, Attention):
+            local = f"replace it by local, window={adapter.site.window}"
+            raise MixerError(f"export: {where} has a window, which attention's state does not keep; {local}.")
+    if [adapter.site.layer for adapter in layers] != list(range(len(layers))):
+        raise MixerError(f"export: the layers of {who} are not numbered from 0 in its cache; {whole}.")
+    return name
+
+
+def _vocabulary(host: Any) -> int:
+    return int(host.config.get_text_config().vocab_size)
+
+
+def token_limit(host: Any) -> int | None:
+    """Return the tokens that the model and its mixers have positions for; rotary ones have no limit."""
+    adapters = adapters_of(host).values()
+    sites = [adapter.site for adapter in adapters] + find_attention(host)
+    limits = [s.max_len for s in sites if s.max_len is not None and not s.rotary and s.grid is None and not s.cross]
+    limits += [adapter.mixer.max_len for adapter in adapters if adapter.mixer.max_len is not None]
+    return min(limits, default=None)
