@@ -43,8 +43,8 @@ FOLDER = ROOT / "docs/assets/mixers"
 RESULTS = ROOT / "benchmarks/results/mixer_figures.json"
 LINE = "return self.names[name]"
 DIM, LAYERS, LENGTH, BATCH, STEPS = 64, 2, 64, 16, 600
-NEAR = {"window": 8, "kernel_size": 7}
-"""Windows and filters shorter than the line that is shown."""
+SMALL = {"window": 8, "kernel_size": 7, "slots": 16}
+"""Windows and filters shorter than the line that is shown, and fewer slots."""
 TOKENS = 48
 """The length at which fixed patterns are drawn."""
 PATTERN_OPTIONS = {
@@ -67,17 +67,17 @@ INK, FUTURE, EDGE = "#24292f", "#e4e7ec", "#8c959f"
 
 
 class Map(NamedTuple):
-    """One panel: its title, the weights (T, S), and which share of them lies where."""
+    """One panel: its title and its weights (T, S)."""
 
     title: str
     weights: Tensor
 
 
 def spec_of(name: str) -> dict[str, Any]:
-    """Return a core mixer's spec for the small model: that of the recipe for text, with fewer heads, short windows."""
+    """Return a core mixer's spec for the small model: that of the recipe for text, with fewer heads, slots and short windows."""
     (given,) = RECIPES["text"].rows[name].mixers
-    small = shrink_spec(given, seq_len=NEAR["window"], heads=4, rank=16)
-    return {key: NEAR.get(key, value) for key, value in small.items()}
+    small = shrink_spec(given, seq_len=SMALL["window"], heads=4, rank=16)
+    return {key: SMALL.get(key, value) for key, value in small.items()}
 
 
 def trained(name: str, steps: int) -> tuple[Any, dict[str, Any]]:
@@ -130,8 +130,9 @@ def maps_of(model: Any) -> tuple[list[Map], dict[str, Any]]:
         groups = len(weights)
         part = "head" if groups == getattr(mixer, "heads", None) else "feature"
         facts = {"kind": kind, "groups": groups, "part": part}
-        title = f"mean of {groups} {part}s" if groups > 1 else "size of the derivative" if kind == "jacobian" else "all"
-        maps.append(Map(f"layer {layer}, {title}", weights.mean(0)))
+        of = "mean size" if signed(weights) else "mean"
+        title = f"{of} of {groups} {part}s" if groups > 1 else "size of the derivative" if kind == "jacobian" else "weights"
+        maps.append(Map(f"layer {layer}, {title}", weights.abs().mean(0)))
         size = weights.abs().sum((1, 2))
         loud = [g for g in range(groups) if groups > 1 and size[g] >= size.median()]
         single += [(reach(weights[g]), f"layer {layer}, {part} {g + 1}", weights[g]) for g in loud]
@@ -161,7 +162,7 @@ def signed(weights: Tensor) -> bool:
 def draw_maps(name: str, maps: Sequence[Map]) -> None:
     """Write the maps of one model, two in a row, each on its own scale."""
     rows = len(maps) // 2
-    figure, axes = plt.subplots(rows, 2, figsize=(4.8, 2.62 * rows), layout="constrained", facecolor="white")
+    figure, axes = plt.subplots(rows, 2, figsize=(4.8, 2.62 * rows + 0.2), layout="constrained")
     characters = LINE.replace(" ", "␣")
     future = torch.ones(len(LINE), len(LINE)).triu(1).bool()
     for ax, (title, weights) in zip(axes.flat, maps, strict=True):
@@ -184,8 +185,8 @@ def _letters(ax: Any, characters: str) -> None:
     ax.tick_params(axis="y", length=0, pad=4, colors=INK)
 
 
-def attended(name: str, *, causal: bool) -> Tensor:
-    """Return which pairs a mixer with random weights attends, for each different head: bool (G, T, S).
+def attended(name: str, *, causal: bool) -> dict[str, Tensor]:
+    """Return which pairs a mixer with random weights attends, bool (T, S), by the heads that attend them.
 
     A pair counts where its weight is not 0; for mixers that attend in stages, where the derivative of the output is not.
     """
@@ -196,10 +197,13 @@ def attended(name: str, *, causal: bool) -> Tensor:
     mixer = build_mixer(name, 32, causal=causal, **options)
     with use_backend("eager"):
         weights = effective_attention(mixer, torch.randn(1, TOKENS, 32)).weights
-    pairs: list[Tensor] = []
-    for each in weights.abs() > 1e-9 * float(weights.abs().max()):
-        pairs += [] if any(bool((each == known).all()) for known in pairs) else [each]
-    return torch.stack(pairs)
+    pairs = weights.abs() > 1e-9 * float(weights.abs().max())
+    found: dict[str, Tensor] = {}
+    for i, each in enumerate(pairs):
+        same = [str(j + 1) for j, other in enumerate(pairs) if torch.equal(each, other)]
+        if same[0] == str(i + 1):
+            found[f"head{'s' if len(same) > 1 else ''} {' and '.join(same)}"] = each
+    return found
 
 
 def draw_pattern(name: str) -> dict[str, Any]:
@@ -209,19 +213,18 @@ def draw_pattern(name: str) -> dict[str, Any]:
     if MIXERS[name].supports_causal:
         found["causal"] = attended(name, causal=True)
     found["both ways"] = attended(name, causal=False)
-    shown = [(form, i, pairs) for form, heads in found.items() for i, pairs in enumerate(heads[:2])]
+    shown = [(form, heads, pairs) for form, sets in found.items() for heads, pairs in [*sets.items()][:2]]
     across = min(2, len(shown))
     down = -(-len(shown) // across)
     size = (2.4 * across, 2.62 * down)
     figure, axes = plt.subplots(down, across, figsize=size, layout="constrained", squeeze=False)
     colours = ListedColormap(["white", "#2c7fb8", FUTURE])
-    for ax, (form, i, pairs) in zip(axes.flat, shown, strict=True):
+    for ax, (form, heads, pairs) in zip(axes.flat, shown, strict=True):
         kinds = pairs.int()
         if form == "causal":
             kinds[torch.ones_like(pairs).triu(1)] = 2
         ax.imshow(kinds, cmap=colours, vmin=0, vmax=2, interpolation="nearest")
-        which = f", head {i + 1}" if len(found[form]) > 1 else ""
-        ax.set_title(f"{form}{which}", fontsize=8, pad=3)
+        ax.set_title(f"{form}, {heads}" if len(found[form]) > 1 else form, fontsize=8, pad=3)
         between = [j - 0.5 for j in range(1, TOKENS)]
         ax.set_xticks(between, minor=True)
         ax.set_yticks(between, minor=True)
@@ -235,7 +238,10 @@ def draw_pattern(name: str) -> dict[str, Any]:
     return {
         "tokens": TOKENS,
         "options": {key: value for key, value in PATTERN_OPTIONS.items() if key in known} | PATTERNS[name],
-        "pairs": {form: [int(pairs.sum()) for pairs in heads] for form, heads in found.items()},
+        "sets": {
+            form: [{"heads": heads, "pairs": int(pairs.sum())} for heads, pairs in sets.items()]
+            for form, sets in found.items()
+        },
     }
 
 

@@ -25,7 +25,7 @@ from tokenmix.mixers.facts import mixer_options
 from tokenmix.report.pictures import values_attention
 
 SIZES = {"B": 3, "T": 23, "D": 80}
-OTHER_SIZES = {"B": 5, "T": 29, "D": 112}
+OTHER_SIZES = {"B": 5, "T": 29, "D": 124}
 """Two inputs that share no size, so that a letter that only fits one of them is found out."""
 OPTIONS = {"max_len": 37, "heads": 4, "rank": 6, "slots": 13, "kernel_size": 9, "window": 5, "reaches": 7, "num_features": 11}
 LETTERS = {
@@ -34,7 +34,7 @@ LETTERS = {
     "D": "features",
     "H": "heads",
     "e": "features per head",
-    "N": "positions (`max_len`)",
+    "N": "positions (max_len)",
     "R": "rank",
     "M": "slots",
     "K": "taps",
@@ -143,7 +143,7 @@ class _Recorder:
             raise RuntimeError(f"{type(self.mixer).__name__} did not call {form.__name__}")
         weights = values_attention(self.mixer, self.x[:1].detach())
         if weights is not None:
-            self.form.lines.insert(1, f"as if by weights of {self.names.shape(weights)}")
+            self.form.lines.insert(1, f"a sum over v, with weights {self.names.shape(weights)}")
         at = self.steps.index(self.form)
         end = Step("y", "tensor", [self.names.shape(y)], self._sources([y])[0])
         letters = [letter for letter in LETTERS if letter in self.names.used]
@@ -220,6 +220,24 @@ class _Recorder:
             reads.append(self.made[id(leaf)])
         elif id(leaf) in self.leaves:
             learned[self.leaves[id(leaf)]] = leaf
+
+
+def said(found: Flow) -> str:
+    """Say a flow in words: which step reads which."""
+    form = found.form.name
+    calls = [f"{step.name} reads {_listed(step.reads)}" for step in found.before if step.reads]
+    given = [f"{port.name} from {_listed(port.reads)}" if port.reads else port.name for port in found.ports]
+    last = [f"{step.name} reads {_listed(step.reads)}" for step in found.after]
+    return f"Flow of data from x to y: {'; '.join([*calls, f'{form} takes {_listed(given)}', *last])}."
+
+
+def legend(found: Flow) -> str:
+    """Say what the letters of a flow stand for."""
+    return ", ".join(f"{letter} {LETTERS[letter]}" for letter in found.letters)
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join([*([", ".join(names[:-1])] if names[1:] else []), *names[-1:]])
 
 
 @dataclass
@@ -315,6 +333,8 @@ class _Drawing:
                 "text-anchor": "middle",
             },
         )
+        ElementTree.SubElement(root, "title").text = said(self.found)
+        ElementTree.SubElement(root, "desc").text = legend(self.found)
         ElementTree.SubElement(root, "rect", {"width": str(WIDTH), "height": f"{height:g}", "fill": "#ffffff"})
         root.append(self.lines)
         root.append(self.shapes)
