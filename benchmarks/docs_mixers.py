@@ -51,14 +51,17 @@ def pictures(stem: str) -> str:
     if maps:
         lines += [_about_maps(record["model"], record["maps"][maps[0]]["tokens"]), ""]
     if any(name in record["patterns"] for name in found):
-        lines += ["A pattern shows a query in each row and a key in each column: blue is attended, grey the future.", ""]
+        lines += [
+            "In a pattern, a row is a query and a column a key: blue is attended, grey is the future.",
+            "",
+        ]
     for name in found:
         figures = [_flow_figure(name), _map_figure(name, record["maps"][name])] if name in maps else []
         figures += [_pattern_figure(name, record["patterns"][name])] if name in record["patterns"] else []
         if figures:
             lines += [f"### `{name}`", ""] if len(found) > 1 else []
             lines += ['<div class="pictures">', *figures, "</div>", ""]
-    return "\n".join([*lines, "`python benchmarks/mixer_figures.py` trains the models and draws all of these pictures."])
+    return "\n".join([*lines, "`python benchmarks/mixer_figures.py` trains the models and draws the pictures."])
 
 
 def _about_maps(model: dict[str, Any], tokens: int) -> str:

@@ -74,7 +74,7 @@ class Map(NamedTuple):
 
 
 def spec_of(name: str) -> dict[str, Any]:
-    """Return a core mixer's spec for the small model: that of the recipe for text, with fewer heads, slots and short windows."""
+    """Return a core mixer's spec for the small model: that of the recipe for text, with smaller options."""
     (given,) = RECIPES["text"].rows[name].mixers
     small = shrink_spec(given, seq_len=SMALL["window"], heads=4, rank=16)
     return {key: SMALL.get(key, value) for key, value in small.items()}
@@ -131,7 +131,9 @@ def maps_of(model: Any) -> tuple[list[Map], dict[str, Any]]:
         part = "head" if groups == getattr(mixer, "heads", None) else "feature"
         facts = {"kind": kind, "groups": groups, "part": part}
         of = "mean size" if signed(weights) else "mean"
-        title = f"{of} of {groups} {part}s" if groups > 1 else "size of the derivative" if kind == "jacobian" else "weights"
+        title = (
+            f"{of} of {groups} {part}s" if groups > 1 else "size of the derivative" if kind == "jacobian" else "weights"
+        )
         maps.append(Map(f"layer {layer}, {title}", weights.abs().mean(0)))
         size = weights.abs().sum((1, 2))
         loud = [g for g in range(groups) if groups > 1 and size[g] >= size.median()]
@@ -188,7 +190,7 @@ def _letters(ax: Any, characters: str) -> None:
 def attended(name: str, *, causal: bool) -> dict[str, Tensor]:
     """Return which pairs a mixer with random weights attends, bool (T, S), by the heads that attend them.
 
-    A pair counts where its weight is not 0; for mixers that attend in stages, where the derivative of the output is not.
+    A pair counts where its weight is not 0, or the derivative of the output for mixers that attend in stages.
     """
     known = mixer_options(MIXERS[name])
     options = {key: value for key, value in PATTERN_OPTIONS.items() if key in known}

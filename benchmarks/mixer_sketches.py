@@ -27,7 +27,16 @@ from tokenmix.report.pictures import values_attention
 SIZES = {"B": 3, "T": 23, "D": 80}
 OTHER_SIZES = {"B": 5, "T": 29, "D": 124}
 """Two inputs that share no size, so that a letter that only fits one of them is found out."""
-OPTIONS = {"max_len": 37, "heads": 4, "rank": 6, "slots": 13, "kernel_size": 9, "window": 5, "reaches": 7, "num_features": 11}
+OPTIONS = {
+    "max_len": 37,
+    "heads": 4,
+    "rank": 6,
+    "slots": 13,
+    "kernel_size": 9,
+    "window": 5,
+    "reaches": 7,
+    "num_features": 11,
+}
 LETTERS = {
     "B": "sequences",
     "T": "tokens",
@@ -41,7 +50,15 @@ LETTERS = {
     "P": "decays",
     "F": "random features per head",
 }
-OF_OPTION = {"max_len": "N", "heads": "H", "rank": "R", "slots": "M", "kernel_size": "K", "reaches": "P", "num_features": "F"}
+OF_OPTION = {
+    "max_len": "N",
+    "heads": "H",
+    "rank": "R",
+    "slots": "M",
+    "kernel_size": "K",
+    "reaches": "P",
+    "num_features": "F",
+}
 WIDTH, MARGIN, GAP, LINE = 380, 8, 8, 15
 INK, QUIET, EDGE = "#24292f", "#57606a", "#8c959f"
 FILLS = {"tensor": "#ffffff", "module": "#ddf4ff", "form": "#fff8c5"}
@@ -345,7 +362,9 @@ class _Drawing:
         """Draw the functional form with its arguments along the top; return where the next box begins."""
         form, ports = self.found.form, self.found.ports
         room = int(self.columns / 6.6)
-        cells = [[*_broken(port.name, room), *(part for line in port.lines for part in wrap(line, room))] for port in ports]
+        cells = [
+            [*_broken(port.name, room), *(part for line in port.lines for part in wrap(line, room))] for port in ports
+        ]
         top = max(map(len, cells)) * LINE + 8
         below = [form.name, *(part for line in form.lines for part in wrap(line, 56))]
         height = top + len(below) * LINE + 14

@@ -161,7 +161,12 @@ def test_a_sketch_follows_tensors_through_modules_and_parameters():
     assert reads["conv"] == ["q_proj", "k_proj", "v_proj"]
     assert (reads["k_norm"], reads["g_proj"], reads["out_proj"]) == (["conv"], ["x"], ["aft_forget"])
     ports = {port.name: port for port in found.ports}
-    assert {key: port.reads for key, port in ports.items()} == {"q": ["conv"], "k": ["k_norm"], "v": ["conv"], "g": ["g_proj"]}
+    assert {key: port.reads for key, port in ports.items()} == {
+        "q": ["conv"],
+        "k": ["k_norm"],
+        "v": ["conv"],
+        "g": ["g_proj"],
+    }
     assert ports["g"].lines == ["B×T×D", "rate D"]
 
 

@@ -1,6 +1,6 @@
 """A plot of time against length on logarithmic axes; the slope of each line is the exponent of its cost.
 
-    python -m tokenmix.bench.plot RESULTS.json OUT.png    # draws a file that `tokenmix bench --json` wrote
+python -m tokenmix.bench.plot RESULTS.json OUT.png    # draws a file that `tokenmix bench --json` wrote
 """
 
 from __future__ import annotations

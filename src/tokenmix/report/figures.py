@@ -216,7 +216,7 @@ def _darken(figure: Any, ax: Any) -> None:
     """Replace ink and paper of the light theme by those of the dark one, wherever they were used."""
     from matplotlib.colors import to_hex
 
-    (paper, ink), (dark_paper, dark_ink) = THEMES["light"], THEMES["dark"]
+    (_, ink), (dark_paper, dark_ink) = THEMES["light"], THEMES["dark"]
     figure.set_facecolor(dark_paper)
     ax.set_facecolor(dark_paper)
     for each in figure.axes:
