@@ -97,7 +97,7 @@ def _map_figure(name: str, found: dict[str, Any]) -> str:
     if found["signed"]:
         caption += "Red adds, blue subtracts. "
     reaches = [f"{panel['reach']:.1f}" for panel in found["panels"]]
-    caption += f"Mean distance looked back, in characters: {', '.join(reaches)}."
+    caption += f"Mean distance looked back in each map, in characters: {', '.join(reaches)}."
     seen = "; ".join(
         f"{panel['title']}: {panel['reach']:.1f} characters back on average, {100 * panel['own']:.0f} % on the "
         "character itself"
@@ -112,8 +112,11 @@ def _pattern_figure(name: str, found: dict[str, Any]) -> str:
     options = ", ".join(f"{key}={value!r}" for key, value in found["options"].items())
     T, parts = found["tokens"], []
     for form, sets in found["sets"].items():
-        several = len(sets) > 1
-        parts += [f"{form}{', ' + each['heads'] if several else ''}: {each['pairs']}" for each in sets]
+        counts = {each["pairs"] for each in sets}
+        if len(sets) > 2 and len(counts) == 1:
+            parts.append(f"{form}, each of {len(sets)} heads: {counts.pop()}")
+        else:
+            parts += [f"{form}{', ' + each['heads'] if len(sets) > 1 else ''}: {each['pairs']}" for each in sets]
     caption = f"The pairs that <code>{name}</code> attends ({options}), read off its outputs with random weights: of "
     caption += f"{T * T:,} pairs, {'; '.join(parts)}."
     alt = f"Squares of {T} queries by {T} keys with the attended pairs of {name} in blue. {'; '.join(parts)}."

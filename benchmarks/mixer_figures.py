@@ -43,8 +43,10 @@ FOLDER = ROOT / "docs/assets/mixers"
 RESULTS = ROOT / "benchmarks/results/mixer_figures.json"
 LINE = "return self.names[name]"
 DIM, LAYERS, LENGTH, BATCH, STEPS = 64, 2, 64, 16, 600
-SMALL = {"window": 8, "kernel_size": 7, "slots": 16}
-"""Windows and filters shorter than the line that is shown, and fewer slots."""
+SMALL = {"window": 8, "kernel_size": 7}
+"""Windows and filters shorter than the line that is shown."""
+SLOTS = {"slots": 16}
+"""Of learned memories; their causal form takes time in proportion."""
 TOKENS = 48
 """The length at which fixed patterns are drawn."""
 PATTERN_OPTIONS = {
@@ -77,7 +79,8 @@ def spec_of(name: str) -> dict[str, Any]:
     """Return a core mixer's spec for the small model: that of the recipe for text, with smaller options."""
     (given,) = RECIPES["text"].rows[name].mixers
     small = shrink_spec(given, seq_len=SMALL["window"], heads=4, rank=16)
-    return {key: SMALL.get(key, value) for key, value in small.items()}
+    slots = SLOTS if "slots" in mixer_options(MIXERS[name]) else {}
+    return {key: SMALL.get(key, value) for key, value in small.items()} | slots
 
 
 def trained(name: str, steps: int) -> tuple[Any, dict[str, Any]]:
@@ -218,7 +221,7 @@ def draw_pattern(name: str) -> dict[str, Any]:
     shown = [(form, heads, pairs) for form, sets in found.items() for heads, pairs in [*sets.items()][:2]]
     across = min(2, len(shown))
     down = -(-len(shown) // across)
-    size = (2.4 * across, 2.62 * down)
+    size = (4.8, 2.62 * down)
     figure, axes = plt.subplots(down, across, figsize=size, layout="constrained", squeeze=False)
     colours = ListedColormap(["white", "#2c7fb8", FUTURE])
     for ax, (form, heads, pairs) in zip(axes.flat, shown, strict=True):

@@ -25,7 +25,7 @@ from tokenmix.mixers.facts import mixer_options
 from tokenmix.report.pictures import values_attention
 
 SIZES = {"B": 3, "T": 23, "D": 80}
-OTHER_SIZES = {"B": 5, "T": 29, "D": 124}
+OTHER_SIZES = {"B": 17, "T": 29, "D": 124}
 """Two inputs that share no size, so that a letter that only fits one of them is found out."""
 OPTIONS = {
     "max_len": 37,
@@ -36,6 +36,7 @@ OPTIONS = {
     "window": 5,
     "reaches": 7,
     "num_features": 11,
+    "factor": 5,
 }
 LETTERS = {
     "B": "sequences",
@@ -49,6 +50,8 @@ LETTERS = {
     "K": "taps",
     "P": "decays",
     "F": "random features per head",
+    "a": "width of the first factor",
+    "b": "width of the second factor",
 }
 OF_OPTION = {
     "max_len": "N",
@@ -58,6 +61,7 @@ OF_OPTION = {
     "kernel_size": "K",
     "reaches": "P",
     "num_features": "F",
+    "factor": "a",
 }
 WIDTH, MARGIN, GAP, LINE = 380, 8, 8, 15
 INK, QUIET, EDGE = "#24292f", "#57606a", "#8c959f"
@@ -101,6 +105,8 @@ class Names:
         given = {OF_OPTION[option]: size for option, size in options.items() if option in OF_OPTION}
         if "H" in given:
             given["e"] = sizes["D"] // given["H"]
+        if "a" in given:
+            given["b"] = -(-given["N"] // given["a"])  # so that a times b is N or more
         self.known = {size: letter for letter, size in (given | sizes).items()}
         for a, b in combinations(given, 2):
             self.known.setdefault(given[a] * given[b], a + b)

@@ -136,7 +136,7 @@ def test_the_shapes_of_a_sketch_are_those_that_a_forward_pass_records(name):
     for key, child in mixer.named_children():
         child.register_forward_hook(record(key))
     y = mixer(torch.randn(*SIZES.values()))
-    letters = {**SIZES, "H": 4, "e": SIZES["D"] // 4, "N": 37, "R": 6, "M": 13, "K": 9, "P": 7, "F": 11}
+    letters = {**SIZES, "H": 4, "e": SIZES["D"] // 4, "N": 37, "R": 6, "M": 13, "K": 9, "P": 7, "F": 11, "a": 5, "b": 8}
     steps = [*flow(name).before, *flow(name).after]
     drawn = {step.name: sizes_of(step.lines[-1], letters) for step in steps}
     assert drawn == {"x": tuple(SIZES.values()), **recorded, "y": tuple(y.shape)}

@@ -91,13 +91,13 @@ def _panel(ax: Any, found: dict[str, Any], each: str) -> None:
     ax.legend(
         handles=[line for _, line in sorted(drawn, key=lambda pair: -pair[0])],  # in the order of the lines' right ends
         title="slowest first, and n in time ~ T^n" if slopes else "slowest first",
-        title_fontsize=7.5,
+        title_fontsize=8,
         alignment="left",
         frameon=False,
-        fontsize=7.5,
+        fontsize=8,
         loc="upper left",
         bbox_to_anchor=(1.0, 1.03),
-        handlelength=3,
+        handlelength=2.6,
         borderaxespad=0.3,
     )
 

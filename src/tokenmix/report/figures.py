@@ -242,5 +242,6 @@ def _png(figure: Any) -> str:
 
     figure.canvas.draw()
     out = io.BytesIO()
-    imsave(out, figure.canvas.buffer_rgba(), format="png", dpi=figure.dpi, metadata={"Software": None})
+    unsigned: dict[str, Any] = {"Software": None}  # no version of matplotlib
+    imsave(out, figure.canvas.buffer_rgba(), format="png", dpi=figure.dpi, metadata=unsigned)
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode("ascii")
