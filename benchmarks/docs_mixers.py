@@ -92,8 +92,10 @@ def _map_figure(name: str, found: dict[str, Any]) -> str:
         caption += f"Top: the mean {'size ' if found['signed'] else ''}of {parts} in each layer. Below: the "
         caption += f"{found['part']} that looks nearest, and the one that looks farthest back. "
     if found["kind"] == "jacobian":
-        caption += "The weights depend on the values, so a cell is the norm of the derivative of an output with regard "
-        caption += "to an input. "
+        caption += (
+            "The output is not a sum of values with weights of their own, so a cell is the norm of the derivative "
+        )
+        caption += "of an output with regard to an input. "
     if found["signed"]:
         caption += "Red adds, blue subtracts. "
     reaches = [f"{panel['reach']:.1f}" for panel in found["panels"]]

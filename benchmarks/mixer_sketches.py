@@ -28,41 +28,17 @@ SIZES = {"B": 3, "T": 23, "D": 80}
 OTHER_SIZES = {"B": 17, "T": 29, "D": 124}
 """Two inputs that share no size, so that a letter that only fits one of them is found out."""
 OPTIONS = {
-    "max_len": 37,
-    "heads": 4,
-    "rank": 6,
-    "slots": 13,
-    "kernel_size": 9,
-    "window": 5,
-    "reaches": 7,
-    "num_features": 11,
-    "factor": 5,
+    "max_len": (37, "N", "positions (max_len)"),
+    "heads": (4, "H", "heads"),
+    "rank": (6, "R", "rank"),
+    "slots": (13, "S", "slots"),
+    "kernel_size": (9, "K", "taps"),
+    "window": (5, "", ""),
+    "reaches": (7, "R", "decays"),
+    "num_features": (11, "M", "random features per head"),
+    "factor": (5, "a", "width of the first factor"),
 }
-LETTERS = {
-    "B": "sequences",
-    "T": "tokens",
-    "D": "features",
-    "H": "heads",
-    "e": "features per head",
-    "N": "positions (max_len)",
-    "R": "rank",
-    "M": "slots",
-    "K": "taps",
-    "P": "decays",
-    "F": "random features per head",
-    "a": "width of the first factor",
-    "b": "width of the second factor",
-}
-OF_OPTION = {
-    "max_len": "N",
-    "heads": "H",
-    "rank": "R",
-    "slots": "M",
-    "kernel_size": "K",
-    "reaches": "P",
-    "num_features": "F",
-    "factor": "a",
-}
+"""Of options that mixers may have: a value no other size has, and the letter of the mixers' pages with its meaning."""
 WIDTH, MARGIN, GAP, LINE = 380, 8, 8, 15
 INK, QUIET, EDGE = "#24292f", "#57606a", "#8c959f"
 FILLS = {"tensor": "#ffffff", "module": "#ddf4ff", "form": "#fff8c5"}
@@ -102,11 +78,14 @@ class Names:
     """Write sizes as letters, and remember which letters were used."""
 
     def __init__(self, options: dict[str, Any], sizes: dict[str, int]) -> None:
-        given = {OF_OPTION[option]: size for option, size in options.items() if option in OF_OPTION}
+        known = [(OPTIONS[option], size) for option, size in options.items() if option in OPTIONS]
+        given = {letter: size for (_, letter, _), size in known if letter}
+        self.meanings = {"B": "sequences", "T": "tokens", "D": "features"}
+        self.meanings |= {letter: meaning for (_, letter, meaning), _ in known if letter}
         if "H" in given:
-            given["e"] = sizes["D"] // given["H"]
-        if "a" in given:
-            given["b"] = -(-given["N"] // given["a"])  # so that a times b is N or more
+            given["e"], self.meanings["e"] = sizes["D"] // given["H"], "features per head"
+        if "a" in given:  # a times b is N or more
+            given["b"], self.meanings["b"] = -(-given["N"] // given["a"]), "width of the second factor"
         self.known = {size: letter for letter, size in (given | sizes).items()}
         for a, b in combinations(given, 2):
             self.known.setdefault(given[a] * given[b], a + b)
@@ -129,7 +108,9 @@ def flow(name: str, sizes: dict[str, int] | None = None) -> Flow:
     sizes = SIZES if sizes is None else sizes
     cls = MIXERS[name]
     known = mixer_options(cls)
-    options = cls.example_options(OPTIONS["max_len"]) | {key: n for key, n in OPTIONS.items() if key in known}
+    options = cls.example_options(OPTIONS["max_len"][0]) | {
+        key: size for key, (size, _, _) in OPTIONS.items() if key in known
+    }
     torch.manual_seed(0)
     mixer = build_mixer(name, sizes["D"], causal=cls.supports_causal, **options)
     return _Recorder(mixer, options, sizes).run()
@@ -169,7 +150,7 @@ class _Recorder:
             self.form.lines.insert(1, f"a sum over v, with weights {self.names.shape(weights)}")
         at = self.steps.index(self.form)
         end = Step("y", "tensor", [self.names.shape(y)], self._sources([y])[0])
-        letters = [letter for letter in LETTERS if letter in self.names.used]
+        letters = [f"{letter} {what}" for letter, what in self.names.meanings.items() if letter in self.names.used]
         return Flow(self.steps[:at], self.form, self.ports, [*self.steps[at + 1 :], end], letters)
 
     def _called(self, key: str) -> Any:
@@ -256,7 +237,7 @@ def said(found: Flow) -> str:
 
 def legend(found: Flow) -> str:
     """Say what the letters of a flow stand for."""
-    return ", ".join(f"{letter} {LETTERS[letter]}" for letter in found.letters)
+    return ", ".join(found.letters)
 
 
 def _listed(names: list[str]) -> str:
