@@ -39,7 +39,7 @@ OPTIONS = {
     "factor": (5, "a", "width of the first factor"),
 }
 """Of options that mixers may have: a value no other size has, and the letter of the mixers' pages with its meaning."""
-WIDTH, MARGIN, GAP, LINE = 380, 8, 8, 15
+WIDTH, MARGIN, GAP, LINE = 380, 8, 5, 15
 INK, QUIET, EDGE = "#24292f", "#57606a", "#8c959f"
 FILLS = {"tensor": "#ffffff", "module": "#ddf4ff", "form": "#fff8c5"}
 
