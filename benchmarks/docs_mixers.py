@@ -70,8 +70,9 @@ def _about_maps(model: dict[str, Any], tokens: int) -> str:
         f"In the maps, a byte language model of {model['layers']} layers with {model['dim']} features, trained on "
         f"{tokens:,} bytes of Python's standard library, reads `{model['line']}`. A row is a character that reads, a "
         "column one that is read; the future is grey. Dark means a large weight, and the range of each map stands "
-        "above it. In the sketches, boxes are the calls of one forward pass with the shapes that it recorded; an "
-        "argument without an arrow is a parameter or a constant."
+        "above it. All models have one seed and one rate, tuned for none: their bits per byte rank nothing. In the "
+        "sketches, boxes are the calls of one forward pass with the shapes that it recorded; an argument without an "
+        "arrow is a parameter or a constant."
     )
 
 
@@ -86,15 +87,15 @@ def _map_figure(name: str, found: dict[str, Any]) -> str:
     """Return the map of what a trained mixer attends, with a caption from what was measured."""
     parts = f"{found['groups']} {found['part']}s"
     many = len(found["panels"]) > 2
-    caption = f"<code>{name}</code> after {found['tokens']:,} bytes: {found['bits_per_byte']:.2f} bits per byte on "
+    options = ", ".join(f"{key}={value!r}" for key, value in found["spec"].items() if key != "name")
+    model = f"<code>{name}</code>{f' ({options})' if options else ''}"
+    caption = f"{model} after {found['tokens']:,} bytes: {found['bits_per_byte']:.2f} bits per byte on "
     caption += "text it has not seen. "
     if many:
         caption += f"Top: the mean {'size ' if found['signed'] else ''}of {parts} in each layer. Below: the "
         caption += f"{found['part']} that looks nearest, and the one that looks farthest back. "
     if found["kind"] == "jacobian":
-        caption += (
-            "The output is not a sum of values with weights of their own, so a cell is the norm of the derivative "
-        )
+        caption += "The output is no sum of values with weights of their own, so a cell is the norm of the derivative "
         caption += "of an output with regard to an input. "
     if found["signed"]:
         caption += "Red adds, blue subtracts. "
