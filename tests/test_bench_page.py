@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from tokenmix.bench.page import MARKED, renew, table
+from tokenmix.bench.plot import plot
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 1.05
@@ -96,3 +98,31 @@ def test_models_become_tables():
         "| ours | 2 | 1.50x | 1,234 |",
         "| unfused | does not fit | - | - |",
     ]
+
+
+def test_the_legend_of_a_plot_stands_beside_its_lines_in_their_order(tmp_path, monkeypatch):
+    rows = [
+        row("aft_local:window=32", 0.2, T=64, name="aft_local", options={"window": 32}),
+        row("aft_local:window=32", 0.8, T=128, name="aft_local", options={"window": 32}),
+        row("sdpa", 0.1, T=64, name="sdpa", options={}),
+        row("sdpa", 0.9, T=128, name="sdpa", options={}),
+        row("hydra:causal=false", 0.3, T=64, name="hydra", options={"causal": False}),
+        row("hydra:causal=false", 0.4, T=128, name="hydra", options={"causal": False}, status="wrong"),
+    ]
+    fits = [{"subject": "sdpa", "pass": "forward", "exponent": 3.17}]
+    setting = {"level": "op", "batch": 4, "dim": 8, "dtype": "float32"}
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: drawn.append(figure) or save(figure, *a, **k))
+    plot({"rows": rows, "fits": fits, "setting": setting, "machine": MACHINE}, tmp_path / "plot.png")
+    (ax,) = drawn[0].axes
+    legend = ax.get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "fused attention (sdpa):  3.17",
+        "aft_local, window 32",
+        "hydra, not causal (wrong)",
+    ]
+    colours = {line.get_label(): line.get_color() for line in ax.lines}
+    assert [line.get_color() for line in legend.get_lines()] == [colours[t.get_text()] for t in legend.get_texts()]
+    beside, right = legend.get_window_extent(), drawn[0].bbox.x1
+    assert ax.get_window_extent().x1 <= beside.x0 < beside.x1 <= right

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from matplotlib.patches import Rectangle
+from PIL import Image
 
 from run_dirs import KINDS, SPECS, tiny_run
 from tokenmix import MixerError, build_mixer
@@ -18,7 +23,7 @@ from tokenmix.report import Table, read_run, write_report
 from tokenmix.report.biases import filters, pair_bias
 from tokenmix.report.checks import check_page
 from tokenmix.report.differences import differences_table, not_comparable
-from tokenmix.report.figures import colour_range, evaluations
+from tokenmix.report.figures import THEMES, both, colour_range, evaluations
 from tokenmix.report.runs import Run, readable
 from tokenmix.report.tables import summary_table
 from tokenmix.system.text import MISSING, number, size
@@ -146,6 +151,46 @@ def test_runs_that_cannot_be_compared_are_named_in_one_line(runs, tmp_path):
 def with_loop(run: Run, **fields) -> Run:
     """A run with other fields of its training loop."""
     return replace(run, config={**run.config, "train": {**run.config["train"], **fields}})
+
+
+def pixels(uri: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))).convert("RGB"))
+
+
+def test_the_dark_picture_is_the_light_one_in_other_colours():
+    """It is drawn once; in the dark one nothing may be left of the light theme's paper and ink."""
+
+    def draw(ax):
+        ink = ax.xaxis.label.get_color()
+        shown = ax.imshow([[0.0, 1.0], [2.0, 3.0]], cmap="RdBu_r")
+        ax.axvline(0.5, color=ink, linestyle="--")
+        ax.add_patch(Rectangle((0, 0), 0.5, 0.5, fill=False, edgecolor=ink))
+        ax.scatter([0.2], [0.8], color=ink)
+        bar = ax.figure.colorbar(shown, ax=ax)
+        bar.ax.tick_params(colors=ink)
+        bar.set_label("how much", color=ink)
+        bar.outline.set_visible(False)
+        ax.set_title("title", color=ink)
+        ax.set_xlabel("across")
+        ax.plot([0, 1], [0, 1], label="line")
+        ax.legend(frameon=False, labelcolor=ink)
+
+    light, dark = map(pixels, both(draw, (4.0, 3.0)))
+    assert light.shape == dark.shape
+    (paper, ink), (night, chalk) = (tuple(map(to_pixel, THEMES[theme])) for theme in ("light", "dark"))
+    assert is_colour(light, ink).sum() > 500
+    for ours, theirs in ((ink, chalk), (paper, night)):  # but for pixels that are blended to a colour by chance
+        assert (is_colour(light, ours) ^ is_colour(dark, theirs)).sum() < 0.01 * is_colour(light, ours).sum()
+    assert not is_colour(dark, ink).any()
+    assert not is_colour(dark, paper).any()
+
+
+def to_pixel(colour: str) -> tuple[int, ...]:
+    return tuple(bytes.fromhex(colour[1:]))
+
+
+def is_colour(picture: np.ndarray, colour: tuple[int, ...]) -> np.ndarray:
+    return (picture == colour).all(-1)
 
 
 def test_progress_names_each_run_and_layer(runs, tmp_path):

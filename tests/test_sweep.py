@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -13,12 +14,14 @@ import time
 from dataclasses import replace
 
 import pytest
+from matplotlib.figure import Figure
 
 from tokenmix import MixerError, cli
 from tokenmix.report.checks import check_page
-from tokenmix.sweep import Results, SweepPlan, compare, results_table, shortcomings, sweep, worker
+from tokenmix.report.figures import Picture
+from tokenmix.sweep import Results, SweepPlan, compare, curves, results_table, shortcomings, sweep, worker
 from tokenmix.sweep import run as run_module
-from tokenmix.sweep.curves import final_pictures
+from tokenmix.sweep.curves import final_pictures, tuning_pictures
 from tokenmix.sweep.page import comparison_table, write_sweep_page
 from tokenmix.sweep.plan import Job, Jobs
 from tokenmix.sweep.results import markdown
@@ -254,6 +257,44 @@ def test_a_sweep_on_images_counts_images(tmp_path):
     assert table.notes[0].startswith("score: top1 on validation")
     assert final_pictures(found)[0].caption.startswith("Top1 on validation against images seen")
     assert "above 0 is better than a" in comparison_table(found).notes[0]
+
+
+def height_of(picture: Picture) -> int:
+    """Return the pixels of a picture from top to bottom, which stand in the head of its PNG."""
+    return int.from_bytes(base64.b64decode(picture.light.split(",")[1])[20:24], "big")
+
+
+def test_a_legend_has_room_for_the_rows_that_are_drawn_and_no_more(tmp_path):
+    """A plan of many rows used to leave a blank stripe below its curves until all of them had run."""
+    scores = {f"row {i}": [1.0 + i] for i in range(14)}
+    all_ran, two_ran = (finished(tmp_path, scores) for _ in range(2))
+    for key, record in list(two_ran.runs.items()):
+        if record["row"] not in ("row 3", "row 9"):
+            del two_ran.runs[key]
+    few = finished(tmp_path, {"row 3": [4.0], "row 9": [10.0]})
+    for pictures in (final_pictures, tuning_pictures):
+        high, low, least = ([height_of(p) for p in pictures(found)] for found in (all_ran, two_ran, few))
+        assert low == least
+        assert all(a > b for a, b in zip(high, low, strict=True))
+
+
+def test_a_legend_names_the_rates_that_were_tried(tmp_path, monkeypatch):
+    found = finished(tmp_path, {"a": [1.0], "b": [1.5]})
+    tried, other, *_ = found.plan.rates
+    for key, record in list(found.runs.items()):
+        if record["phase"] == "tune" and record["rate"] != tried:
+            del found.runs[key]
+    labels = []
+    monkeypatch.setattr(curves, "both", lambda draw, size: labels.append(legend_of(draw)) or ("", ""))
+    tuning_pictures(found)
+    assert labels[0] == ["a", "b", f"rate {tried:g}"]
+    assert f"rate {other:g}" not in labels[0]
+
+
+def legend_of(draw) -> list[str]:
+    ax = Figure().add_subplot()
+    draw(ax)
+    return [text.get_text() for text in ax.get_legend().get_texts()]
 
 
 def row_of(page: str, row: str, table: int) -> list[str]:

@@ -15,7 +15,8 @@ from .figures import Picture, heat_map
 
 SHOWN = 48
 LAYERS = 6
-COPIES = 128  # features differentiated at a time
+COPIES = 64  # features differentiated at a time
+PREFIX = 8  # outputs differentiated over the same prefix
 EXACT = 1e-4  # the allowed error of the operator's output, relative to its largest element
 
 
@@ -102,19 +103,26 @@ def _grouped(weights: Tensor, heads: int | None) -> Tensor:
 def _by_jacobian(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[str, Any]) -> Tensor:
     """Compute the norms (T, S) of the derivative of each output with regard to each source.
 
-    Each row of a batch of copies differentiates another feature, so that the kernels serve.
+    Each row of a batch of copies differentiates another feature, so that the kernels serve. A streaming mixer gives the
+    same outputs for the first tokens alone, so its early outputs are differentiated over those, which saves half.
     """
-    source = (x if context is None else context).detach()
-    squares = []
-    for features in torch.arange(mixer.dim, device=x.device).split(COPIES):
-        n = len(features)
-        copies = source.repeat(n, 1, 1).requires_grad_()
-        same = {name: _repeated(value, n) for name, value in given.items()}
-        y = mixer(copies, **same) if context is None else mixer(_repeated(x, n), copies, **same)
-        asked = y.gather(2, features[:, None, None].expand(n, y.shape[1], 1)).sum(0)
-        grads = (torch.autograd.grad(row, copies, retain_graph=True)[0] for row in asked.unbind())
-        squares.append(torch.stack([grad.square().sum((0, 2)) for grad in grads]))
-    return torch.stack(squares).sum(0).sqrt()
+    T, source = x.shape[1], (x if context is None else context).detach()
+    squares = source.new_zeros(T, source.shape[1])
+    by_prefix = context is None and not given and mixer.capabilities.streaming
+    step = PREFIX if by_prefix else max(T, 1)
+    for first in range(0, T, step):
+        last = min(first + step, T)
+        read = source[:, :last] if by_prefix else source
+        for features in torch.arange(mixer.dim, device=x.device).split(COPIES):
+            n = len(features)
+            copies = read.repeat(n, 1, 1).requires_grad_()
+            same = {name: _repeated(value, n) for name, value in given.items()}
+            y = mixer(copies, **same) if context is None else mixer(_repeated(x, n), copies, **same)
+            asked = y.gather(2, features[:, None, None].expand(n, y.shape[1], 1)).sum(0)
+            for t in range(first, last):
+                (grad,) = torch.autograd.grad(asked[t, 0], copies, retain_graph=True)
+                squares[t, : read.shape[1]] += grad.square().sum((0, 2))
+    return squares.sqrt()
 
 
 def attention_pictures(

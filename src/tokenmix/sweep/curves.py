@@ -61,7 +61,11 @@ def final_pictures(results: Results) -> list[Picture]:
     what = "the mean over the seeds that have ended, with their range"
     return [
         _picture(
-            results, partial(_draw_final, results=results, column=column), f"{_label(results, column)}: {what}.", ends
+            results,
+            partial(_draw_final, results=results, column=column),
+            f"{_label(results, column)}: {what}.",
+            ends,
+            len(rows),
         )
         for column in AXES
         if rows
@@ -83,18 +87,22 @@ def tuning_pictures(results: Results) -> list[Picture]:
             partial(_draw_tuning, rows=rows, results=results, column=column),
             f"{_label(results, column)}: {what}.",
             ends,
+            len(rows) + len(_rates(rows)),
         )
         for column in AXES
     ]
     what = "at the end of the tuning runs; a cross was given up half-way"
     return [
         *over,
-        _picture(results, partial(_draw_rates, rows=rows, results=results), f"the learning rate, {what}.", ends),
+        _picture(
+            results, partial(_draw_rates, rows=rows, results=results), f"the learning rate, {what}.", ends, len(rows)
+        ),
     ]
 
 
-def _picture(results: Results, draw: Callable[[Any], None], caption: str, ends: str) -> Picture:
-    extra = _below(len(results.plan.rows) + len(results.plan.rates) + len(results.yardsticks), 2)
+def _picture(results: Results, draw: Callable[[Any], None], caption: str, ends: str, lines: int) -> Picture:
+    """Return a picture with a legend that has room for this number of lines and the yardsticks."""
+    extra = _below(lines + len(results.yardsticks), 2)
 
     def with_legend(ax: Any) -> None:
         draw(ax)
@@ -131,9 +139,15 @@ def _draw_tuning(ax: Any, rows: dict[str, list[Record]], results: Results, colum
             x, y = [p[column] for p in points], [p[1] for p in points]
             ax.plot(x, y, style, marker="o", markersize=3, color=_colour(results, row), linewidth=1.5)
         ax.plot([], [], color=_colour(results, row), linewidth=1.5, label=row)
-    for i, rate in enumerate(rates):
-        ax.plot([], [], STYLES[i % len(STYLES)], color="0.5", linewidth=1.5, label=f"rate {rate:g}")
+    for rate in _rates(rows):
+        style = STYLES[rates.index(rate) % len(STYLES)]
+        ax.plot([], [], style, color="0.5", linewidth=1.5, label=f"rate {rate:g}")
     _finish(ax, results, _label(results, column))
+
+
+def _rates(rows: dict[str, list[Record]]) -> list[float]:
+    """Return the rates of the runs that are drawn."""
+    return sorted({r["rate"] for runs in rows.values() for r in runs})
 
 
 def _draw_rates(ax: Any, rows: dict[str, list[Record]], results: Results) -> None:
