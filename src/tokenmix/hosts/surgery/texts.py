@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -181,11 +180,10 @@ def _streams(model: nn.Module) -> bool:
 def _language_model(who: str, folder: Path, device: str, does: str) -> nn.Module:
     """Load a folder's model; refuse one that predicts no next token."""
     converted = json.loads((folder / "config.json").read_text()).get("kind") == "surgery"
-    load: Callable[[], Any] = lambda: load_converted(folder) if converted else open_host(str(folder))[0]  # noqa: E731
-    model = load().to(device)
+    model: Any = load_converted(folder) if converted else open_host(str(folder))[0]
     if not predicts_next(model) or not (hasattr(model, "generate") and model.can_generate()):
         other = "tokenmix.advise.compare.compare says how far it is from its teacher"
         raise MixerError(
             f"{who}: {folder} holds a {type(model).__name__}, which predicts no next token; {does}. {other}."
         )
-    return model
+    return model.to(device)
