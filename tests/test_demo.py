@@ -155,6 +155,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
 
 
+@pytest.mark.timeout(1200)  # it builds and trains; a busy machine takes longer than the usual limit
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_a_stopped_demo_leaves_no_process(tmp_path, number, code):
