@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import log
 from typing import Any
@@ -14,7 +14,7 @@ from ..errors import MixerError
 from ..system.machine import memory_available
 from .amdahl import Crossing, expected, first_length, share_for
 from .attention_modules import AttentionModule, modules_of
-from .candidates import OWN, Row, measure_candidates, parse_candidates, usual
+from .candidates import OWN, Row, Tell, measure_candidates, parse_candidates, usual
 from .inputs import Inputs
 from .loading import Host, load_host
 from .measuring import FAILURES, Share, measure_share
@@ -23,7 +23,6 @@ from .probe import STEPS, Nearness, probe
 PROBE = 64  # tokens, or about as many patches: run first, to estimate the rest
 ROOM = 0.8  # the part of the free memory that a pass may take
 SPARE = 0.05  # the part of the seconds that a length may still take where others used them up
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,12 @@ from ..bench.timing import measure, peak_memory, sampler
 from ..errors import MixerError
 from ..hosts.surgery.quality import Quality, measure_quality
 from ..system.text import Table, number, size
+from .candidates import Tell
 from .decoding import Decoded, decode
 from .inputs import Inputs, inputs_of
 
 BYTES_OF_NOISE, PART_OF_NOISE = 2**20, 0.1
 """Peaks are read from the process's resident memory, in pages and the C library's pools: less is noise."""
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def distill_fastest(
     the teacher's, or the distance of the last hidden states where a model predicts nothing.
 
     Args:
-        batches: for training and for validation, as ``text_batches`` makes them.
+        batches: for training and for validation, as ``split_text`` makes them.
         seconds: about what timing the models at the lengths of the advice may take.
         last: replace only the last N attention modules.
     """
@@ -109,7 +109,7 @@ def chosen_spec(advice: Advice) -> dict[str, Any]:
     return advice.specs[nearest if advice.fastest is None else advice.fastest.mixer]
 
 
-def text_batches(host: Host, data: Path) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+def split_text(host: Host, data: Path) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
     """Split the text into pieces of equal length: batches for training, and the last tenth for validation."""
     ids = text_tokens("advise", Path(host.name.removeprefix("hf:")), data)
     length = min(LENGTH, host.inputs.limit or LENGTH)

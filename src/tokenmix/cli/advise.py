@@ -80,7 +80,7 @@ class Advise:
     def run(self) -> int:
         """Load, measure, distil and print the model's advice, and write the page."""
         from ..advise.advice import advise
-        from ..advise.distill import check_distillation, distill_fastest, text_batches
+        from ..advise.distill import check_distillation, distill_fastest, split_text
         from ..advise.loading import load_host
         from ..advise.text import as_json, text
         from ..system.machine import pick_device
@@ -94,7 +94,7 @@ class Advise:
         candidates, batches = self.candidates, None
         if self.data is not None:
             check_distillation(host.name, host.origin, self.data, self.write)
-            candidates, batches = candidates or "auto", text_batches(host, self.data)
+            candidates, batches = candidates or "auto", split_text(host, self.data)
         if not self.minutes > 0:
             raise MixerError(f"advise: --minutes must be positive, got {self.minutes}.")
         found = advise(

@@ -15,11 +15,20 @@ TEXT = {"dir", "data", "seq_len", "max_bytes", "device", "json"}
 SAMPLING = {"dir", "tokens", "prompt", "temperature", "top_k", "top_p", "seed", "device", "json"}
 
 
+def is_host_folder(folder: Path | str) -> bool:
+    """Return whether a folder holds a host: one that `tokenmix convert` wrote by surgery, or one of transformers."""
+    try:
+        config = json.loads((Path(folder) / "config.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and (config.get("kind") == "surgery" or "model_type" in config)
+
+
 def compare_converted(source: str, out: Path, data: Path | None, lengths: Sequence[int]) -> Any:
     """Compare the host that was converted with the folder that was written."""
     from ..advise.compare import compare
     from ..hosts.surgery import load_converted, open_host
-    from ..hosts.surgery.texts import is_host_folder, text_batches
+    from ..hosts.surgery.texts import text_batches
 
     if not is_host_folder(out):
         raise MixerError(f"convert: {out} is written; --data and --lengths compare hosts, and this is a ViT of ours.")

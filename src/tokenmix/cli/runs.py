@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 
 from ..errors import MixerError
 from . import output
-from .host_folders import evaluate_host, sample_host
+from .host_folders import evaluate_host, is_host_folder, sample_host
 from .output import progress, say
 
 
@@ -175,7 +175,6 @@ class Evaluate:
 
     def run(self) -> int:
         """Score the run and print the result."""
-        from ..hosts.surgery.texts import is_host_folder
         from ..train import evaluate_run
 
         if is_host_folder(self.dir):
@@ -248,7 +247,6 @@ class Sample:
 
     def run(self) -> int:
         """Generate what the run's model generates."""
-        from ..hosts.surgery.texts import is_host_folder
         from ..train.rundir import RunDir
 
         if is_host_folder(self.dir):

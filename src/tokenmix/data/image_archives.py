@@ -111,15 +111,16 @@ def _tar_files(file: Path, bounds: Bounds) -> dict[str, bytes]:
         with file.open("rb") as raw:
             begin = raw.read(6)
         unpack: Any = next((module.open for magic, module in PACKED.items() if begin.startswith(magic)), open)
-        # tarfile calls nothing but read, which mypy does not know.
-        with unpack(file, "rb") as plain, tarfile.open(fileobj=BoundedReader(plain, file, bounds), mode="r|") as tar:  # type: ignore[call-overload]  # has only read()
-            for member in tar:
-                handle = tar.extractfile(member) if member.isfile() else None
-                name = member.name.split("/")[-1]
-                if handle is not None and CIFAR_FILE.fullmatch(name):
-                    if name in files:
-                        raise MixerError(f"images: {file} contains {name} twice; pack it again.")
-                    files[name] = handle.read()
+        with unpack(file, "rb") as plain:
+            counted: Any = BoundedReader(plain, file, bounds)  # has read() only, which is all that tarfile calls
+            with tarfile.open(fileobj=counted, mode="r|") as tar:
+                for member in tar:
+                    handle = tar.extractfile(member) if member.isfile() else None
+                    name = member.name.split("/")[-1]
+                    if handle is not None and CIFAR_FILE.fullmatch(name):
+                        if name in files:
+                            raise MixerError(f"images: {file} contains {name} twice; pack it again.")
+                        files[name] = handle.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as why:
         raise MixerError(f"images: {file} is not a readable tar archive ({why}).") from why
     return files

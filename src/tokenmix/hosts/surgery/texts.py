@@ -34,15 +34,6 @@ class Score:
         return f"perplexity {self.perplexity:,.2f} over {self.tokens:,} tokens, in windows of {self.window}"
 
 
-def is_host_folder(folder: Path | str) -> bool:
-    """Return whether a folder holds a host: one that `tokenmix convert` wrote by surgery, or one of transformers."""
-    try:
-        config = json.loads((Path(folder) / "config.json").read_text())
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and (config.get("kind") == "surgery" or "model_type" in config)
-
-
 def folder_tokenizer(who: str, folder: Path) -> Any:
     """Load the tokenizer of a host's folder."""
     try:
