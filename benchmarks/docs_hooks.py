@@ -16,6 +16,7 @@ from tokenmix.report.taxonomy import MARK, page_of, taxonomy
 from tokenmix.sweep.page import comparison_table
 from tokenmix.sweep.plan import SweepPlan
 from tokenmix.sweep.results import Results, markdown, results_table
+from tokenmix.system.text import number
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -54,7 +55,7 @@ def with_mixers(nav: list[Any]) -> list[Any]:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put the tables where the page asks for them."""
     if MARK in markdown:
-        markdown = markdown.replace(MARK, taxonomy(RESULTS / "mixers_small.json", ROOT / "docs/mixers"))
+        markdown = markdown.replace(MARK, taxonomy(ROOT / "docs/mixers"))
     if EXPORTS in markdown:
         markdown = markdown.replace(EXPORTS, exports(RESULTS / "exports.json"))
     if SIGNALS in markdown:
@@ -95,9 +96,14 @@ def signals(results: Path) -> str:
     ]
     for name, found in mixers.items():
         pairs = [found["gradients"].get(role) for role in ("matrix", "mixer", "embedding", "vector")]
-        cells = [f"{pair[0]:,.4g} / {pair[1]:,.4g}" if pair else "none" for pair in pairs]
+        cells = [" / ".join(map(_figures, pair)) if pair else "none" for pair in pairs]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _figures(value: float) -> str:
+    """Format a measurement with three figures and no power of ten: 0.317, 43.5, 5,890."""
+    return number(value, 0 if value >= 100 else 1 if value >= 10 else 3)
 
 
 def exports(results: Path) -> str:

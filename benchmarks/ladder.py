@@ -47,40 +47,48 @@ class Rung:
         change: what differs from the rung before, or from ``base``.
         base: the row that it is compared with; None: the first rung.
         place: where the picture writes its name, as an offset in points; None: not in the picture.
+        align: which end of the name stands there, "left" or "right".
     """
 
     row: str
     change: str
     base: str | None
     place: tuple[int, int] | None = (8, 4)
+    align: str = "left"
 
 
 RUNGS = (
     Rung("aft_simple", "the mean of all values, weighed by exp(k)", None),
     Rung("norm", "the mean is RMS-normalised per head", "aft_simple", None),
     Rung("convolution", "q, k and v pass a convolution over 4 tokens", "aft_simple"),
-    Rung("convolution, norm", "and the norm", "convolution", (-104, -4)),
+    Rung("convolution, norm", "and the norm", "convolution", (9, -1)),
     Rung("convolution, norm, fixed decay", "the sums decay by exp(g), learned per feature", "convolution, norm", None),
     Rung("convolution, norm, learned decay", "g depends on the token", "convolution, norm, fixed decay", None),
-    Rung("aft_forget", "keys are RMS-normalised", "convolution, norm, learned decay", (-66, -4)),
+    Rung("aft_forget", "keys are RMS-normalised", "convolution, norm, learned decay", (-8, -4), "right"),
     Rung("aft_forget without convolution", "without the convolution", "aft_forget", None),
     Rung("aft_forget without norm", "without the norm of the ratio", "aft_forget", None),
     Rung("aft_pairs, 1", "one sum, whose keys carry a logit per head", "aft_forget", None),
-    Rung("aft_pairs, 4", "4 sums, weighed by the query", "aft_pairs, 1"),
-    Rung("aft_pairs, 16", "16 sums", "aft_pairs, 4", (8, -12)),
+    Rung("aft_pairs, 4", "4 sums, weighed by the query", "aft_pairs, 1", (8, 0)),
+    Rung("aft_pairs, 16", "16 sums", "aft_pairs, 4", (4, -16)),
     Rung("aft_reach, 8", "8 fixed decays, weighed by the query", "aft_forget", None),
-    Rung("aft_local", "a learned bias by distance within 32 tokens, no decay", "aft_simple"),
+    Rung("aft_local", "a learned bias by distance within 32 tokens, no decay", "aft_simple", (8, -14)),
     Rung("aft_local, convolution", "behind a convolution", "aft_local", None),
     Rung("linear", "weights elu(q) + 1 times elu(k) + 1 in place of exp(k)", "aft_simple", None),
     Rung("linear, convolution", "behind a convolution", "linear", None),
     Rung("hydra, convolution", "Hydra instead", "linear, convolution", None),
-    Rung("three of aft_forget, one of attention", "every fourth layer is attention", "aft_forget", (-176, 8)),
+    Rung("three of aft_forget, one of attention", "every fourth layer is attention", "aft_forget", (-4, 9), "right"),
     Rung("hybrid_3_to_1", "three layers of aft_local, one of attention", "aft_local", None),
-    Rung("attention", "softmax of dot products in all layers", "aft_forget", (-62, 4)),
+    Rung("attention", "softmax of dot products in all layers", "aft_forget", (10, 10), "right"),
     Rung("attention, convolution", "q, k, v pass the convolution", "attention", None),
     Rung("attention, convolution, norm, gate", "and a norm and gate of the output", "attention, convolution", None),
     Rung("attention, convolution, forget gate", "forget gate (FoX), no rotary", "attention, convolution", None),
-    Rung("attention, all parts", "convolution, forget gate, norm, gate, rotary", "attention, convolution", (-118, -4)),
+    Rung(
+        "attention, all parts",
+        "convolution, forget gate, norm, gate, rotary",
+        "attention, convolution",
+        (-10, -4),
+        "right",
+    ),
 )
 
 
@@ -148,7 +156,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
 
     parts = opened("aft_parts")
     assert parts is not None
-    figure = Figure(figsize=(8.0, 5.0), dpi=110, layout="constrained")
+    figure = Figure(figsize=(6.4, 5.2), dpi=120, layout="constrained")
     ax = figure.add_subplot()
     for rung in RUNGS:
         scores = list(parts.scores(rung.row).values())
@@ -159,14 +167,19 @@ def draw(record: dict[str, Any], path: Path) -> None:
         colour = COLOURS[1] if softmax else COLOURS[0]
         ax.plot([kept], [mean(scores)], "o", color=colour, markersize=8)
         ax.plot([kept] * len(scores), scores, "_", color=colour, markersize=12)
-        ax.annotate(rung.row, (kept, mean(scores)), xytext=rung.place, textcoords="offset points", fontsize=9)
+        at, how = (kept, mean(scores)), {"textcoords": "offset points", "ha": rung.align, "fontsize": 11}
+        ax.annotate(rung.row.replace(", one", ",\none"), at, xytext=rung.place, **how)
     for name, value in parts.yardsticks.items():
         ax.axhline(value, color="0.5", linestyle=":", linewidth=1)
-        ax.annotate(name, (0.995, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=9)
+        ax.annotate(name, (0.995, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=11)
     ax.set_xscale("log")
-    ax.margins(x=0.14)
-    ax.set_xlabel(f"bytes kept after {record['context']:,} tokens, to write the next one")
-    ax.set_ylabel("bits per byte of unseen Python sources")
+    ax.margins(x=0.16)
+    ticks = [10 * 2**10, 100 * 2**10, 2**20, 10 * 2**20]
+    ax.set_xticks(ticks, ["10 KiB", "100 KiB", "1 MiB", "10 MiB"], fontsize=11)
+    ax.tick_params("y", labelsize=11)
+    ax.minorticks_off()
+    ax.set_xlabel(f"state after {record['context']:,} tokens", fontsize=12)
+    ax.set_ylabel("bits per byte, Python sources", fontsize=12)
     ax.grid(alpha=0.25, linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(exist_ok=True)

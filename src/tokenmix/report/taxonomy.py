@@ -1,39 +1,32 @@
 """Tables of the mixers as Markdown, built from their classes: one for the page of mixers, one for the README.
 
-The first has measurements too. ``python -m tokenmix.report.taxonomy README.md`` updates the README's table.
+``python -m tokenmix.report.taxonomy README.md`` updates the README's table.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 from ..mixers import MIXERS, Mixer, state_growth
 
 MARK = "<!-- mixers -->"
 README, README_END = "<!-- mixers: core -->", "<!-- /mixers -->"
-NOTES = "Bits per byte and tokens per second: the same small causal language model with each mixer, "
-NOTES += "on one CPU thread (`benchmarks/mixers_small.py`). One seed and one rate, tuned for no mixer: the bits are no "
-NOTES += "ranking, [Claims of the papers](../claims.md) says what is tested."
 
 
-def taxonomy(results: Path, pages: Path) -> str:
+def taxonomy(pages: Path) -> str:
     """Return one table of the core mixers and one of the extended ones.
 
     Args:
-        results: the JSON of ``benchmarks/mixers_small.py``; columns of measurements stay empty where it is missing.
         pages: the folder with the mixers' pages.
     """
-    measured: dict[str, Any] = json.loads(results.read_text())["rows"] if results.is_file() else {}
     parts = []
     for tier in ("core", "extended"):
-        head = "| mixer | class | paper | time | space | causal | state | bits per byte | tokens/s |"
-        rows = [_row(name, measured.get(name), pages) for name, cls in MIXERS.items() if cls.about.tier == tier]
-        parts += [f"## {tier.capitalize()}", "", head, "|---" * 9 + "|", *rows, ""]
-    return "\n".join([*parts, NOTES])
+        head = "| mixer | class | paper | time | space | causal | state |"
+        rows = [_row(name, pages) for name, cls in MIXERS.items() if cls.about.tier == tier]
+        parts += [f"## {tier.capitalize()}", "", head, "|---" * 7 + "|", *rows, ""]
+    return "\n".join(parts)
 
 
 def page_of(name: str, pages: Path) -> str | None:
@@ -42,17 +35,14 @@ def page_of(name: str, pages: Path) -> str | None:
     return next((p for p in (stem, stem.split("_")[0]) if (pages / f"{p}.md").is_file()), None)
 
 
-def _row(name: str, measured: dict[str, Any] | None, pages: Path) -> str:
+def _row(name: str, pages: Path) -> str:
     cls = MIXERS[name]
     page = page_of(name, pages)
     link = f"[`{name}`]({page}.md)" if page else f"`{name}`"
-    bits, rate = (
-        (f"{measured['valid_bits_per_byte']:.3f}", f"{measured['tokens_per_s']:,.0f}") if measured else ("", "")
-    )
     kind, time, space = (text.replace("^2", "²") for text in (cls.about.kind, cls.about.time, cls.about.space))
     paper = cls.about.paper.split(", arXiv")[0]
     causal = "yes" if cls.supports_causal else "no"
-    return f"| {link} | {kind} | {paper} | {time} | {space} | {causal} | {state_growth(name)} | {bits} | {rate} |"
+    return f"| {link} | {kind} | {paper} | {time} | {space} | {causal} | {state_growth(name)} |"
 
 
 def readme_table() -> str:
