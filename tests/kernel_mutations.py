@@ -336,7 +336,7 @@ BUGS = [
     Bug(
         "sums of later tokens do not shrink with the unit",
         "aft_pairs.c",
-        "rs[c] = up ? e : 1.0f;",
+        "rs[c] = up ? e : d_[c] == 0 ? 0.0f : 1.0f;",
         "rs[c] = 1.0f;",
         PAIRS,
     ),

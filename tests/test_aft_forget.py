@@ -82,6 +82,40 @@ def test_a_token_that_forgets_all_is_the_first(decay):
     assert all(bool(a[:, :20].eq(0).all()) and bool(a.isfinite().all()) for a in grads)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_minus_infinity_means_the_same_in_every_dtype(dtype, causal):
+    """Keys of it weigh nothing, also if there are no others; a decay of it forgets all, twice and without a key too."""
+    q, k, v, g = drawn(6, 2, 1)
+    g[:, 2], g[:, 3], k[:, 3] = -math.inf, -math.inf, -math.inf
+    k[:, 0], k[:, 5] = 6e4, -6e4  # all but the whole range of float16 apart, and yet forgotten
+    g[:, 5] = -math.inf
+    want = [v[:, 0], None, v[:, 2], None, v[:, 4], v[:, 5]]
+    backends = ["eager", "cpu"] if causal and dtype != torch.float64 else ["eager"]
+    for backend in backends:
+        args = [a.to(dtype) for a in (q, k, v, g)]
+        nothing = functional.aft_forget(*args[:1], torch.full_like(args[1], -math.inf), *args[2:], causal=causal)
+        assert bool(nothing.eq(0).all())
+        if not causal:
+            continue
+        y = functional.aft_forget(*args, causal=True, gate=None, backend=backend)
+        for t, value in enumerate(want):
+            if value is not None:
+                torch.testing.assert_close(y[:, t], value.to(dtype))
+        assert bool(y[:, 3].eq(0).all())
+
+
+def test_no_gradient_passes_a_token_that_forgets_all_and_is_no_key():
+    leaves = [a.float() for a in drawn(40)]
+    leaves[3][:, 20], leaves[1][:, 20] = -math.inf, -math.inf
+    for a in leaves:
+        a.requires_grad_()
+    y = functional.aft_forget(*leaves, causal=True, backend="cpu")
+    assert bool(y[:, 20].eq(0).all())
+    grads = torch.autograd.grad(y[:, 20:].sum(), leaves)
+    assert all(bool(a[:, :20].eq(0).all()) and bool(a.isfinite().all()) for a in grads)
+
+
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
 def test_100_000_tokens_with_half_lives_of_one_to_a_million(backend):
     """Against the recurrence, token by token, in float64: no digits are lost to running sums of decays."""

@@ -28,6 +28,7 @@ from .sums.nonfinite import honest, honest_chunk, nothing_to_hide, over_keys
 from .sums.precision import alike, exact, sum_dtype
 from .sums.softmax import (
     FLOOR,
+    MASKED_KEY,
     Sums,
     blocked,
     delay,
@@ -216,8 +217,11 @@ def later_sums(k: Tensor, v: Tensor, g: Tensor) -> Sums:
 
 
 def limited(a: Tensor) -> Tensor:
-    """Return finite numbers for -inf: a key that weighs nothing, a decay that forgets all."""
-    return a.clamp_min(torch.finfo(a.dtype).min)
+    """Return finite numbers for -inf, in float64: a key that weighs nothing, a decay that forgets all.
+
+    One number for every dtype: half precision's least is that of a key, and the sum of two of float64's is -inf.
+    """
+    return a.double().clamp_min(MASKED_KEY)
 
 
 def _masked(k: Tensor, v: Tensor, g: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

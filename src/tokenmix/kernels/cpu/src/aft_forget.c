@@ -28,13 +28,15 @@ typedef struct {
     double tn[SCAN_W], td[SCAN_W];
 } fade_sums;
 
-/* The sums of w features decay by dd, then one key, kk + bias, joins them. A decay of -inf forgets all before it; of +inf it makes rr NaN, as one of NaN does. */
+/* The sums of w features decay by dd, then one key, kk + bias, joins them. A decay of -inf forgets all before it, whatever the key; of +inf it makes rr NaN, as
+   one of NaN does. */
 #define FADE_JOIN_WITH(kk, vv, dd, above_it, whole)                                                                                                            \
     float more = (dd) + s->r[c], uu = s->u[c] + more, rr = more - (uu - s->u[c]);                                                                              \
+    float kept = uu < FADE_LEAST ? 0.0f : 1.0f;                                                                                                                \
     rr = uu < FADE_LEAST ? 0.0f : rr, uu = uu < FADE_LEAST ? FADE_LEAST : uu;                                                                                  \
     float above = above_it;                                                                                                                                    \
     int up = above > 0;                                                                                                                                        \
-    float e = tm_exp_neg(-fabsf(above)), old = up ? e : 1.0f, new = up ? (whole)*0.0f + 1.0f : e;                                                              \
+    float e = tm_exp_neg(-fabsf(above)), old = up ? e : kept, new = up ? (whole)*0.0f + 1.0f : e;                                                              \
     float f = s->f[c] * old, nb = s->nc[c] * old, db = s->dc[c] * old, nc = nb + new * (vv), dc = db + new;
 
 #define FADE_KEEP_WITH(bias)                                                                                                                                   \
@@ -261,7 +263,7 @@ TM_INLINE void fade_back(const int live, const float *restrict v, const float *r
         if (live) {
             float rest = r->ro[c] * f + rc, past = r->po[c] * f + pc;
             int idle = rest == 0 && past == 0; /* no row asks for this key or for one before it */
-            r->shrink[c] = up ? e : 1.0f;
+            r->shrink[c] = up ? e : d_[c] == 0 ? 0.0f : 1.0f; /* 0: no sums before, or forgotten */
             dv[c] = idle ? 0.0f : new * rest;
             dk[c] = idle ? 0.0f : new * (v[c] * rest - past);
             dd[c] = idle ? 0.0f : n_[c] * rest - d_[c] * past;

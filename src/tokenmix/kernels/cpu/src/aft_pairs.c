@@ -228,7 +228,7 @@ TM_INLINE void pairs_back(const int live, const float *restrict v, const float *
         if (live) {
             float rest = ro[c] * f + rc, past = po[c] * f + pc;
             int idle = rest == 0 && past == 0; /* no row asks for this key or for one before it */
-            rs[c] = up ? e : 1.0f;
+            rs[c] = up ? e : d_[c] == 0 ? 0.0f : 1.0f;
             float own = idle ? 0.0f : new * (v[c] * rest - past);
             dv[c] += idle ? 0.0f : new * rest;
             dk[c] += own, sb[c] = own;
