@@ -152,6 +152,21 @@ def test_a_fixed_decay_measures_positions():
     torch.testing.assert_close(y[:, 3:], mixer(x[:, 3:]))  # all before is forgotten
 
 
+@pytest.mark.parametrize("kernel_size", [1, 3])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("name", "options"), [("aft_reach", {}), ("aft_forget", {"decay": "fixed"})])
+def test_decays_by_distance_refuse_positions_that_do_not_rise(name, options, causal, kernel_size):
+    """Decays add up from token to token; those of a token that stands before the last one would have to be undone."""
+    mixer = build_mixer(name, 8, causal=causal, heads=2, kernel_size=kernel_size, **options)
+    x, words = torch.randn(1, 4, 8), "positions of valid tokens must be 0 or above and rise along each row"
+    with pytest.raises(MixerError, match=words):
+        mixer(x, positions=torch.tensor([[0, 5, 3, 6]]))
+    if causal:
+        _, state = mixer.extend(x, mixer.init_state(1), positions=torch.tensor([[0, 2, 5, 7]]))
+        with pytest.raises(MixerError, match=words):
+            mixer.extend(x, state, positions=torch.tensor([[6, 8, 9, 10]]))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("size", "new"), [(4, 1), (4, 3), (2, 5), (7, 2)])
 def test_the_convolution_of_new_tokens_has_a_kernel(size, new, dtype):

@@ -33,8 +33,8 @@ class AFTForget(ConvolvedAFT):
         kernel_size: taps of the convolution, the identity at the start. None (default): 4, or 3 with causal=False;
             1: no convolution. Odd unless causal.
         key_norm: normalise the keys. Default True.
-        decay: "learned" (default) as above; "fixed": g = -softplus(b) times the distance in positions, b learned;
-            None: no decay.
+        decay: "learned" (default) as above; "fixed": g = -softplus(b) times the distance in positions, which must
+            rise along the row, b learned; None: no decay.
         half_lives: shortest and longest half-life of the features at the start, in tokens, log-spaced between; the
             default is (1, 4096).
         gate: as in AFTSimple.

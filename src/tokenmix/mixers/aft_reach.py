@@ -35,7 +35,7 @@ class AFTReach(ConvolvedAFT):
 
     Parameters: q_proj, k_proj, v_proj, out_proj, a_proj (without bias, H R features), conv (3 D x kernel_size), k_norm.
     Time and memory O(T D R). The streaming state is kernel_size - 1 tokens and 3 R vectors of D numbers. Distances are
-    measured in positions.
+    measured in positions, which must rise along the row.
 
     Raises:
         MixerError: if an option is out of its range.

@@ -18,7 +18,7 @@ from ..base import QKVO, Arguments, Mixer, register_state, token_positions
 from .aft import add_projections
 from .history import empty_window, ring_bytes
 from .options import at_least, check_heads, check_positive, true_or_false
-from .shared import ring_chunk
+from .shared import check_positions, ring_chunk
 from .short_conv import ShortConv
 from .token_norm import RMSNorm
 
@@ -58,7 +58,7 @@ class ConvolvedAFT(Mixer):
     sums: tuple[int, ...] = ()
     """Shape of the sums of one feature: () for one sum."""
     by_distance = False
-    """Whether the decays depend on distances in positions."""
+    """Whether the decays depend on distances in positions, which must then rise along the row."""
 
     def _set_up(
         self,
@@ -121,6 +121,8 @@ class ConvolvedAFT(Mixer):
         if self.conv is not None:
             qkv = self.conv(qkv, positions=positions, key_mask=key_mask)
         gaps = None
+        if self.by_distance:
+            check_positions(self, positions, key_mask, rising=True)
         if self.by_distance and (positions is not None or key_mask is not None):
             valid = valid_mask(x, key_mask)
             at = token_positions(x, key_mask) if positions is None else positions
@@ -159,6 +161,9 @@ class ConvolvedAFT(Mixer):
         return ConvolvedState(ring.values, ring.valid, ring.positions, m, num, den, position, position.clone())
 
     def mix_chunk(self, x, state, *, positions, key_mask):
+        if self.by_distance:  # without a convolution no other token of the past has a position to compare with
+            last = torch.ones_like(state.last, dtype=torch.bool)[:, None], state.last[:, None] - 1
+            check_positions(self, positions, key_mask, rising=True, past=last)
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
