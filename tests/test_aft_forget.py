@@ -208,6 +208,8 @@ def test_the_convolution_starts_as_the_identity():
         ({"half_lives": (1.0, -4.0)}, "half_lives must be a positive number, got -4.0"),
         ({"half_lives": (1.0, float("inf"))}, "half_lives must be"),
         ({"half_lives": 3.0}, "half_lives must be a pair"),
+        ({"half_lives": (1e-4, 10.0)}, "half_lives must lie between 0.001 and 1e300 tokens, got 0.0001"),
+        ({"half_lives": (1, 10**301)}, "half_lives must lie between 0.001 and 1e300 tokens"),
         ({"kernel_size": 4}, "kernel_size must be odd unless causal=True, got 4"),
         ({"kernel_size": 0}, "kernel_size must be"),
         ({"heads": 3}, "heads=3"),

@@ -90,6 +90,8 @@ class ConvolvedAFT(Mixer):
             self.refuse(f"half_lives must be a pair, the shortest and the longest in tokens, got {half_lives!r}")
         for value in half_lives:
             check_positive(self, half_lives=value)
+            if not 1e-3 <= value <= 1e300:  # of a shorter one the rate, log(exp(log(2) / value) - 1), overflows
+                self.refuse(f"half_lives must lie between 0.001 and 1e300 tokens, got {value!r}")
         return half_lives[0], half_lives[1]
 
     @abstractmethod
