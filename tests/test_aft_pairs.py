@@ -81,6 +81,15 @@ def test_reach_measures_positions():
     torch.testing.assert_close(y[:, 3:], mixer(x[:, 3:]))  # all before is forgotten
 
 
+@pytest.mark.parametrize("name", ["aft_forget", "aft_pairs", "aft_reach"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_stream_of_no_rows(name, dtype):
+    mixer = build_mixer(name, 8, causal=True).to(dtype)
+    y, state = mixer.extend(torch.randn(0, 3, 8, dtype=dtype), mixer.init_state(0))
+    assert y.shape == (0, 3, 8)
+    assert state.m.shape[0] == 0
+
+
 def test_the_state_is_three_vectors_per_product():
     for name, options in (("aft_pairs", {"rank": 5}), ("aft_reach", {"reaches": 5})):
         state = build_mixer(name, 16, causal=True, **options).init_state(3)

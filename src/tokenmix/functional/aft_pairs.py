@@ -180,7 +180,7 @@ def _given(
 
 def _parted(asked: Tensor, q: Tensor, a: Tensor, gate: Gate | None) -> tuple[Tensor, Tensor]:
     """Return the queries' logits (B, T, H, R) and q from what ``_asked`` gave."""
-    width = a[0, 0].numel()
+    width = a.shape[2] * a.shape[3]
     logits = asked[..., :width].unflatten(-1, a.shape[2:])
     return logits, q if gate is None else asked[..., width:].to(q.dtype)
 
