@@ -172,6 +172,31 @@ def test_bad_tokens_are_refused(x, words):
         make()(x)
 
 
+@pytest.mark.parametrize(
+    ("x", "mask", "words"),
+    [
+        (tokens(2, 3), torch.ones(2, 2, dtype=torch.bool), r"LM: expects a bool key_mask of shape \(2, 3\)"),
+        (tokens(2, 3), torch.ones(3, dtype=torch.bool), r"LM: expects a bool key_mask of shape \(2, 3\)"),
+        (tokens(2, 0), torch.ones(2, 0, dtype=torch.bool), r"\(2, 1 or more\), got \(2, 0\)"),
+        (tokens(3, 1), None, r"\(2, 1 or more\), got \(3, 1\)"),
+    ],
+)
+def test_bad_chunks_are_refused_in_one_line(x, mask, words):
+    model = make()
+    with pytest.raises(MixerError, match=words):
+        model.extend(x, model.init_state(2), key_mask=mask)
+    if mask is not None and mask.numel():
+        with pytest.raises(MixerError, match=words):
+            model(x, key_mask=mask)
+
+
+def test_no_rows_and_bytes_of_one_byte():
+    model, x = make(), tokens(2, 5)
+    assert model.generate(x[:0], 3).shape == (0, 8)
+    assert torch.equal(model(x.to(torch.uint8)), model(x))
+    assert torch.equal(model.generate(x.to(torch.uint8), 3, temperature=0).long(), model.generate(x, 3, temperature=0))
+
+
 def test_streaming_past_max_len_is_refused():
     model = make()
     _, state = model.extend(tokens(1, 24), model.init_state(1))
@@ -226,6 +251,7 @@ def test_generation_is_repeatable_and_leaves_the_mode_and_the_generator_alone():
     ("options", "words"),
     [
         ({"n": 19}, "n can be at most 18"),
+        ({"n": 2.5}, "an integer n >= 0"),
         ({"n": 2, "temperature": -1.0}, "temperature"),
         ({"n": 2, "top_k": 0}, "top_k"),
         ({"n": 2, "top_p": 0.0}, "top_p"),

@@ -104,7 +104,8 @@ class LM(Trunk):
             key_mask: (B, T) bool, False where a token is padding (left or right). Logits at padding are meaningless.
         """
         self._check_tokens(tokens)
-        return self.read(self.embed(tokens), token_positions(tokens, key_mask), key_mask=key_mask)
+        _check_mask("LM", tokens, key_mask)
+        return self.read(self.embed(tokens.long()), token_positions(tokens, key_mask), key_mask=key_mask)
 
     def init_state(self, batch_size: int, *, device: torch.device | None = None) -> LMState:
         """Return the state before the first token.
@@ -120,18 +121,25 @@ class LM(Trunk):
         The logits equal those of ``forward`` on everything so far.
         """
         self._check_tokens(tokens)
+        _check_mask("LM", tokens, key_mask)
+        rows = len(state.position)
+        if not torch.compiler.is_compiling() and (len(tokens) != rows or tokens.shape[1] < 1):
+            raise MixerError(
+                f"LM: for this state, extend needs tokens of shape ({rows}, 1 or more), got {tuple(tokens.shape)}."
+            )
         at, after = chunk_positions(state.position, tokens, None, key_mask)
         if (
             self.positions is not None
             and self.positions.max_len is not None
             and not torch.compiler.is_compiling()
+            and rows
             and int(after.max()) > self.positions.max_len
         ):
             raise MixerError(
                 f"LM: the model was built with max_len={self.positions.max_len}, but this chunk would end at length "
                 + f"{int(after.max())}; give a shorter one."
             )
-        logits, layers = self.read_chunk(self.embed(tokens), at, state.layers, key_mask=key_mask)
+        logits, layers = self.read_chunk(self.embed(tokens.long()), at, state.layers, key_mask=key_mask)
         return logits, LMState(layers, after)
 
     def _check_tokens(self, tokens: Tensor) -> None:
@@ -214,18 +222,14 @@ class LM(Trunk):
         return self.extend(tokens, state, key_mask=key_mask)
 
     def _check_prompt(self, tokens: Tensor, n: int, key_mask: Tensor | None) -> None:
-        if n < 0 or tokens.ndim != 2 or tokens.shape[1] < 1:
+        if not isinstance(n, int) or n < 0 or tokens.ndim != 2 or tokens.shape[1] < 1:
             raise MixerError(
-                f"LM.generate: needs a prompt (batch, time >= 1) and n >= 0, got tokens {tuple(tokens.shape)} and "
+                f"LM.generate: needs a prompt (batch, time >= 1) and an integer n >= 0, got tokens {tuple(tokens.shape)} and "
                 + f"n={n}."
             )
         length = tokens.shape[1]
         if key_mask is not None:
-            if key_mask.dtype != torch.bool or key_mask.shape != tokens.shape:
-                raise MixerError(
-                    f"LM.generate: expects a bool key_mask of shape {tuple(tokens.shape)}, got {key_mask.dtype} "
-                    + f"{tuple(key_mask.shape)}."
-                )
+            _check_mask("LM.generate", tokens, key_mask)
             if not bool(key_mask[:, -1].all()):
                 raise MixerError("LM.generate: every row of the prompt must end in a valid token; pad on the left.")
             length -= _shared_padding(key_mask)
@@ -235,6 +239,13 @@ class LM(Trunk):
                 f"LM.generate: a prompt of {length} tokens and n={n} exceed max_len={self.max_len}; "
                 + f"n can be at most {most}."
             )
+
+
+def _check_mask(who: str, tokens: Tensor, key_mask: Tensor | None) -> None:
+    """Refuse anything but a bool mask with an entry for each token."""
+    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != tokens.shape):
+        got = f"{key_mask.dtype} {tuple(key_mask.shape)}"
+        raise MixerError(f"{who}: expects a bool key_mask of shape {tuple(tokens.shape)}, got {got}.")
 
 
 def _shared_padding(key_mask: Tensor) -> int:
