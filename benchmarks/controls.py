@@ -37,7 +37,7 @@ class Convolved(Mixer):
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         """Convolve, then mix."""
-        return self.then(self.conv(x, positions=given["positions"], key_mask=given["key_mask"]))
+        return self.then(self.conv(x, positions=given["positions"], key_mask=given["key_mask"]), **given)
 
 
 class AttentionWithParts(Mixer):
@@ -69,6 +69,8 @@ class AttentionWithParts(Mixer):
         gate: bool = False,
     ):
         super().__init__(dim, causal=causal)
+        if not causal:
+            self.refuse("has no bidirectional form; build it with causal=True")
         self.heads, self.norm = heads, norm
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
             setattr(self, name, nn.Linear(dim, dim))
@@ -89,6 +91,8 @@ class AttentionWithParts(Mixer):
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         """Attend."""
+        if given["key_mask"] is not None or given["positions"] is not None:
+            self.refuse("attends every token before a query and takes neither a key_mask nor positions")
         qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
         qkv = qkv if self.conv is None else self.conv(qkv)
         q, k, v = (a.unflatten(-1, (self.heads, -1)) for a in qkv.chunk(3, -1))

@@ -6,9 +6,10 @@ import json
 import sys
 
 import pytest
+import torch
 
 import ladder
-from tokenmix import MIXERS
+from tokenmix import MIXERS, MixerError, build_mixer
 from tokenmix.sweep.modules import load_modules
 
 PARTS = ladder.opened("aft_parts")
@@ -46,6 +47,19 @@ def controls():
     for name in set(MIXERS) - set(before):
         del MIXERS[name]
     sys.modules.pop("tokenmix_sweep_controls", None)
+
+
+@pytest.mark.usefixtures("controls")
+def test_controls_keep_to_masks_or_refuse_them():
+    load_modules(PARTS.plan.modules)
+    x, mask = torch.randn(1, 6, 8), torch.arange(6)[None] >= 2
+    then = {"name": "attention", "heads": 2}
+    convolved = build_mixer("convolved", dim=8, causal=True, then=then)
+    torch.testing.assert_close(convolved(x, key_mask=mask)[:, 2:], convolved(x[:, 2:]))
+    with pytest.raises(MixerError, match="takes neither a key_mask nor positions"):
+        build_mixer("attention_with_parts", dim=8, causal=True, heads=2)(x, key_mask=mask)
+    with pytest.raises(MixerError, match="no bidirectional form"):
+        build_mixer("attention_with_parts", dim=8, heads=2, conv=False)
 
 
 @pytest.mark.usefixtures("controls")
