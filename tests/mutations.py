@@ -1059,7 +1059,7 @@ MUTATIONS = [
     Mutation(
         "a state stays in other floats",
         "mixers/belonging.py",
-        "return kind.type(*(a.to(field.dtype) for field, a in zip(kind.fields, state, strict=True)))",
+        "return kind.type(*(_widened(field, a) for field, a in zip(kind.fields, state, strict=True)))",
         "return state",
         "lightconv",
         True,

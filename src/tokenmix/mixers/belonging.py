@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..functional.sums.softmax import FLOOR
+
 _tracing = torch._C._get_tracing_state
 
 
@@ -134,7 +136,15 @@ def _converted(mixer: Any, x: Tensor, state: Any, kind: Kind) -> Any:
             )
         if a.device != x.device:
             mixer.refuse(f"expects its state on {x.device}, where x is, got {field.name} on {a.device}")
-    return kind.type(*(a.to(field.dtype) for field, a in zip(kind.fields, state, strict=True)))
+    return kind.type(*(_widened(field, a) for field, a in zip(kind.fields, state, strict=True)))
+
+
+def _widened(field: Field, a: Tensor) -> Tensor:
+    """Return a tensor of a state in the field's dtype.
+
+    The scale of sums over no keys is ``FLOOR``, which half precision rounds to -inf, and -inf minus itself is NaN.
+    """
+    return a.to(field.dtype).clamp_min(FLOOR) if field.name == "m" else a.to(field.dtype)
 
 
 def _kind_of(mixer: Any, dtype: torch.dtype) -> Kind | None:

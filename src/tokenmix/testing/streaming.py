@@ -158,13 +158,25 @@ def state_is_a_value(s: Subject) -> None:
             fail(f"a state tensor has shape {tuple(field.shape)}; states are batch first", seed=s.seed)
 
 
+def _fresh_in_half_precision(s: Subject, mixer: Any, x: Tensor) -> None:
+    """Check a state without tokens, with padding first and without gradients, as generation has it."""
+    mask = inputs.key_masks(s.length)["left"]
+    for kept in (torch.float16, torch.bfloat16):
+        fresh = mixer.init_state(2)
+        other = pytree.tree_map(lambda a, kept=kept: a.to(kept) if a.is_floating_point() else a, fresh)
+        with torch.no_grad():
+            got, want = (stream(mixer, x, (1, s.length - 1), each, key_mask=mask)[0] for each in (other, fresh))
+        same(got, want, f"a state of no tokens, kept in {kept}, does not begin as one", tol=0.0, seed=s.seed)
+
+
 def states_take_other_floats(s: Subject) -> None:
     """A state kept in another float type continues as from the same numbers in its own types.
 
-    After one chunk the state has its own types again.
+    After one chunk the state has its own types again. A state before the first token may be kept so too.
     """
     mixer, x, half = s.build(dtype=torch.float32), s.x(dtype=torch.float32), s.length // 2
     if mixer.capabilities.streaming:
+        _fresh_in_half_precision(s, mixer, x)
         _, state = mixer.extend(x[:, :half], mixer.init_state(2))
     elif mixer.keeps_context:
         state = mixer.init_state(2, context=x)
