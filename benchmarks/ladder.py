@@ -67,7 +67,7 @@ RUNGS = (
     Rung("aft_forget", "keys are RMS-normalised", "convolution, norm, learned decay", (-8, -4), "right"),
     Rung("aft_forget without convolution", "without the convolution", "aft_forget", None),
     Rung("aft_forget without norm", "without the norm of the ratio", "aft_forget", None),
-    Rung("aft_pairs, 1", "one sum, whose keys carry a logit per head", "aft_forget", None),
+    Rung("aft_pairs, 1", "one sum, whose keys carry a logit and whose decays are those of a head", "aft_forget", None),
     Rung("aft_pairs, 4", "4 sums, weighed by the query", "aft_pairs, 1", (8, 0)),
     Rung("aft_pairs, 16", "16 sums", "aft_pairs, 4", (4, -16)),
     Rung("aft_reach, 8", "8 fixed decays, weighed by the query", "aft_forget", None),
