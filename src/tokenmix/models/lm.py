@@ -224,8 +224,8 @@ class LM(Trunk):
     def _check_prompt(self, tokens: Tensor, n: int, key_mask: Tensor | None) -> None:
         if not isinstance(n, int) or n < 0 or tokens.ndim != 2 or tokens.shape[1] < 1:
             raise MixerError(
-                f"LM.generate: needs a prompt (batch, time >= 1) and an integer n >= 0, got tokens {tuple(tokens.shape)} and "
-                + f"n={n}."
+                "LM.generate: needs a prompt (batch, time >= 1) and an integer n >= 0, got tokens "
+                + f"{tuple(tokens.shape)} and n={n}."
             )
         length = tokens.shape[1]
         if key_mask is not None:
