@@ -238,6 +238,14 @@ def test_what_a_folder_cannot_do_is_one_line(gpt2_folder, tmp_path, capsys):
     text.write_text("the cat")
     make("bert").save_pretrained(tmp_path / "bert")
     make("gpt2").save_pretrained(tmp_path / "mute")
+    long = tmp_path / "long.txt"
+    long.write_text("the cat sat on the mat " * 20)
+    broken = make("gpt2")
+    broken.transformer.ln_f.bias.data.fill_(math.nan)
+    small = tf.GPT2LMHeadModel(tf.GPT2Config(**GPT2 | {"vocab_size": 5}))
+    for name, model in (("nan", broken), ("small", small), ("llama", make("llama"))):
+        model.save_pretrained(tmp_path / name)
+        words(tmp_path / name)
     for argv, said in {
         ("eval", str(gpt2_folder)): "holds a model without data of its own; give --data TEXT",
         ("eval", str(gpt2_folder), "--data", str(text)): "has 2 tokens; a window of 48 needs as many",
@@ -249,6 +257,16 @@ def test_what_a_folder_cannot_do_is_one_line(gpt2_folder, tmp_path, capsys):
         ("sample", str(tmp_path / "bert")): "holds a BertModel, which predicts no next token",
         ("sample", str(gpt2_folder), "--prompt", "cat", "--tokens", "48"): "takes 48 tokens, of which the prompt has 1",
         ("sample", str(gpt2_folder), "--bytes", "4"): "--bytes is for runs",
+        ("eval", str(gpt2_folder), "--data", str(text), "--max-bytes", "-5"): "--max-bytes must be >= 1, got -5",
+        ("eval", str(tmp_path / "small"), "--data", str(long)): "its tokenizer gives token 6, and its model knows 5",
+        ("sample", str(tmp_path / "small"), "--prompt", "mat"): "its tokenizer gives token 6, and its model knows 5",
+        ("sample", str(gpt2_folder), "--prompt", "cat " * 60): "takes 48 tokens, of which the prompt has 60.",
+        ("sample", str(tmp_path / "llama"), "--tokens", "0"): "--tokens must be >= 1, got 0",
+        ("sample", str(gpt2_folder), "--top-k", "-1"): "top_k must be at least 1, got -1",
+        ("sample", str(gpt2_folder), "--top-p", "2"): "top_p must be in (0, 1], got 2",
+        ("sample", str(gpt2_folder), "--temperature", "nan"): "temperature must be >= 0 (0 is greedy), got nan",
+        ("sample", str(tmp_path / "nan")): "transformers generates no text (probability tensor contains either",
+        ("eval", str(tmp_path / "nan"), "--data", str(long)): "perplexity of the model 'model' is nan",
     }.items():
         capsys.readouterr()
         assert main(list(argv)) == 2, argv
