@@ -227,6 +227,10 @@ def test_convert_says_what_was_gained_and_lost(gpt2_folder, tmp_path, capsys):
     assert got["quality"]["after"] == pytest.approx(got["quality"]["before"], rel=1e-4)
     assert {s["model"] for s in got["speeds"]} == {"before", "after"}
     assert "perplexity" in got["text"].partition("no difference beyond noise")[2], "the same numbers but for rounding"
+    argv[-1] = str(tmp_path / "late")
+    assert main([*argv, "--lengths", "999"]) == 2
+    assert "late is written, but the models were not compared: compare: length 999" in capsys.readouterr().err
+    assert (tmp_path / "late" / "config.json").is_file()
     argv[-1] = str(tmp_path / "none")
     assert main([*argv, "--data", str(tmp_path / "missing")]) == 2
     assert "no such file" in capsys.readouterr().err
@@ -257,6 +261,7 @@ def test_what_a_folder_cannot_do_is_one_line(gpt2_folder, tmp_path, capsys):
         ("sample", str(tmp_path / "bert")): "holds a BertModel, which predicts no next token",
         ("sample", str(gpt2_folder), "--prompt", "cat", "--tokens", "48"): "takes 48 tokens, of which the prompt has 1",
         ("sample", str(gpt2_folder), "--bytes", "4"): "--bytes is for runs",
+        ("eval", str(tmp_path), "--data", str(text)): "is not a run directory",
         ("eval", str(gpt2_folder), "--data", str(text), "--max-bytes", "-5"): "--max-bytes must be >= 1, got -5",
         ("eval", str(tmp_path / "small"), "--data", str(long)): "its tokenizer gives token 6, and its model knows 5",
         ("sample", str(tmp_path / "small"), "--prompt", "mat"): "its tokenizer gives token 6, and its model knows 5",

@@ -160,3 +160,13 @@ def test_a_model_without_weights_is_not_written(tmp_path):
     with pytest.raises(MixerError, match="on the meta device and has no weights to write"):
         save_replaced(model.to("meta"), report, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_converted_model_generates_by_the_defaults_of_its_host(tmp_path):
+    """Its ends of a text and its penalties, which transformers keeps in a file of their own."""
+    host = make("gpt2")
+    host.generation_config.eos_token_id, host.generation_config.repetition_penalty = [5, 6], 1.5
+    host.save_pretrained(tmp_path / "host")
+    convert_host(str(tmp_path / "host"), "linear", tmp_path / "out")
+    settings = load_converted(tmp_path / "out").generation_config
+    assert (settings.eos_token_id, settings.repetition_penalty) == ([5, 6], 1.5)

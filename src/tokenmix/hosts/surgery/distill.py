@@ -112,6 +112,9 @@ def distill(
     if valid is not None:
         _check_batches("valid", valid)
     adapters = adapters_by_site(student)
+    if any(p.dtype == torch.float16 for adapter in adapters.values() for p in adapter.mixer.parameters()):
+        wide = "give teacher.float() and student.float(), or both in bfloat16"
+        raise MixerError(f"distill: the mixers are float16, in which Adam's eps is 0 and steps become NaN; {wide}.")
     specs = [{"name": adapter.spec["name"]} for adapter in adapters.values()]
     optim = config.pop("optim", DistillConfig().optim)
     try:

@@ -228,6 +228,8 @@ def load_converted(folder: Path | str) -> Any:
     if lost or unexpected:
         differ = f"missing {lost[:3]}, unexpected {unexpected[:3]}"
         raise MixerError(f"{folder / 'model.safetensors'}: does not fit its config.json: {differ}.")
+    if (folder / "generation_config.json").is_file() and hasattr(model, "generation_config"):
+        model.generation_config = _transformers(str(folder)).GenerationConfig.from_pretrained(folder)
     if hasattr(model, "name_or_path"):
         model.name_or_path = model.config._name_or_path = str(folder)  # as transformers does: the tokenizer lies there
     return model.eval()
