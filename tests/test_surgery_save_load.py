@@ -170,3 +170,16 @@ def test_a_converted_model_generates_by_the_defaults_of_its_host(tmp_path):
     convert_host(str(tmp_path / "host"), "linear", tmp_path / "out")
     settings = load_converted(tmp_path / "out").generation_config
     assert (settings.eos_token_id, settings.repetition_penalty) == ([5, 6], 1.5)
+
+
+def test_weights_that_were_untied_are_not_tied_silently(tmp_path):
+    model, report = replace_mixers(make("gpt2"), "linear")
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    save_replaced(model.eval(), report, tmp_path / "out")
+    with pytest.raises(MixerError, match="weight: its config ties it .* set tie_word_embeddings there to false"):
+        load_converted(tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config["host"]["config"]["tie_word_embeddings"] = False
+    (tmp_path / "out" / "config.json").write_text(json.dumps(config))
+    ids = torch.randint(60, (2, 8))
+    assert torch.allclose(load_converted(tmp_path / "out")(ids).logits, model(ids).logits, atol=1e-5)

@@ -228,6 +228,9 @@ def load_converted(folder: Path | str) -> Any:
     if lost or unexpected:
         differ = f"missing {lost[:3]}, unexpected {unexpected[:3]}"
         raise MixerError(f"{folder / 'model.safetensors'}: does not fit its config.json: {differ}.")
+    if odd := [n for n, t in tensors.items() if not torch.equal(own[n], t.to(own[n].dtype)) and not t.isnan().any()]:
+        tied = "its config ties it to another one, so the file holds two tensors for one"
+        raise MixerError(f"{folder / 'model.safetensors'}: {odd[0]}: {tied}; set tie_word_embeddings there to false.")
     if (folder / "generation_config.json").is_file() and hasattr(model, "generation_config"):
         model.generation_config = _transformers(str(folder)).GenerationConfig.from_pretrained(folder)
     if hasattr(model, "name_or_path"):
