@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
@@ -23,13 +24,15 @@ from tokenmix.advise.amdahl import expected, share_for
 from tokenmix.advise.attention_modules import modules_of, torch_projections
 from tokenmix.advise.candidates import OWN, Row, parse_candidates
 from tokenmix.advise.compare import Comparison, Speed
-from tokenmix.advise.distill import chosen_spec
+from tokenmix.advise.decoding import decode
+from tokenmix.advise.distill import check_distillation, chosen_spec
 from tokenmix.advise.inputs import Inputs, inputs_of
 from tokenmix.advise.loading import Host
 from tokenmix.advise.measuring import Clock, measure_share
 from tokenmix.advise.probe import Nearness, probe
 from tokenmix.advise.text import above_bound, answer, as_json, candidate_tables, findings, text
 from tokenmix.cli.arguments import parse_lengths
+from tokenmix.hosts.surgery import replace_mixers
 from tokenmix.mixers.attention import Attention
 from tokenmix.models import LMConfig, ViTConfig, build_model
 from tokenmix.report.checks import check_page
@@ -399,6 +402,35 @@ def test_where_no_candidate_is_faster_the_nearest_is_distilled():
     assert chosen_spec(a) == {"name": "linear"}
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_probe_of_sixteen_bits_learns_as_one_of_float32(dtype):
+    host = load_host("BertModel", json.loads(BERT[1]))
+    for p in host.model.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    small = Host(host.name, copy.deepcopy(host.model).to(dtype), host.origin, host.inputs)
+    wide, narrow = (probe(h, parse_candidates("linear"), 12, seconds=60, steps=4)["linear"] for h in (host, small))
+    assert narrow.after < narrow.before
+    assert narrow.after == pytest.approx(wide.after, rel=0.05)
+    assert next(small.model.parameters()).dtype == dtype
+
+
+def test_a_probe_ranks_no_candidate_whose_error_is_no_number():
+    host = load_host("BertModel", json.loads(BERT[1]))
+    host.model.encoder.layer[0].attention.self.value.bias.data.fill_(math.nan)
+    assert probe(host, parse_candidates("linear"), 12, seconds=60, steps=2) == {}
+
+
+def test_a_candidate_that_cannot_continue_has_no_time_per_token():
+    """Attention's state knows no window, and refuses to go beyond it."""
+    host = make("mistral")
+    host.config.sliding_window = 8
+    for layer in host.model.layers:
+        layer.self_attn.sliding_window = 8
+    inputs = inputs_of(host, "mistral")
+    assert decode(host, inputs, 20, 1) is not None
+    assert decode(replace_mixers(host, "attention")[0].eval(), inputs, 20, 1) is None
+
+
 def test_a_probe_tells_attention_from_what_is_far_from_it():
     model = make("bert", std=0.2)
     host = Host("bert", model, "transformers", inputs_of(model, "bert"))
@@ -642,3 +674,34 @@ def test_the_model_is_distilled_and_written(tmp_path, capsys):
         capsys, *argv[:-5], "--data", str(tmp_path / "none"), "--write", str(tmp_path / "new")
     )
     assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_lacks_weights_says_so(tmp_path):
+    folder = tmp_path / "gpt2"
+    make("gpt2").transformer.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["GPT2ForSequenceClassification"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    host = load_host(str(folder))
+    assert host.notes == ("it lacks 1 of its 29 weights, such as score.weight, which are random",)
+    text = tmp_path / "text.txt"
+    text.write_text("the cat")
+    with pytest.raises(MixerError, match="score.weight, which are random, and noise would be distilled"):
+        check_distillation(host, text, tmp_path / "out")
+
+
+def test_what_cannot_be_distilled_is_refused_before_it_is_measured(tmp_path, capsys):
+    text, folder = tmp_path / "text.txt", tmp_path / "gpt2"
+    text.write_text("the cat")
+    make("gpt2").save_pretrained(folder)
+    distil = [str(folder), "--data", str(text), "--write", str(tmp_path / "out")]
+    for argv, said in (
+        ([*distil, "--last", "3"], "--last must be in 1..2, the attention modules of"),
+        ([*distil, "--minutes", "inf"], "--minutes must be a positive number, got inf"),
+        ([str(folder), "--write", str(tmp_path / "out")], "give --data TEXT too"),
+        ([str(folder), "--worth", "inf"], "all finite, got 1, 20.0 and inf"),
+    ):
+        assert cli.main(["advise", *argv]) == 2
+        assert said in capsys.readouterr().err
+    host = load_host(str(folder))
+    with pytest.raises(MixerError, match="is float16, in which training steps become NaN"):
+        check_distillation(Host(host.name, host.model.half(), host.origin, host.inputs), text, tmp_path / "out")

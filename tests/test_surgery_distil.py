@@ -158,3 +158,15 @@ def test_bad_input_is_one_line(tmp_path):
         distill(teacher, student, data, out=tmp_path / "run", layer_steps=1, steps=0)
     with pytest.raises(MixerError, match=r"started with other settings \(temperature\)"):
         distill(teacher, student, data, out=tmp_path / "run", layer_steps=1, steps=0, resume=True, temperature=2.0)
+
+
+def test_what_no_step_can_be_taken_with_is_refused(tmp_path):
+    teacher = make("gpt2")
+    student = replace_mixers(teacher, "linear")[0]
+    data = [{"input_ids": torch.randint(60, (2, 8))}]
+    for name in ("log_every", "eval_every", "save_every"):
+        with pytest.raises(MixerError, match=f"distill: {name} must be >= 1, got 0"):
+            distill(teacher, student, data, out=tmp_path / "run", **{name: 0})
+    with pytest.raises(MixerError, match="the mixers are float16, in which Adam's eps is 0"):
+        distill(teacher.half(), student.half(), data, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

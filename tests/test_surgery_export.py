@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from surgery_models import make, padded
+from surgery_models import SHIFTED, built, make, padded, tf
 from tokenmix import MixerError
 from tokenmix.cli import main
 from tokenmix.export import OnnxModel, export_onnx, export_program
 from tokenmix.export.onnx_model import difference
 from tokenmix.hosts.surgery import load_converted, replace_mixers
+from tokenmix.hosts.surgery.ports import host_port
 
 
 def replaced(name: str, mixers: Any, **options: Any) -> Any:
@@ -50,6 +51,23 @@ def test_the_command_exports_a_folder_of_convert(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["difference"] < 1e-4
     ids = torch.randint(60, (3, 7))
     assert difference(OnnxModel(out)(ids), load_converted(tmp_path / "folder")(ids).logits) < 1e-5
+
+
+@torch.no_grad()
+def test_a_decode_step_counts_positions_as_the_host_does():
+    """RoBERTa's first token stands behind the index of its padding token."""
+    host = built(tf.RobertaForCausalLM, tf.RobertaConfig, **SHIFTED, is_decoder=True)()
+    for p in host.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    model = replace_mixers(host, "linear", seed=0)[0].eval()
+    port = host_port(model, True, False, 3)
+    ids = torch.randint(3, 60, (2, 9))
+    _, state = port.example(2, 0)
+    steps = []
+    for part in ids.split(3, 1):
+        logits, state = port.module(part, state)
+        steps.append(logits)
+    assert difference(torch.cat(steps, 1), model(ids, use_cache=False).logits) < 1e-5
 
 
 @pytest.mark.parametrize(("name", "mixer"), [("gpt2", "aft_simple"), ("llama", "attention")])

@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from surgery_models import make, padded, shared
+from surgery_models import GPT2, SEQ2SEQ, make, padded, shared, tf
 from tokenmix import MixerError
 from tokenmix.advise.compare import Comparison, Speed, compare
 from tokenmix.advise.decoding import Decoded
 from tokenmix.cli import main
 from tokenmix.hosts.surgery import distill, load_converted, replace_mixers, save_replaced
-from tokenmix.hosts.surgery.quality import AGREEMENT, COSINE, PERPLEXITY, Quality, measure_quality
+from tokenmix.hosts.surgery.quality import AGREEMENT, COSINE, PERPLEXITY, Quality, _mean_rows, measure_quality
 
 
 def quality(measure: str, *rows: float) -> Quality:
@@ -109,6 +109,62 @@ def test_three_models_are_compared():
             compare(*wrong)
 
 
+def test_outputs_that_are_no_numbers_agree_with_nothing():
+    teacher = shared("vit")
+    broken = copy.deepcopy(teacher)
+    broken.classifier.bias.data.fill_(math.nan)
+    images = torch.randn(6, 3, 32, 32)
+    found = measure_quality({"teacher": teacher, "broken": broken}, [images])
+    assert math.isnan(found["broken"].value)
+    assert found["broken"].change(found["teacher"]) == "worse"
+    with pytest.raises(MixerError, match="top-1 agreement of the model 'broken' is nan: .* check the weights"):
+        measure_quality({"broken": broken, "teacher": teacher}, [images])
+
+
+def test_padding_is_not_scored_even_where_it_is_no_number():
+    values, mask = torch.tensor([[1.0, math.nan]], dtype=torch.float64), torch.tensor([[True, False]])
+    assert _mean_rows(COSINE, values, mask).value == 1
+    ids = torch.randint(60, (2, 8))
+    with pytest.raises(MixerError, match="padding only"):
+        measure_quality({"gpt2": shared("gpt2")}, [{"input_ids": ids, "attention_mask": torch.zeros_like(ids)}])
+
+
+def test_perplexity_is_only_of_models_that_predict_the_next_token(tmp_path):
+    """Not of a decoder that labels tokens, nor of the decoder half of a translator."""
+    ids = torch.randint(60, (4, 8))
+    tagger = tf.GPT2ForTokenClassification(tf.GPT2Config(**GPT2, num_labels=3)).eval()
+    translator = tf.BartForConditionalGeneration(tf.BartConfig(**SEQ2SEQ, max_position_embeddings=40)).eval()
+    for i, (teacher, where) in enumerate(((tagger, "*"), (translator, "model.decoder.layers.*.self_attn"))):
+        student = replace_mixers(teacher, {where: "linear"})[0]
+        batches = [{"input_ids": ids}]
+        found = distill(teacher, student, batches, valid=batches, out=tmp_path / str(i), layer_steps=1, steps=1)
+        assert (found["quality"]["measure"], found["quality"]["teacher"]) == (AGREEMENT, 1)
+        assert compare({"a": teacher, "b": student.eval()}, batches).quality["a"].measure == AGREEMENT
+
+
+def test_comparing_leaves_the_models_as_they_are():
+    """Also at another image size, to which the weights of positions are interpolated."""
+    teacher = make("timm")
+    student = replace_mixers(teacher, "hydra", seed=0)[0].eval()
+    before = {name: p.clone() for name, p in teacher.state_dict().items()}
+    compare({"before": teacher, "after": student}, None, [64], seconds=0.05)
+    assert all(torch.equal(p, before[name]) for name, p in teacher.state_dict().items())
+    student(torch.randn(1, 3, 32, 32))
+
+
+def test_comparing_refuses_sizes_and_models_that_say_nothing():
+    teacher = make("gpt2")
+    partly = copy.deepcopy(teacher)
+    partly.transformer.h[1].train()
+    models = {"a": teacher, "b": partly.eval()}
+    for lengths, batch in (([0], 1), ([-1], 1), ([8], 0)):
+        with pytest.raises(MixerError, match="compare: batch and lengths must be >= 1"):
+            compare(models, None, lengths, batch=batch)
+    partly.transformer.h[1].train()
+    with pytest.raises(MixerError, match="compare: b is in training mode"):
+        compare(models, [{"input_ids": torch.randint(60, (2, 8))}])
+
+
 def test_distillation_says_what_is_worse(tmp_path):
     teacher = make("gpt2", std=0.3)
     student = replace_mixers(teacher, "linear", init="random", seed=0)[0]
@@ -171,6 +227,10 @@ def test_convert_says_what_was_gained_and_lost(gpt2_folder, tmp_path, capsys):
     assert got["quality"]["after"] == pytest.approx(got["quality"]["before"], rel=1e-4)
     assert {s["model"] for s in got["speeds"]} == {"before", "after"}
     assert "perplexity" in got["text"].partition("no difference beyond noise")[2], "the same numbers but for rounding"
+    argv[-1] = str(tmp_path / "late")
+    assert main([*argv, "--lengths", "999"]) == 2
+    assert "late is written, but the models were not compared: compare: length 999" in capsys.readouterr().err
+    assert (tmp_path / "late" / "config.json").is_file()
     argv[-1] = str(tmp_path / "none")
     assert main([*argv, "--data", str(tmp_path / "missing")]) == 2
     assert "no such file" in capsys.readouterr().err
@@ -182,6 +242,14 @@ def test_what_a_folder_cannot_do_is_one_line(gpt2_folder, tmp_path, capsys):
     text.write_text("the cat")
     make("bert").save_pretrained(tmp_path / "bert")
     make("gpt2").save_pretrained(tmp_path / "mute")
+    long = tmp_path / "long.txt"
+    long.write_text("the cat sat on the mat " * 20)
+    broken = make("gpt2")
+    broken.transformer.ln_f.bias.data.fill_(math.nan)
+    small = tf.GPT2LMHeadModel(tf.GPT2Config(**GPT2 | {"vocab_size": 5}))
+    for name, model in (("nan", broken), ("small", small), ("llama", make("llama"))):
+        model.save_pretrained(tmp_path / name)
+        words(tmp_path / name)
     for argv, said in {
         ("eval", str(gpt2_folder)): "holds a model without data of its own; give --data TEXT",
         ("eval", str(gpt2_folder), "--data", str(text)): "has 2 tokens; a window of 48 needs as many",
@@ -193,6 +261,17 @@ def test_what_a_folder_cannot_do_is_one_line(gpt2_folder, tmp_path, capsys):
         ("sample", str(tmp_path / "bert")): "holds a BertModel, which predicts no next token",
         ("sample", str(gpt2_folder), "--prompt", "cat", "--tokens", "48"): "takes 48 tokens, of which the prompt has 1",
         ("sample", str(gpt2_folder), "--bytes", "4"): "--bytes is for runs",
+        ("eval", str(tmp_path), "--data", str(text)): "is not a run directory",
+        ("eval", str(gpt2_folder), "--data", str(text), "--max-bytes", "-5"): "--max-bytes must be >= 1, got -5",
+        ("eval", str(tmp_path / "small"), "--data", str(long)): "its tokenizer gives token 6, and its model knows 5",
+        ("sample", str(tmp_path / "small"), "--prompt", "mat"): "its tokenizer gives token 6, and its model knows 5",
+        ("sample", str(gpt2_folder), "--prompt", "cat " * 60): "takes 48 tokens, of which the prompt has 60.",
+        ("sample", str(tmp_path / "llama"), "--tokens", "0"): "--tokens must be >= 1, got 0",
+        ("sample", str(gpt2_folder), "--top-k", "-1"): "top_k must be at least 1, got -1",
+        ("sample", str(gpt2_folder), "--top-p", "2"): "top_p must be in (0, 1], got 2",
+        ("sample", str(gpt2_folder), "--temperature", "nan"): "temperature must be >= 0 (0 is greedy), got nan",
+        ("sample", str(tmp_path / "nan")): "transformers generates no text (probability tensor contains either",
+        ("eval", str(tmp_path / "nan"), "--data", str(long)): "perplexity of the model 'model' is nan",
     }.items():
         capsys.readouterr()
         assert main(list(argv)) == 2, argv

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from surgery_models import padded, shared
+from surgery_models import make, padded, shared
 from tokenmix import MixerError
+from tokenmix.advise import load_host
 from tokenmix.cli import main
-from tokenmix.hosts.surgery import convert_host, find_attention, load_converted, replace_mixers, save_replaced
+from tokenmix.hosts.surgery import (
+    convert_host,
+    find_attention,
+    load_converted,
+    open_host,
+    replace_mixers,
+    save_replaced,
+)
 from tokenmix.hosts.vit import checkpoints as files
 
 
@@ -106,3 +117,69 @@ def test_a_model_that_cannot_be_built_again_is_refused(tmp_path):
     bert, report = replace_mixers(shared("bert"), "attention")
     with pytest.raises(MixerError, match="holds a model or a run already"):
         save_replaced(bert, report, tmp_path / "full")
+
+
+def test_damaged_folders_are_one_line(tmp_path):
+    """Whatever error transformers, torch or safetensors raises."""
+    make("gpt2").save_pretrained(tmp_path / "whole")
+    save_replaced(*replace_mixers(make("gpt2"), "linear"), tmp_path / "converted")
+
+    def damaged(source: str, change: Any) -> Path:
+        folder = tmp_path / f"damaged-{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(tmp_path / source, folder)
+        if change is None:
+            os.truncate(folder / "model.safetensors", 3000)
+        else:
+            config = json.loads((folder / "config.json").read_text())
+            change(config)
+            (folder / "config.json").write_text(json.dumps(config))
+        return folder
+
+    for change in (None, lambda c: c.update(n_embd=64), lambda c: c.update(n_embd="x")):
+        folder = str(damaged("whole", change))
+        for load in (open_host, load_host):
+            with pytest.raises(MixerError, match="transformers cannot"):
+                load(folder)
+    with pytest.raises(MixerError, match="has no class 3"):
+        open_host(str(damaged("whole", lambda c: c.update(architectures=[3]))))
+    for change, said in (
+        (lambda c: c.pop("host"), "describes no model that can be built .KeyError: 'host'"),
+        (lambda c: c["host"].update(config=None), "describes no model that can be built"),
+        (lambda c: c["host"]["config"].update(n_embd=64), "does not fit its config.json: .*size mismatch"),
+    ):
+        with pytest.raises(MixerError, match=said):
+            load_converted(damaged("converted", change))
+    with pytest.raises(MixerError, match="is a folder of transformers, whose attention `tokenmix convert` replaces"):
+        load_converted(tmp_path / "whole")
+    with pytest.raises(MixerError, match="its attention was replaced already; advise takes the folder it was"):
+        load_host(str(tmp_path / "converted"))
+
+
+def test_a_model_without_weights_is_not_written(tmp_path):
+    model, report = replace_mixers(make("gpt2"), "linear")
+    with pytest.raises(MixerError, match="on the meta device and has no weights to write"):
+        save_replaced(model.to("meta"), report, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_converted_model_generates_by_the_defaults_of_its_host(tmp_path):
+    """Its ends of a text and its penalties, which transformers keeps in a file of their own."""
+    host = make("gpt2")
+    host.generation_config.eos_token_id, host.generation_config.repetition_penalty = [5, 6], 1.5
+    host.save_pretrained(tmp_path / "host")
+    convert_host(str(tmp_path / "host"), "linear", tmp_path / "out")
+    settings = load_converted(tmp_path / "out").generation_config
+    assert (settings.eos_token_id, settings.repetition_penalty) == ([5, 6], 1.5)
+
+
+def test_weights_that_were_untied_are_not_tied_silently(tmp_path):
+    model, report = replace_mixers(make("gpt2"), "linear")
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    save_replaced(model.eval(), report, tmp_path / "out")
+    with pytest.raises(MixerError, match="weight: its config ties it .* set tie_word_embeddings there to false"):
+        load_converted(tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config["host"]["config"]["tie_word_embeddings"] = False
+    (tmp_path / "out" / "config.json").write_text(json.dumps(config))
+    ids = torch.randint(60, (2, 8))
+    assert torch.allclose(load_converted(tmp_path / "out")(ids).logits, model(ids).logits, atol=1e-5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import log
+from math import inf, log
 from typing import Any
 
 from ..bench.cases import Subject
@@ -126,10 +126,9 @@ def advise(
     """
     if steps < 0:
         raise MixerError(f"advise: the steps of the probe must be >= 0, got {steps}.")
-    if batch < 1 or not seconds > 0 or not worth > 1:
-        raise MixerError(
-            f"advise: batch and seconds must be positive and worth larger than 1, got {batch}, {seconds} and {worth}."
-        )
+    if batch < 1 or not 0 < seconds < inf or not 1 < worth < inf:
+        given = f"got {batch}, {seconds} and {worth}"
+        raise MixerError(f"advise: batch and seconds must be positive and worth larger than 1, all finite, {given}.")
     host = load_host(model, options, device=device) if isinstance(model, str) else model
     chosen = list(dict.fromkeys(sorted(lengths or host.inputs.usual(host.size))))
     if not chosen or chosen[0] < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -138,12 +139,15 @@ def compare(
         The comparison: ``print(found.text())`` shows the table and the sentence.
 
     Raises:
-        MixerError: for fewer than two models, a model in training mode, no batches, or a length that a model refuses.
+        MixerError: for fewer than two models, a model of which any part is in training mode, no batches, or a length
+            that a model refuses.
     """
     if len(models) < 2 or (batches is None and not lengths):
         given = f"{len(models)} models, {'no' if batches is None else 'some'} data and {len(lengths)} lengths"
         raise MixerError(f"compare: expects two models or more, and data or lengths, got {given}.")
-    if training := [name for name, model in models.items() if model.training]:
+    if batch < 1 or any(n < 1 for n in lengths):
+        raise MixerError(f"compare: batch and lengths must be >= 1, got {batch} and {list(lengths)}.")
+    if training := [name for name, model in models.items() if any(m.training for m in model.modules())]:
         raise MixerError(f"compare: {training[0]} is in training mode; call its eval() first.")
     if batches is not None and not len(batches):
         raise MixerError("compare: batches is empty, and over no data every model looks the same; give one at least.")
@@ -152,6 +156,8 @@ def compare(
     first = next(iter(models.values()))
     device = next((p.device.type for p in first.parameters()), "cpu")
     how = inputs if inputs is not None or not lengths else inputs_of(first, "the first model")
+    if how is not None and how.patch is not None:  # fitting a model to other images changes it
+        models = copy.deepcopy(dict(models))
     speeds = {}
     for length in lengths:
         assert how is not None

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from ..bench import decoding
 from ..bench.timing import quartile
+from ..errors import MixerError
 from ..hosts.cache_names import CACHE_NAMES, returned_cache
 from ..models import LM
 from .inputs import Inputs
@@ -31,7 +32,7 @@ class Decoded:
 @torch.no_grad()
 def decode(model: Any, inputs: Inputs, length: int, batch: int) -> Decoded | None:
     """Measure after a context so long that the last measured token is number ``length``; None if the model does not
-    generate.
+    generate, or one of its mixers cannot continue from a cache.
     """
     context = length - STEPS - 1
     if inputs.patch is not None or context < 1:
@@ -44,14 +45,17 @@ def decode(model: Any, inputs: Inputs, length: int, batch: int) -> Decoded | Non
     if name is None or not {"use_cache", "input_ids"} <= known.keys() or not _decoder(model.config):
         return None
     ids = inputs.make(length, batch)[1]["input_ids"]
-    cache = returned_cache(model(input_ids=ids[:, :context], use_cache=True))
-    if cache is None:
-        return None
     times = []
-    for i in range(context, length):
-        start = _now(ids)
-        model(input_ids=ids[:, i : i + 1], use_cache=True, **{name: cache})
-        times.append(_now(ids) - start)
+    try:
+        cache = returned_cache(model(input_ids=ids[:, :context], use_cache=True))
+        if cache is None:
+            return None
+        for i in range(context, length):
+            start = _now(ids)
+            model(input_ids=ids[:, i : i + 1], use_cache=True, **{name: cache})
+            times.append(_now(ids) - start)
+    except MixerError:
+        return None
     return Decoded(quartile(sorted(times[1:])) * 1e3, cache_bytes(cache))
 
 

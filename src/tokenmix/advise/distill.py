@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..hosts.surgery import replace_mixers
+from ..hosts.surgery import find_attention, replace_mixers
 from ..hosts.surgery.distill import distill
 from ..hosts.surgery.save_load import save_replaced
-from ..hosts.surgery.texts import text_tokens
+from ..hosts.surgery.texts import check_vocabulary, text_tokens
 from ..train.rundir import RunDir
 from .advice import Advice
 from .candidates import OWN
@@ -27,8 +27,9 @@ SPARE = 0.8  # of the minutes, for training steps; the rest is for the trial ste
 LEARNING_RATE = 1e-3
 
 
-def check_distillation(name: str, origin: str, data: Path, out: Path | None) -> None:
+def check_distillation(host: Host, data: Path, out: Path | None, last: int | None = None) -> None:
     """Refuse, before anything is measured, what could not be distilled."""
+    name, origin = host.name, host.origin
     if origin != "transformers" or not Path(name.removeprefix("hf:")).is_dir():
         own = (
             "`tokenmix train` continues training a run"
@@ -37,6 +38,13 @@ def check_distillation(name: str, origin: str, data: Path, out: Path | None) -> 
         )
         wanted = "a language model in a folder of transformers, with its tokenizer"
         raise MixerError(f"advise: --data distils {wanted}, got {name}; {own}.")
+    if any("random" in note for note in host.notes):
+        raise MixerError(f"advise: --data: {name}: {'; '.join(host.notes)}, and noise would be distilled.")
+    if any(p.dtype == torch.float16 for p in host.model.parameters()):
+        converted = "save it in float32, model.float().save_pretrained(folder)"
+        raise MixerError(f"advise: --data: {name} is float16, in which training steps become NaN; {converted}.")
+    if last is not None and not 1 <= last <= (many := len(find_attention(host.model))):
+        raise MixerError(f"advise: --last must be in 1..{many}, the attention modules of {name}, got {last}.")
     if not data.is_file():
         raise MixerError(f"advise: --data {data}: no such file; a text file is needed.")
     if out is None:
@@ -111,7 +119,9 @@ def chosen_spec(advice: Advice) -> dict[str, Any]:
 
 def split_text(host: Host, data: Path) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
     """Split the text into pieces of equal length: batches for training, and the last tenth for validation."""
-    ids = text_tokens("advise", Path(host.name.removeprefix("hf:")), data)
+    folder = Path(host.name.removeprefix("hf:"))
+    ids = text_tokens("advise", folder, data)
+    check_vocabulary("advise", folder, host.model, ids)
     length = min(LENGTH, host.inputs.limit or LENGTH)
     rows = ids[: len(ids) // length * length].view(-1, length)
     if len(rows) < 2:

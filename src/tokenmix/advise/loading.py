@@ -135,8 +135,13 @@ def _folder(folder: Path, options: dict[str, Any]) -> Host:
         ) from None
     except ValueError as why:
         raise MixerError(f"advise: {folder / 'config.json'} is not readable JSON ({why}).") from None
+    if not isinstance(config, dict):
+        raise MixerError(f"advise: {folder / 'config.json'} holds no JSON object.")
     if "model_type" in config:
         return _saved(folder, config, options)
+    if config.get("kind") == "surgery":
+        was = "its attention was replaced already; advise takes the folder it was converted from"
+        raise MixerError(f"advise: {folder} was written by `tokenmix convert`: {was}.")
     model = config.get("model", config)
     if not isinstance(model, dict) or "mixers" not in model or model.get("kind", "lm") not in KINDS:
         raise MixerError(
@@ -247,14 +252,17 @@ def _saved(folder: Path, config: dict[str, Any], options: dict[str, Any]) -> Hos
     _need("transformers", str(folder))
     tf = _transformers_package()
     name = (config.get("architectures") or ["AutoModel"])[0]
-    cls = getattr(tf, name, tf.AutoModel)
+    cls = getattr(tf, str(name), tf.AutoModel)
     weights = any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
     try:
         if weights and not options:
-            return _their_host(str(folder), cls.from_pretrained(folder, local_files_only=True))
+            model, info = cls.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+            lost = sorted(info["missing_keys"])
+            count = f"{len(lost)} of its {len(model.state_dict())} weights, such as" if lost else ""
+            return _their_host(str(folder), model, *([f"it lacks {count} {lost[0]}, which are random"] if lost else []))
         changed = tf.AutoConfig.from_pretrained(folder, local_files_only=True, **options)
         model = cls.from_config(changed) if cls is tf.AutoModel else cls(changed)
-    except (OSError, ValueError, RuntimeError, TypeError, KeyError, ImportError) as why:
+    except Exception as why:  # a damaged file or config can raise any error
         raise MixerError(f"advise: transformers cannot load {folder} ({_line(why)}).") from None
     return _their_host(
         str(folder),

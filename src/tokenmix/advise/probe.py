@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ..bench.cases import Subject
-from ..hosts.surgery.capture import adapters_by_site, captured, layer_losses
+from ..functional.sums.precision import at_least_float32
+from ..hosts.surgery.capture import Call, adapters_by_site, captured, layer_losses
 from ..hosts.surgery.quality import call_model
 from .candidates import replaced
 from .loading import Host
@@ -44,7 +47,8 @@ def probe(
     steps: int = STEPS,
     data: Sequence[Any] | None = None,
 ) -> dict[str, Nearness]:
-    """Probe each candidate with the same inputs and the same number of steps; those that do not fit are left out.
+    """Probe each candidate with the same inputs and the same number of steps; those that do not fit, or whose
+    error becomes no number, are left out.
 
     Args:
         seconds: about what all candidates together may take; it limits the steps.
@@ -71,17 +75,24 @@ def probe(
     for learner in learners.values():
         for i in range(1, steps):
             learner.step(i)
-    return {label: Nearness(learner.before, learner.score(), steps) for label, learner in learners.items()}
+    found = {label: Nearness(learner.before, learner.score(), steps) for label, learner in learners.items()}
+    return {label: near for label, near in found.items() if math.isfinite(near.after)}
 
 
 class _Learner:
-    """Teach a student's mixers the outputs of the host's attention."""
+    """Teach a student's mixers the outputs of the host's attention, in float32 at least.
+
+    In 16 bits Adam's small steps are rounded away or become NaN.
+    """
 
     def __init__(self, host: Host, student: nn.Module, length: int, data: Sequence[Any] | None):
         self.teacher, self.student = host.model, student
         self.inputs, self.length, self.data = host.inputs, length, data
         self.adapters = adapters_by_site(student)
         student.requires_grad_(False)
+        for adapter in self.adapters.values():
+            dtype = next((p.dtype for p in adapter.mixer.parameters()), torch.float32)
+            adapter.mixer.to(torch.promote_types(dtype, torch.float32))
         weights = [p for adapter in self.adapters.values() for p in adapter.mixer.parameters()]
         # a mixer such as fourier has nothing that could learn
         self.optimizer = torch.optim.Adam([p.requires_grad_() for p in weights], RATE) if weights else None
@@ -103,7 +114,8 @@ class _Learner:
     def _loss(self, batch: Any) -> Tensor:
         with torch.no_grad(), captured(self.teacher, self.adapters) as calls:
             call_model(self.teacher, batch)
-        return torch.stack(list(layer_losses(self.adapters, calls).values())).mean()
+        wide = {name: Call(*pytree.tree_map(_wide, tuple(call))) for name, call in calls.items()}
+        return torch.stack(list(layer_losses(self.adapters, wide).values())).mean()
 
     def _batch(self, i: int) -> Any:
         if self.data is not None:
@@ -112,6 +124,10 @@ class _Learner:
         draw = torch.Generator().manual_seed(1000 + i)
         changed = {name: _shuffled(value, draw) for name, value in named.items()}
         return changed if named else tuple(_shuffled(value, draw) for value in args)
+
+
+def _wide(value: Any) -> Any:
+    return at_least_float32(value) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _shuffled(value: Any, draw: torch.Generator) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -85,6 +86,10 @@ class Advise:
         from ..advise.text import as_json, text
         from ..system.machine import pick_device
 
+        if not 0 < self.minutes < inf:
+            raise MixerError(f"advise: --minutes must be a positive number, got {self.minutes}.")
+        if self.data is None and (self.write is not None or self.last is not None or self.anyway):
+            raise MixerError("advise: --write, --last and --anyway are for distilling on a text; give --data TEXT too.")
         lengths = None if self.lengths is None else parse_lengths(self.lengths, "advise")
         check_folder("advise", self.out)
         tell = progress()
@@ -93,10 +98,8 @@ class Advise:
         host = load_host(self.model, parse_object(self.options, EXAMPLE, "advise: "), device=device)
         candidates, batches = self.candidates, None
         if self.data is not None:
-            check_distillation(host.name, host.origin, self.data, self.write)
+            check_distillation(host, self.data, self.write, self.last)
             candidates, batches = candidates or "auto", split_text(host, self.data)
-        if not self.minutes > 0:
-            raise MixerError(f"advise: --minutes must be positive, got {self.minutes}.")
         found = advise(
             host,
             lengths,

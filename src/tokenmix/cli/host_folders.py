@@ -33,8 +33,11 @@ def compare_converted(source: str, out: Path, data: Path | None, lengths: Sequen
     if not is_host_folder(out):
         raise MixerError(f"convert: {out} is written; --data and --lengths compare hosts, and this is a ViT of ours.")
     models = {"before": open_host(source)[0], "after": load_converted(out)}
-    batches = None if data is None else text_batches("convert", models["before"], out, data)
-    return compare(models, batches, lengths)
+    try:
+        batches = None if data is None else text_batches("convert", models["before"], out, data)
+        return compare(models, batches, lengths)
+    except MixerError as why:
+        raise MixerError(f"convert: {out} is written, but the models were not compared: {why}") from None
 
 
 def evaluate_host(verb: Any) -> int:

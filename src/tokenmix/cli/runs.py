@@ -176,10 +176,12 @@ class Evaluate:
     def run(self) -> int:
         """Score the run and print the result."""
         from ..train import evaluate_run
+        from ..train.rundir import RunDir
 
         if is_host_folder(self.dir):
             return evaluate_host(self)
         if self.data is not None:
+            RunDir.open(self.dir)
             raise MixerError(
                 f"eval: --data is for a host's folder; {self.dir} is scored on the data it was trained on."
             )

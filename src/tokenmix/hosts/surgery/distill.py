@@ -22,7 +22,7 @@ from ...train.progress import bar
 from ...train.rundir import RunDir, environment
 from ..vit.checkpoints import read_json
 from .capture import adapters_by_site, captured, layer_losses, output_loss
-from .quality import Quality, call_model, joined, score_rows, score_text
+from .quality import Quality, call_model, joined, predicts_next, score_rows, score_text
 
 Data = Sequence[Any] | Callable[[int], Any]
 
@@ -59,6 +59,8 @@ class DistillConfig(Json):
         if self.layer_steps < 0 or self.steps < 0 or self.layer_steps + self.steps < 1:
             got = f"got {self.layer_steps} and {self.steps}"
             raise MixerError(f"distill: layer_steps and steps must be >= 0 and not both 0, {got}.")
+        if odd := [n for n in ("log_every", "eval_every", "save_every") if getattr(self, n) < 1]:
+            raise MixerError(f"distill: {odd[0]} must be >= 1, got {getattr(self, odd[0])}.")
         if not self.temperature > 0 or self.task_weight < 0:
             got = f"got {self.temperature} and {self.task_weight}"
             raise MixerError(f"distill: temperature must be positive and task_weight >= 0, {got}.")
@@ -110,6 +112,9 @@ def distill(
     if valid is not None:
         _check_batches("valid", valid)
     adapters = adapters_by_site(student)
+    if any(p.dtype == torch.float16 for adapter in adapters.values() for p in adapter.mixer.parameters()):
+        wide = "give teacher.float() and student.float(), or both in bfloat16"
+        raise MixerError(f"distill: the mixers are float16, in which Adam's eps is 0 and steps become NaN; {wide}.")
     specs = [{"name": adapter.spec["name"]} for adapter in adapters.values()]
     optim = config.pop("optim", DistillConfig().optim)
     try:
@@ -302,7 +307,7 @@ class Distillation:
         batches = [self.valid(0)] if callable(self.valid) else self.valid
         layers: dict[str, float] = {}
         outputs = 0.0
-        causal = all(adapter.mixer.causal and not adapter.site.cross for adapter in self.adapters.values())
+        causal = predicts_next(self.teacher)
         scores: tuple[list[Quality], list[Quality]] = ([], [])
         for batch in (_to(b, self.device) for b in batches):
             with captured(self.teacher, self.adapters) as calls:

@@ -14,7 +14,7 @@ from ...export.inputs import Port, image_example, masked_example, token_example
 from ...mixers.attention import Attention
 from ..cache_names import CACHE_NAMES
 from .adapters import adapters_of
-from .sites import find_attention
+from .sites import find_attention, first_position
 
 OTHERWISE = "torch.onnx.export(model, args, 'model.onnx', dynamo=True) takes inputs of any kind"
 SHORT = 5
@@ -69,7 +69,8 @@ class HostStep(nn.Module):
         layers: list[Any] = cache.layers
         for layer, held in zip(layers, state.layers, strict=True):
             layer.state = held
-        positions = state.position[:, None] + torch.arange(x.shape[1], device=x.device)
+        first = first_position(self.model.config)
+        positions = first + state.position[:, None] + torch.arange(x.shape[1], device=x.device)
         outputs = self.model(input_ids=x, position_ids=positions, use_cache=True, **{self.cache_name: cache})
         after = tuple(layer.state for layer in layers)
         return outputs[self.result], HostState(after, state.position + x.shape[1])

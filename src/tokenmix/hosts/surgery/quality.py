@@ -49,8 +49,11 @@ class Quality:
     def change(self, before: Quality) -> str:
         """Return "better", "worse" or "same": the paired difference over the rows, in standard errors.
 
-        Over a single row nothing is known of the noise, and only scores equal up to rounding are the same.
+        Over a single row nothing is known of the noise, and only scores equal up to rounding are the same. A score that
+        is no number is worse than any.
         """
+        if not self.rows.isfinite().all():
+            return "worse"
         difference = self.rows - before.rows if self.measure != PERPLEXITY else before.rows - self.rows
         weights = self.counts / self.counts.sum()
         mean, n = float((weights * difference).sum()), len(difference)
@@ -64,9 +67,13 @@ def score_text(measure: str, value: float) -> str:
 
 
 def predicts_next(model: nn.Module) -> bool:
-    """Return whether all attention of a model, its own and replaced, is causal and within one sequence."""
+    """Return whether all attention of a model, its own and replaced, is causal and within one sequence.
+
+    A model of transformers that generates no text predicts something else, as one for token classification does.
+    """
     sites = find_attention(model) + [adapter.site for adapter in adapters_of(model).values()]
-    return bool(sites) and all(site.causal and not site.cross for site in sites)
+    generates: Any = getattr(model, "can_generate", lambda: True)
+    return bool(sites) and all(site.causal and not site.cross for site in sites) and bool(generates())
 
 
 def score_rows(given: Any, wanted: Any, batch: Any, causal: bool) -> Quality:
@@ -85,6 +92,7 @@ def score_rows(given: Any, wanted: Any, batch: Any, causal: bool) -> Quality:
         return _mean_rows(PERPLEXITY, losses, None if mask is None else mask[:, 1:] & mask[:, :-1])
     if logits:
         same = (mine.argmax(-1) == theirs.argmax(-1)).double()
+        same[mine.isnan().any(-1) | theirs.isnan().any(-1)] = torch.nan  # argmax takes NaN for the largest
         return _mean_rows(AGREEMENT, same[:, None] if same.ndim == 1 else same, mask if same.ndim == 2 else None)
     near = F.cosine_similarity(mine.double(), theirs.double(), dim=-1)
     return _mean_rows(COSINE, near.reshape(len(near), -1), mask if near.ndim == 2 else None)
@@ -94,7 +102,7 @@ def _mean_rows(measure: str, values: Tensor, mask: Tensor | None) -> Quality:
     weights = torch.ones_like(values) if mask is None else mask.to(values.dtype)
     counts = weights.sum(1)
     kept = counts > 0  # a row of nothing but padding says nothing
-    rows = (values * weights).sum(1)[kept] / counts[kept]
+    rows = torch.where(weights > 0, values, 0.0).sum(1)[kept] / counts[kept]
     return Quality(measure, rows.cpu(), counts[kept].cpu())
 
 
@@ -108,7 +116,7 @@ def measure_quality(models: Mapping[str, nn.Module], batches: Iterable[Any]) -> 
     """Score models on the same batches; the first is the teacher, to which the others are compared.
 
     Raises:
-        MixerError: if there are no batches.
+        MixerError: if there are no batches, or the teacher's scores are no numbers.
     """
     causal = predicts_next(next(iter(models.values())))
     found: dict[str, list[Quality]] = {name: [] for name in models}
@@ -120,7 +128,14 @@ def measure_quality(models: Mapping[str, nn.Module], batches: Iterable[Any]) -> 
             found[name].append(score_rows(given, wanted, batch, causal))
     if not all(found.values()):
         raise MixerError("measure_quality: got no batches; over none, every model would look the same.")
-    return {name: joined(parts) for name, parts in found.items()}
+    scores = {name: joined(parts) for name, parts in found.items()}
+    name, first = next(iter(scores.items()))
+    if not len(first.rows):
+        raise MixerError("measure_quality: the batches hold padding only; give some real tokens.")
+    if not first.rows.isfinite().all():
+        why = "the outputs are no finite numbers on this data; check the weights"
+        raise MixerError(f"measure_quality: {first.measure} of the model {name!r} is {first.value}: {why}.")
+    return scores
 
 
 def call_model(model: nn.Module, batch: Any) -> Any:

@@ -55,15 +55,14 @@ def open_host(source: str) -> tuple[nn.Module, dict[str, Any], Path | None]:
         needed = "a folder written by transformers' save_pretrained is needed"
         raise MixerError(f"{folder / 'config.json'}: names no model_type; {needed}.")
     named = config.get("architectures") or [None]
-    cls = getattr(transformers, named[0] or "AutoModel", None)
+    cls = getattr(transformers, str(named[0] or "AutoModel"), None)
     if cls is None:
         have = f"transformers {transformers.__version__} has no class {named[0]!r}"
         raise MixerError(f"{folder / 'config.json'}: {have}.")
     try:
         model, info = cls.from_pretrained(folder, local_files_only=True, output_loading_info=True)
-    except (OSError, ValueError, KeyError) as why:
-        reason = " ".join(str(why).split())[:200]
-        raise MixerError(f"{folder}: transformers cannot read it ({reason}).") from None
+    except Exception as why:  # a damaged file or config can raise any error
+        raise MixerError(f"{folder}: transformers cannot read it ({_line(why)}).") from None
     lost = sorted(info["missing_keys"])
     if lost:
         count = f"{len(lost)} of {len(model.state_dict())} weights of its {type(model).__name__}"
@@ -168,6 +167,8 @@ def save_replaced(
     loaded_from = getattr(config, "_name_or_path", "")
     if beside is None and loaded_from and Path(loaded_from).is_dir():
         beside = loaded_from
+    if any(tensor.is_meta for tensor in model.state_dict().values()):
+        raise MixerError(f"{out}: the model is on the meta device and has no weights to write; load them first.")
     out, tensors = Path(out), _unique_tensors(model)
     with new_folder(out) as folder:
         write_json(folder / "config.json", {"kind": "surgery", "host": host, "mixers": adapters})
@@ -200,12 +201,26 @@ def load_converted(folder: Path | str) -> Any:
     """
     folder = Path(folder)
     config = read_json(folder / "config.json")
+    if "model_type" in config:
+        raise MixerError(f"{folder} is a folder of transformers, whose attention `tokenmix convert` replaces first.")
     if config.get("kind") != "surgery":
         return load_model(folder)[0]
-    with torch.random.fork_rng():
-        model, _ = replace_mixers(_empty_host(config["host"], folder), config["mixers"], init="random", inplace=True)
+    try:
+        with torch.random.fork_rng():
+            model, _ = replace_mixers(
+                _empty_host(config["host"], folder), config["mixers"], init="random", inplace=True
+            )
+    except MixerError:
+        raise
+    except Exception as why:  # libraries raise errors of any type for a damaged config
+        reason = f"{type(why).__name__}: {_line(why)}"
+        raise MixerError(f"{folder / 'config.json'}: describes no model that can be built ({reason}).") from None
     tensors = read_file(folder / "model.safetensors")
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    try:
+        missing, unexpected = model.load_state_dict(tensors, strict=False)
+    except RuntimeError as why:
+        reason = _line(why)
+        raise MixerError(f"{folder / 'model.safetensors'}: does not fit its config.json: {reason}.") from None
     own = model.state_dict()
     loaded = {own[name].data_ptr() for name in tensors if name in own}
     # a tied tensor is present under its other name
@@ -213,9 +228,18 @@ def load_converted(folder: Path | str) -> Any:
     if lost or unexpected:
         differ = f"missing {lost[:3]}, unexpected {unexpected[:3]}"
         raise MixerError(f"{folder / 'model.safetensors'}: does not fit its config.json: {differ}.")
+    if odd := [n for n, t in tensors.items() if not torch.equal(own[n], t.to(own[n].dtype)) and not t.isnan().any()]:
+        tied = "its config ties it to another one, so the file holds two tensors for one"
+        raise MixerError(f"{folder / 'model.safetensors'}: {odd[0]}: {tied}; set tie_word_embeddings there to false.")
+    if (folder / "generation_config.json").is_file() and hasattr(model, "generation_config"):
+        model.generation_config = _transformers(str(folder)).GenerationConfig.from_pretrained(folder)
     if hasattr(model, "name_or_path"):
         model.name_or_path = model.config._name_or_path = str(folder)  # as transformers does: the tokenizer lies there
     return model.eval()
+
+
+def _line(why: BaseException) -> str:
+    return " ".join(str(why).split())[:200].rstrip(".")
 
 
 def _empty_host(host: dict[str, Any], folder: Path) -> nn.Module:

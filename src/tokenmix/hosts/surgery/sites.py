@@ -202,13 +202,16 @@ def _described(model: nn.Module, name: str, module: Any, family: str) -> Site:
     return Site(name, family, **facts)
 
 
+def first_position(config: Any) -> int:
+    """Return the position of the first token: in relatives of RoBERTa that after the index of the padding token."""
+    late = config.model_type in ("roberta", "xlm-roberta", "camembert", "data2vec-text")
+    return int(config.pad_token_id) + 1 if late else 0
+
+
 def _bert(module: Any) -> dict[str, Any]:
     inner, config = module.self, module.self.config
     heads, width = inner.num_attention_heads, inner.attention_head_size
-    table = config.max_position_embeddings
-    # their positions start after the index of the padding token
-    if config.model_type in ("roberta", "xlm-roberta", "camembert", "data2vec-text"):
-        table -= config.pad_token_id + 1
+    table = config.max_position_embeddings - first_position(config)
     causal = bool(getattr(inner, "is_causal", False))
     facts = {
         "dim": inner.query.in_features,

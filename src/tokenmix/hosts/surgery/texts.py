@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
+from ...models.sampling import check_sampling
 from .ports import token_limit
 from .quality import measure_quality, predicts_next
 from .save_load import host_config, load_converted, open_host
@@ -53,6 +54,8 @@ def folder_tokenizer(who: str, folder: Path) -> Any:
 
 def text_tokens(who: str, folder: Path, data: Path, max_bytes: int | None = None) -> Tensor:
     """Return the token numbers of a UTF-8 text file, by the tokenizer of a host's folder, without special tokens."""
+    if max_bytes is not None and max_bytes < 1:
+        raise MixerError(f"{who}: --max-bytes must be >= 1, got {max_bytes}.")
     tokenizer = folder_tokenizer(who, folder)
     try:
         raw = data.read_bytes()
@@ -63,6 +66,14 @@ def text_tokens(who: str, folder: Path, data: Path, max_bytes: int | None = None
         raise MixerError(f"{who}: --data {data}: is not UTF-8 text ({why}).") from None
     lines = tokenizer(text.splitlines(keepends=True), add_special_tokens=False)["input_ids"] if text.strip() else []
     return torch.tensor([i for line in lines for i in line], dtype=torch.long)
+
+
+def check_vocabulary(who: str, folder: Path, model: Any, ids: Tensor) -> None:
+    """Refuse tokens that the model has no embedding for: its folder holds another model's tokenizer."""
+    known = int(model.get_input_embeddings().weight.shape[0])
+    if ids.numel() and (largest := int(ids.max())) >= known:
+        other = f"its tokenizer gives token {largest:,}, and its model knows {known:,}"
+        raise MixerError(f"{who}: {folder}: {other}; save the model's own tokenizer there.")
 
 
 def evaluate_folder(
@@ -104,6 +115,7 @@ def text_batches(
     rows = ids[: len(ids) // size * size].view(-1, size)
     if not len(rows):
         raise MixerError(f"{who}: --data {data}: has {len(ids):,} tokens; a window of {size} needs as many.")
+    check_vocabulary(who, folder, model, ids)
     device = next(model.parameters()).device
     return [{"input_ids": part.to(device)} for part in rows.split(ROWS)]
 
@@ -128,21 +140,22 @@ def sample_folder(
     Raises:
         MixerError: for a model that generates nothing, or more tokens than it takes.
     """
+    check_sampling(temperature, top_k, top_p)
     model: Any = _language_model("sample", Path(folder), device, "sample continues a text")
     tokenizer = folder_tokenizer("sample", Path(folder))
     ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
     start = [model.config.bos_token_id] if not ids and model.config.bos_token_id is not None else ids
     if not start:
         raise MixerError(f"sample: {folder}: its tokenizer makes no token of the prompt {prompt!r}; give another.")
+    check_vocabulary("sample", Path(folder), model, torch.tensor(start))
     limit = token_limit(model)
-    room = None if limit is None else limit - len(start)
-    count = min(TOKENS, room if room is not None else TOKENS) if tokens is None else tokens
-    if count < 1 or (room is not None and count > room):
-        raise MixerError(
-            f"sample: {folder}: takes {limit:,} tokens, of which the prompt has {len(start)}, got --tokens {count}."
-        )
-    if temperature < 0:
-        raise MixerError(f"sample: the temperature must be >= 0, got {temperature}.")
+    room = TOKENS if limit is None else limit - len(start)
+    count = min(TOKENS, room) if tokens is None else tokens
+    if limit is not None and (room < 1 or count > room):
+        asked = "" if tokens is None else f", got --tokens {tokens}"
+        raise MixerError(f"sample: {folder}: takes {limit:,} tokens, of which the prompt has {len(start)}{asked}.")
+    if count < 1:
+        raise MixerError(f"sample: --tokens must be >= 1, got {tokens}.")
     chosen: dict[str, Any] = {"do_sample": temperature > 0}
     if temperature > 0:
         chosen |= {"temperature": temperature, "top_k": top_k or 0, "top_p": 1.0 if top_p is None else top_p}
@@ -151,14 +164,20 @@ def sample_folder(
     with torch.random.fork_rng():
         if seed is not None:
             torch.manual_seed(seed)
-        out = model.generate(
-            given,
-            attention_mask=torch.ones_like(given),
-            max_new_tokens=count,
-            pad_token_id=end if isinstance(end, int) else 0,
-            use_cache=_streams(model),
-            **chosen,
-        )
+        try:
+            out = model.generate(
+                given,
+                attention_mask=torch.ones_like(given),
+                max_new_tokens=count,
+                pad_token_id=end if isinstance(end, int) else 0,
+                use_cache=_streams(model),
+                **chosen,
+            )
+        except (RuntimeError, ValueError) as why:  # of NaN, or of settings in generation_config.json
+            if isinstance(why, MixerError):
+                raise
+            reason = " ".join(str(why).split())[:200]
+            raise MixerError(f"sample: {folder}: transformers generates no text ({reason}).") from None
     return prompt, tokenizer.decode(out[0, len(start) :], skip_special_tokens=True)
 
 
