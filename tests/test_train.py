@@ -328,6 +328,15 @@ def test_a_run_that_diverges_stops_before_it_spoils_its_checkpoints(tmp_path, te
         train(config(text, optim=wild), tmp_path / "run")
 
 
+def test_a_run_that_diverges_in_the_update_before_an_evaluation_has_no_score(tmp_path, text):
+    """The last loss is still finite: a score of NaN would be the best one, as nothing is below it."""
+    wild = OptimConfig(lr=1e25, warmup=0, schedule="constant", clip=0.0)
+    with pytest.raises(MixerError, match="the bits per byte on the validation split became nan by step 1"):
+        train(config(text, optim=wild, steps=1, eval_bytes=50), tmp_path / "run")
+    assert [line["kind"] for line in RunDir(tmp_path / "run").read_metrics()] == ["train"]
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
 def test_accumulating_is_one_large_batch(tmp_path, text):
     losses = []
     for parts in (1, 4):
