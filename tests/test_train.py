@@ -475,6 +475,24 @@ def test_evaluation_and_samples_of_a_run(run, text):
         sample_run(run, n=25, prompt=b"12 times")
 
 
+def test_options_that_an_evaluation_does_not_have_are_refused(run):
+    before = (run / "metrics.jsonl").read_bytes()
+    for options, words in (
+        ({"max_images": 3}, "takes stride, seq_len, max_bytes, by_context; leave out max_images"),
+        ({"max_bytes": -5}, "max_bytes must be at least 1, got -5"),  # not all bytes but the last five
+    ):
+        with pytest.raises(MixerError, match=words):
+            evaluate_run(run, **options)
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_fewer_steps_than_were_done_are_refused_and_the_config_stays(run):
+    before = (run / "config.json").read_bytes()
+    with pytest.raises(MixerError, match=r"train.steps=5 is less than the 20 steps that .* has done"):
+        resume(run, changes={"train.steps": 5})
+    assert (run / "config.json").read_bytes() == before
+
+
 def test_samples_are_written_and_do_not_disturb_the_run(tmp_path, text, whole):
     train(config(text, sample_bytes=10), tmp_path / "run")
     assert [p.name for p in sorted((tmp_path / "run" / "samples").iterdir())] == [

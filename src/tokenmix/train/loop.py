@@ -396,6 +396,11 @@ def resume(
         step = from_step if from_step is not None else (pick_step(run) if list_steps(run.checkpoints) else 0)
         trainer = Trainer(config, run, device, verbose=verbose, limits=limits)
         trainer.task.check_same(env)
+        if config.train.steps is not None and config.train.steps < step and "train.steps" in (changes or {}):
+            raise MixerError(
+                f"resume: train.steps={config.train.steps} is less than the {step} steps that {run.path} has done; "
+                + "give more, or an earlier checkpoint to go back to (--from)."
+            )
         if step or from_step is not None:
             trainer.load(step)
         elif env.get("config", digest_of(trainer.progress.config)) != digest_of(trainer.progress.config):
