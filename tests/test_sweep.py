@@ -446,6 +446,14 @@ def test_rows_of_a_plan_can_be_run_alone(plan, tmp_path, inline, capsys):
         assert said in capsys.readouterr().err
 
 
+def test_a_plan_with_two_rows_of_one_name_is_refused(tmp_path, capsys):
+    """JSON would keep the last of them."""
+    file = tmp_path / "plan.json"
+    file.write_text('{"recipe": "text", "rates": [0.1], "rows": {"hydra": {}, "hydra": {"model.layers": 2}}}')
+    assert cli.main(["sweep", str(file), "--out", str(tmp_path / "out")]) == 2
+    assert "(it names 'hydra' twice in one object)" in capsys.readouterr().err
+
+
 MINE = """
 import torch
 from tokenmix import register_mixer

@@ -518,6 +518,9 @@ def test_samples_are_written_and_do_not_disturb_the_run(tmp_path, text, whole):
         ({"optim.schedule": "step"}, "schedule='step'"),
         ({"optim.lr": -1.0}, "optim.lr must be positive"),
         ({"optim.betas": [0.9]}, "betas"),
+        ({"optim.betas": ["a", 0.9]}, "optim.betas.0 must be a float, got 'a'"),
+        ({"data.split": [90, True, 5]}, "data.split.1 must be a float, got True"),
+        ({"optim.clip": math.nan}, "optim.clip must be a number, got nan"),
         ({"train.compile": "yes"}, "must be a bool"),
     ],
 )
