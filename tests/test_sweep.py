@@ -181,6 +181,10 @@ def test_a_row_whose_rates_all_diverge_ends_the_sweep_and_stands_in_table_and_pa
     assert "The sweep was stopped" in page
 
 
+def test_a_row_with_a_bar_in_its_name_stays_in_its_column(tmp_path):
+    assert "\n| a \\| b | 1.000 |" in markdown(results_table(finished(tmp_path, {"a | b": [1.0]})))
+
+
 def test_a_single_rate_is_named_as_not_tuned(plan, tmp_path):
     ended = finished(tmp_path, {"a": [1.0, 1.1], "b": [1.5]}, rates=(2e-3,))
     for found in (Results(tmp_path / "results.json", replace(plan, rates=(2e-3,))), ended):

@@ -14,8 +14,10 @@ STUDENT = {2: 12.7062, 3: 4.3027, 4: 3.1824, 5: 2.7764, 6: 2.5706, 7: 2.4469, 8:
 """The 97.5 % quantile of Student's t distribution by number of values; ``student`` knows it for more of them."""
 NORMAL = 1.959964
 """That of the normal distribution."""
-SCORED = ("data.source", "data.path", "data.split", "data.valid", "train.eval_bytes", "train.eval_images")
-SCORED += ("data.task", "data.pairs", "data.vocab", "data.held_out")
+SCORED = (
+    *("data.source", "data.path", "data.split", "data.valid", "train.eval_bytes", "train.eval_images"),
+    *("data.task", "data.pairs", "data.vocab", "data.held_out"),
+)
 """Fields that say on what a row is scored; rows of one comparison share them."""
 
 

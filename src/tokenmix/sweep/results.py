@@ -210,5 +210,5 @@ def results_table(results: Results) -> Table:
 def markdown(table: Table) -> str:
     """Return a table as Markdown."""
     head = ["| " + " | ".join(table.columns) + " |", "|" + "---|" * len(table.columns)]
-    body = ["| " + " | ".join(line) + " |" for line in table.rows]
+    body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table.rows]
     return "\n".join([f"**{table.title}**", "", *head, *body, "", *(f"- {note}" for note in table.notes)]) + "\n"
