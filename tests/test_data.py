@@ -148,6 +148,8 @@ def test_broken_archives_are_refused_and_leave_nothing(tmp_path, own_cache):
         ("enwik8", {"path": "/nothing/here"}, "no file '/nothing/here'"),
         ("stdlib", {"split": (90.0, 10.0)}, "three proportions"),
         ("stdlib", {"split": (90.0, -5.0, 5.0)}, "three proportions"),
+        ("stdlib", {"split": (float("inf"), 1.0, 1.0)}, "three proportions"),
+        ("stdlib", {"split": (float("nan"), 1.0, 1.0)}, "three proportions"),
     ],
 )
 def test_wrong_sources_are_refused(source, options, words):

@@ -408,6 +408,14 @@ def test_tables_line_up_in_a_terminal():
     assert wide[3] == "x" * 150 + "  1.0"
 
 
+def test_weights_of_another_size_are_one_clear_line(runs, tmp_path):
+    other = shutil.copytree(runs[0], tmp_path / "other")
+    text = (other / "config.json").read_text()
+    (other / "config.json").write_text(text.replace('"dim": 16', '"dim": 32'))
+    with pytest.raises(MixerError, match="does not fit the model of .*size mismatch for embed.weight"):
+        write_report([other], tmp_path / "page.html")
+
+
 def test_a_truncated_checkpoint_is_one_clear_line(tmp_path):
     run = tiny_run(tmp_path, "attention")
     weights = read_run(run).weights

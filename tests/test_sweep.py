@@ -26,6 +26,8 @@ from tokenmix.sweep.page import comparison_table, write_sweep_page
 from tokenmix.sweep.plan import Job, Jobs
 from tokenmix.sweep.results import markdown
 from tokenmix.sweep.run import Queue, middle_first
+from tokenmix.system.lock import locked
+from tokenmix.train.rundir import RunDir
 
 SMALL = {"model.dim": 16, "model.layers": 1, "model.max_len": 16, "data.seq_len": 16, "train.batch_size": 2}
 SMALL |= {"train.eval_bytes": 200, "train.eval_batch": 4}
@@ -179,6 +181,10 @@ def test_a_row_whose_rates_all_diverge_ends_the_sweep_and_stands_in_table_and_pa
     assert "The sweep was stopped" in page
 
 
+def test_a_row_with_a_bar_in_its_name_stays_in_its_column(tmp_path):
+    assert "\n| a \\| b | 1.000 |" in markdown(results_table(finished(tmp_path, {"a | b": [1.0]})))
+
+
 def test_a_single_rate_is_named_as_not_tuned(plan, tmp_path):
     ended = finished(tmp_path, {"a": [1.0, 1.1], "b": [1.5]}, rates=(2e-3,))
     for found in (Results(tmp_path / "results.json", replace(plan, rates=(2e-3,))), ended):
@@ -200,6 +206,22 @@ def test_a_single_rate_is_named_as_not_tuned(plan, tmp_path):
         ({"shell": "classic"}, "no shell 'classic'"),
         ({"rows": {"../up": {}}}, "become folders"),
         ({"seeds": (1 << 65,)}, "out of range"),
+        ({"rates": (float("nan"),)}, "rates must be positive"),
+        ({"rates": (1e-3, float("inf"))}, "rates must be positive"),
+        ({"rates": (10**400,)}, "rates must be positive"),
+        ({"rates": ("1e-3",)}, "rates must be a list of numbers, got '1e-3' in it"),
+        ({"rates": (True,)}, "rates must be a list of numbers"),
+        ({"rates": (1e-3, 1.0000001e-3)}, "holds the same value twice"),  # their runs have the same folder
+        ({"seeds": ("0",)}, "seeds must be a list of integers"),
+        ({"seeds": (1.5,)}, "seeds must be a list of integers"),
+        ({"modules": (None,)}, "modules must be a list of names"),
+        ({"rows": ["aft_simple"]}, "rows must be an object"),
+        ({"rows": {"aft_simple": None}}, "row 'aft_simple' must be an object"),
+        ({"rows": {"aft_simple": {"row": 3}}}, "with the name of a recipe's row"),
+        ({"rows": {"a\0": {}}}, "become folders"),
+        ({"changes": None}, "changes must be an object"),
+        ({"equal": "time", "seconds": -1.0}, "seconds must be positive"),
+        ({"test_bytes": 0}, "test_bytes must be at least 2"),
     ],
 )
 def test_bad_plans_are_refused(changes, words):
@@ -326,6 +348,60 @@ def test_another_plan_in_the_same_folder_is_refused(plan, tmp_path):
         sweep(plan, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"score": float("nan")}, "it holds NaN"),
+        ({"score": "1.5"}, "has score '1.5'"),
+        ({"rate": None}, "has rate None"),
+        ({"curve": None}, "has curve None"),
+    ],
+)
+def test_results_that_no_run_writes_are_refused(tmp_path, changes, words):
+    """A NaN would be neither better nor worse than another score, and so the best of any."""
+    found = finished(tmp_path, {"a": [1.0], "b": [1.5]})
+    found.runs["tune/a/0.001"] |= changes
+    found.save()
+    with pytest.raises(MixerError, match=words):
+        Results.open(found.path)
+    for text in ("", "[]", '{"plan": 3}', json.dumps({"plan": PLAN.to_json(), "runs": [1]}), "[" * 100_000):
+        found.path.write_text(text)
+        with pytest.raises(MixerError, match="cannot be read as the results of a sweep"):
+            Results.open(found.path)
+
+
+def test_the_seed_of_the_tuning_runs_stays(plan, tmp_path):
+    Results(tmp_path / "results.json", plan).save()
+    with pytest.raises(MixerError, match=r"seeds was \[0, 1\], is \[5, 0, 1\]"):
+        sweep(replace(plan, seeds=(5, 0, 1)), tmp_path)
+
+
+def test_while_an_added_rate_is_tried_the_finals_at_the_best_rate_so_far_count(tmp_path):
+    found = finished(tmp_path, {"a": [1.0, 1.1, 1.2]})
+    other = {**found.runs["final/a/0"], "rate": 1e-1, "score": 9.0}  # of the time before the best rate was added
+    found.runs["final/a/other"] = other
+    found.plan = replace(found.plan, rates=(*found.plan.rates, 1.0))
+    assert found.scores("a") == {0: 1.0, 1: 1.1, 2: 1.2}
+    assert shortcomings(found, "a") == ["a: not tried yet at 1"]
+
+
+def test_a_second_sweep_in_the_same_folder_is_refused(plan, tmp_path, inline):
+    """Each would write results.json without the records of the other."""
+    with locked(tmp_path, "busy"), pytest.raises(MixerError, match="another sweep is running in"):
+        sweep(plan, tmp_path)
+
+
+def test_a_run_of_another_sweep_is_not_gone_on_with(plan, tmp_path):
+    """Its folder has the same name, whatever was trained in it."""
+    jobs = [Jobs(replace(plan, changes=plan.changes | more), 1) for more in ({}, {"model.layers": 2})]
+    then, now = (each.tune("hydra", 1e-3).config for each in jobs)
+    RunDir.create(tmp_path / "run", then, {})
+    job = {"limits": {}, "test_bytes": None, "final": False}
+    with pytest.raises(MixerError, match=r"another sweep \(model.layers was 1, is 2\); delete it, or give another"):
+        worker.run(now, tmp_path / "run", job)
+    worker.check_same_run(then.override({"train.threads": 2}), tmp_path / "run")
+
+
 def test_rows_and_seeds_are_added_to_a_sweep(plan, tmp_path, inline):
     before = replace(plan, rows={"aft_simple": {}}, seeds=(0,))
     then = dict(sweep(before, tmp_path).runs)
@@ -374,6 +450,14 @@ def test_rows_of_a_plan_can_be_run_alone(plan, tmp_path, inline, capsys):
         assert said in capsys.readouterr().err
 
 
+def test_a_plan_with_two_rows_of_one_name_is_refused(tmp_path, capsys):
+    """JSON would keep the last of them."""
+    file = tmp_path / "plan.json"
+    file.write_text('{"recipe": "text", "rates": [0.1], "rows": {"hydra": {}, "hydra": {"model.layers": 2}}}')
+    assert cli.main(["sweep", str(file), "--out", str(tmp_path / "out")]) == 2
+    assert "(it names 'hydra' twice in one object)" in capsys.readouterr().err
+
+
 MINE = """
 import torch
 from tokenmix import register_mixer
@@ -413,6 +497,9 @@ def test_a_row_names_a_mixer_of_your_own(plan, tmp_path):
 def test_equal_time_sets_the_steps_by_the_speed_of_tuning(plan, tmp_path):
     found = finished(tmp_path, {"aft_simple": [2.0]}, changes={**plan.changes}, equal="time", seconds=100.0)
     assert Queue(found, tmp_path, Jobs(found.plan, 1), 1, print).final_steps("aft_simple") == 800  # 8 steps a second
+    for rate in found.plan.rates[1:]:  # a run that diverged has no speed
+        found.runs[f"tune/aft_simple/{rate}"] |= {"score": None, "steps": 0, "tokens": 0, "seconds": 0.0}
+    assert Queue(found, tmp_path, Jobs(found.plan, 1), 1, print).final_steps("aft_simple") == 800
 
 
 def test_a_verdict_needs_rates_seeds_a_shell_and_a_trained_model(tmp_path):
@@ -436,3 +523,42 @@ def test_a_verdict_needs_rates_seeds_a_shell_and_a_trained_model(tmp_path):
     assert "one seed, indicative" in one.text()
     with pytest.raises(MixerError, match="no row 'c'"):
         compare(good, "a", "c")
+
+
+def test_a_verdict_needs_three_seeds_in_common_none_of_which_diverged(tmp_path):
+    apart = finished(tmp_path, {"a": [None, None, 1.0, 1.1, 1.2], "b": [1.5, 1.6, 1.7, None, None]})
+    assert compare(apart, "a", "b").verdict == "cannot be tested"
+    assert compare(apart, "a", "b").why == (
+        "a: diverged with seed 0, 1",
+        "b: diverged with seed 3, 4",
+        "1 seed in common, needs 3",
+    )
+    one = finished(tmp_path, {"a": [1.0, 1.1, 1.2, None], "b": [1.5, 1.6, 1.7, 1.8]})
+    assert compare(one, "a", "b").why == ("a: diverged with seed 3",)
+    missing = finished(tmp_path, {"a": [1.0, 1.1, 1.2, 1.3], "b": [1.5, 1.6, 1.7, 1.8]})
+    del missing.runs["final/a/0"], missing.runs["final/b/3"]
+    assert compare(missing, "a", "b").why == ("2 seeds in common, needs 3",)
+
+
+def test_a_verdict_needs_rows_that_saw_and_are_scored_on_the_same(tmp_path):
+    found = finished(tmp_path, {"a": [1.0, 1.1, 1.2], "b": [1.5, 1.61, 1.7]})
+    for seed in range(3):
+        found.runs[f"final/a/{seed}"]["tokens"] = 512
+    assert compare(found, "a", "b").why == ("the rows have not seen the same tokens (512 and 256)",)
+    assert compare(replace(found, plan=replace(found.plan, equal="time", seconds=1.0)), "a", "b").verdict == "better"
+    other = finished(tmp_path, {"a": [1.0, 1.1, 1.2], "b": [1.5, 1.61, 1.7]})
+    other.plan = replace(other.plan, rows={"a": {"data.source": "else.txt"}, "b": {}})
+    assert compare(other, "a", "b").why == ("the rows differ in data.source",)
+
+
+@pytest.mark.parametrize(
+    ("n", "quantile"), [(2, 12.7062), (3, 4.3027), (10, 2.2622), (11, 2.2281), (15, 2.1448), (31, 2.0423)]
+)
+def test_the_interval_is_that_of_students_t(tmp_path, n, quantile):
+    """Differences of +1 and -1, and 0 where the number is odd, have a standard deviation known by hand."""
+    signs = [(-1) ** seed for seed in range(n - n % 2)] + [0] * (n % 2)
+    found = compare(finished(tmp_path, {"a": [5.0 + sign for sign in signs], "b": [5.0] * n}), "a", "b")
+    spread = ((n - n % 2) / (n - 1)) ** 0.5
+    assert found.margin == pytest.approx(quantile * spread / n**0.5, rel=1e-3)
+    equal = compare(finished(tmp_path, {"a": [1.0] * 3, "b": [1.0] * 3}), "a", "b")
+    assert (equal.verdict, equal.margin) == ("no difference", 0.0)

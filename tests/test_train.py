@@ -328,6 +328,15 @@ def test_a_run_that_diverges_stops_before_it_spoils_its_checkpoints(tmp_path, te
         train(config(text, optim=wild), tmp_path / "run")
 
 
+def test_a_run_that_diverges_in_the_update_before_an_evaluation_has_no_score(tmp_path, text):
+    """The last loss is still finite: a score of NaN would be the best one, as nothing is below it."""
+    wild = OptimConfig(lr=1e25, warmup=0, schedule="constant", clip=0.0)
+    with pytest.raises(MixerError, match="the bits per byte on the validation split became nan by step 1"):
+        train(config(text, optim=wild, steps=1, eval_bytes=50), tmp_path / "run")
+    assert [line["kind"] for line in RunDir(tmp_path / "run").read_metrics()] == ["train"]
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
 def test_accumulating_is_one_large_batch(tmp_path, text):
     losses = []
     for parts in (1, 4):
@@ -466,6 +475,24 @@ def test_evaluation_and_samples_of_a_run(run, text):
         sample_run(run, n=25, prompt=b"12 times")
 
 
+def test_options_that_an_evaluation_does_not_have_are_refused(run):
+    before = (run / "metrics.jsonl").read_bytes()
+    for options, words in (
+        ({"max_images": 3}, "takes stride, seq_len, max_bytes, by_context; leave out max_images"),
+        ({"max_bytes": -5}, "max_bytes must be at least 1, got -5"),  # not all bytes but the last five
+    ):
+        with pytest.raises(MixerError, match=words):
+            evaluate_run(run, **options)
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_fewer_steps_than_were_done_are_refused_and_the_config_stays(run):
+    before = (run / "config.json").read_bytes()
+    with pytest.raises(MixerError, match=r"train.steps=5 is less than the 20 steps that .* has done"):
+        resume(run, changes={"train.steps": 5})
+    assert (run / "config.json").read_bytes() == before
+
+
 def test_samples_are_written_and_do_not_disturb_the_run(tmp_path, text, whole):
     train(config(text, sample_bytes=10), tmp_path / "run")
     assert [p.name for p in sorted((tmp_path / "run" / "samples").iterdir())] == [
@@ -491,6 +518,9 @@ def test_samples_are_written_and_do_not_disturb_the_run(tmp_path, text, whole):
         ({"optim.schedule": "step"}, "schedule='step'"),
         ({"optim.lr": -1.0}, "optim.lr must be positive"),
         ({"optim.betas": [0.9]}, "betas"),
+        ({"optim.betas": ["a", 0.9]}, "optim.betas.0 must be a float, got 'a'"),
+        ({"data.split": [90, True, 5]}, "data.split.1 must be a float, got True"),
+        ({"optim.clip": math.nan}, "optim.clip must be a number, got nan"),
         ({"train.compile": "yes"}, "must be a bool"),
     ],
 )

@@ -105,7 +105,7 @@ class Sweep:
                 given = ", ".join(f"--{name}" for name in beside)
                 raise MixerError(f"sweep: {self.what} is a plan, which holds {given}; change it there.")
             try:
-                data = json.loads(Path(self.what).read_text())
+                data = json.loads(Path(self.what).read_text(), object_pairs_hook=_without_twins)
             except (OSError, ValueError) as why:
                 raise MixerError(f"sweep: {self.what} cannot be read as JSON ({why}).") from None
             plan = SweepPlan.from_json(data)
@@ -126,3 +126,11 @@ class Sweep:
         for row in others:
             if found.scores(first).keys() & found.scores(row).keys():
                 say(f"{row} against {first}: {compare(found, row, first).text()}")
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; a name that it has twice, of which one would be lost, is refused."""
+    names = [name for name, _ in pairs]
+    if twins := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ValueError(f"it names {', '.join(map(repr, twins))} twice in one object")
+    return dict(pairs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +61,6 @@ class Corpus:
 def cut(size: int, parts: tuple[float, float, float]) -> tuple[int, int, int]:
     """Return the bounds of splits in the proportions ``parts``."""
     total = sum(parts)
-    if len(parts) != 3 or min(parts) < 0 or total <= 0:
+    if len(parts) != 3 or min(parts) < 0 or not 0 < total < math.inf:
         raise MixerError(f"data.split must be three proportions like [90, 5, 5], got {list(parts)}.")
     return int(size * parts[0] / total), int(size * (parts[0] + parts[1]) / total), size

@@ -168,9 +168,13 @@ def load_model(run: Run) -> Any:
         raise MixerError(
             f"report: {run.weights} is truncated or edited ({why}); remove that checkpoint to use the one before it."
         ) from why
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    if missing or unexpected:
-        config, gaps = run.path / "config.json", f"missing {missing}, unexpected {unexpected}"
+    try:
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+        gaps = f"missing {missing}, unexpected {unexpected}" if missing or unexpected else ""
+    except RuntimeError as why:  # of tensors of another size
+        gaps = " ".join(str(why).split())[:300]
+    if gaps:
+        config = run.path / "config.json"
         raise MixerError(f"report: {run.weights} does not fit the model of {config}: {gaps}.")
     return model.eval()
 

@@ -10,8 +10,15 @@ from ..system.config import nearest
 from .results import Results
 
 LEAST_RATES, LEAST_SEEDS = 3, 3
-STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""The 97.5 % quantile of Student's t distribution by number of values."""
+STUDENT = {2: 12.7062, 3: 4.3027, 4: 3.1824, 5: 2.7764, 6: 2.5706, 7: 2.4469, 8: 2.3646, 9: 2.3060, 10: 2.2622}
+"""The 97.5 % quantile of Student's t distribution by number of values; ``student`` knows it for more of them."""
+NORMAL = 1.959964
+"""That of the normal distribution."""
+SCORED = (
+    *("data.source", "data.path", "data.split", "data.valid", "train.eval_bytes", "train.eval_images"),
+    *("data.task", "data.pairs", "data.vocab", "data.held_out"),
+)
+"""Fields that say on what a row is scored; rows of one comparison share them."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,15 @@ def plural(n: int, thing: str) -> str:
     return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
 
 
+def student(n: int) -> float:
+    """Return the 97.5 % quantile of Student's t distribution for n values, to three decimals."""
+    if n in STUDENT:
+        return STUDENT[n]
+    z, v = NORMAL, n - 1  # Cornish-Fisher's series in 1 / v
+    one, two, three = z**3 + z, 5 * z**5 + 16 * z**3 + 3 * z, 3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z
+    return z + one / (4 * v) + two / (96 * v**2) + three / (384 * v**3)
+
+
 def shortcomings(results: Results, *rows: str) -> list[str]:
     """List what the protocol asks for and these rows lack, one line each; empty if a verdict may be given.
 
@@ -57,8 +73,13 @@ def shortcomings(results: Results, *rows: str) -> list[str]:
         scores, tuned = results.scores(row), {r["rate"] for r in results.of("tune", row)}
         if len(tuned) < LEAST_RATES:
             found.append(f"{row}: tuned over {plural(len(tuned), 'rate')}, needs {LEAST_RATES}")
+        elif untried := [f"{rate:g}" for rate in plan.rates if rate not in tuned]:
+            found.append(f"{row}: not tried yet at {', '.join(untried)}")
         if len(scores) < LEAST_SEEDS:
             found.append(f"{row}: {plural(len(scores), 'seed')}, needs {LEAST_SEEDS}")
+        # The mean leaves such seeds out, which makes the row look better than it is.
+        if diverged := [str(r["seed"]) for r in results.finals(row) if r["score"] is None]:
+            found.append(f"{row}: diverged with seed {', '.join(diverged)}")
         for name, value in results.yardsticks.items():
             if scores and mean(scores.values()) > value and not results.higher_is_better():
                 found.append(f"{row}: worse than {name} ({mean(scores.values()):.3f} against {value:.3f})")
@@ -75,16 +96,30 @@ def compare(results: Results, first: str, second: str) -> Comparison:
     Raises:
         MixerError: if the rows have no seed in common.
     """
-    lacks = tuple(shortcomings(results, first, second))
+    lacks = shortcomings(results, first, second)
     a, b = results.scores(first), results.scores(second)
     paired = [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
     if not paired:
         raise MixerError(f"evidence: rows {first!r} and {second!r} have no finished seed in common.")
     n = len(paired)
-    margin = None if n < 2 else STUDENT.get(n, 2.0) * stdev(paired) / n**0.5
+    margin = None if n < 2 else student(n) * stdev(paired) / n**0.5
+    lacks += _unlike(results, first, second)
+    if n < LEAST_SEEDS <= min(len(a), len(b)):
+        lacks.append(f"{plural(n, 'seed')} in common, needs {LEAST_SEEDS}")
     if lacks:
-        return Comparison(mean(paired), margin, n, "cannot be tested", lacks)
+        return Comparison(mean(paired), margin, n, "cannot be tested", tuple(lacks))
     if margin is None or abs(mean(paired)) <= margin:
         return Comparison(mean(paired), margin, n, "no difference")
     better = (mean(paired) > 0) == results.higher_is_better()
     return Comparison(mean(paired), margin, n, "better" if better else "worse")
+
+
+def _unlike(results: Results, first: str, second: str) -> list[str]:
+    """List what two rows would have to share for a comparison and do not: what they are scored on, and the tokens."""
+    one, other = (results.plan.changes | results.plan.rows[row] for row in (first, second))
+    found = [f"the rows differ in {name}" for name in SCORED if one.get(name) != other.get(name)]
+    seen = [sorted({r["tokens"] for r in results.finals(row) if r["score"] is not None}) for row in (first, second)]
+    if results.plan.equal == "tokens" and seen[0] != seen[1]:
+        each = " and ".join(", ".join(f"{n:,}" for n in row) for row in seen)
+        found.append(f"the rows have not seen the same {results.unit()} ({each})")
+    return found

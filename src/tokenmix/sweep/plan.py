@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -64,15 +66,17 @@ class SweepPlan(Json):
     def __post_init__(self) -> None:
         for name in ("rates", "seeds", "modules"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        self._check_types()
+        if not all(0 < rate < sys.float_info.max for rate in self.rates):
+            raise MixerError(f"sweep: rates must be positive, got {list(self.rates)}.")
         for name in ("rows", "rates", "seeds"):
             if not getattr(self, name):
                 raise MixerError(f"sweep: {name} is empty; give at least one.")
-            if len(set(getattr(self, name))) < len(getattr(self, name)):
+            written = [f"{v:g}" if name == "rates" else v for v in getattr(self, name)]  # as the folders' names have it
+            if len(set(written)) < len(written):
                 raise MixerError(f"sweep: {name} holds the same value twice: {list(getattr(self, name))}.")
         for seed in self.seeds:
             check_seed(seed, "sweep: seed")
-        if min(self.rates) <= 0:
-            raise MixerError(f"sweep: rates must be positive, got {list(self.rates)}.")
         if not 0 < self.tune <= 1 or (self.hopeless is not None and self.hopeless <= 0):
             raise MixerError(
                 f"sweep: tune must be in (0, 1] and hopeless above 0 or null, got {self.tune} and {self.hopeless}."
@@ -83,8 +87,32 @@ class SweepPlan(Json):
             )
         if self.shell is not None and self.shell not in SHELLS:
             raise MixerError(f"sweep: there is no shell {self.shell!r}; choose 'paper' or 'modern'.")
-        if any("/" in name or not name.strip(". ") for name in self.rows):
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise MixerError(f"sweep: seconds must be positive, got {self.seconds}.")
+        if self.test_bytes is not None and self.test_bytes < 2:
+            raise MixerError(f"sweep: test_bytes must be at least 2 or null, got {self.test_bytes}.")
+        if any("/" in name or not name.strip(". ") or not name.isprintable() for name in self.rows):
             raise MixerError(f"sweep: the names of rows become folders; rename {', '.join(map(repr, self.rows))}.")
+
+    def _check_types(self) -> None:
+        """Refuse lists and objects that hold something else than they should."""
+        for name, kind, what in (
+            ("rates", (int, float), "numbers"),
+            ("seeds", int, "integers"),
+            ("modules", str, "names"),
+        ):
+            for value in getattr(self, name):
+                if not isinstance(value, kind) or isinstance(value, bool):
+                    raise MixerError(f"sweep: {name} must be a list of {what}, got {value!r} in it.")
+        for name, value in {"rows": self.rows, "changes": self.changes}.items():
+            if not isinstance(value, dict):
+                raise MixerError(f"sweep: {name} must be an object, got {value!r}.")
+        for row, options in self.rows.items():
+            if not isinstance(options, dict) or not isinstance(options.get(RECIPE_ROW, ""), str):
+                raise MixerError(
+                    f"sweep: row {row!r} must be an object of fields to change, with the name of a recipe's row as "
+                    + f"{RECIPE_ROW!r} if at all, got {options!r}."
+                )
 
     def only(self, rows: Sequence[str]) -> SweepPlan:
         """Return the plan with these of its rows, in this order.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -46,10 +47,10 @@ class Results:
                 raise MixerError(f"sweep: {path} does not exist; give the rows and rates of a new sweep.")
             return cls(path, plan)
         try:
-            data = json.loads(path.read_text())
+            data = json.loads(path.read_text(), parse_constant=_refuse_constant)
             then = SweepPlan.from_json(data["plan"])
-            runs = dict(data["runs"])
-        except (OSError, ValueError, KeyError, TypeError) as why:
+            runs = {key: _checked(key, record) for key, record in data["runs"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
             raise MixerError(f"sweep: {path} cannot be read as the results of a sweep ({why}).") from None
         if plan is not None and not _continues(plan, then):
             now, before = portable(plan), portable(then)
@@ -82,7 +83,8 @@ class Results:
     def finals(self, row: str) -> list[Record]:
         """Return the final runs of a row that count, by seed: with a rate added later, those at a better rate do."""
         found = self.of("final", row)
-        best = self.best_rate(row) if len(self.plan.rates) > 1 and not self.all_diverged(row) else None
+        tuned = {r["rate"] for r in self.of("tune", row)} == set(self.plan.rates)
+        best = self._best(row, self.plan.rates if tuned else {r["rate"] for r in found})
         return [r for r in found if best is None or r["rate"] == best]
 
     def done(self) -> int:
@@ -107,10 +109,14 @@ class Results:
         tried = {r["rate"]: r["score"] for r in self.of("tune", row)}
         if set(tried) != set(self.plan.rates):
             return None
-        good = {rate: score for rate, score in tried.items() if score is not None}
         if self.all_diverged(row):
             raise MixerError(f"sweep: every rate of row {row!r} diverged; give lower rates.")
-        return (max if self.higher_is_better() else min)(good, key=lambda rate: good[rate])
+        return self._best(row, tried)
+
+    def _best(self, row: str, rates: Container[float]) -> float | None:
+        """Return the one of these rates with the best score in tuning; None if none has a score."""
+        good = {r["rate"]: r["score"] for r in self.of("tune", row) if r["score"] is not None and r["rate"] in rates}
+        return (max if self.higher_is_better() else min)(good, key=lambda rate: good[rate], default=None)
 
     def all_diverged(self, row: str) -> bool:
         """Return whether every rate of a row was tried, and none of them ended with a score."""
@@ -129,10 +135,27 @@ def portable(plan: SweepPlan) -> dict[str, Any]:
     return data
 
 
+def _refuse_constant(name: str) -> None:
+    """Refuse NaN and the infinities, which no run writes: a NaN compares as neither better nor worse."""
+    raise ValueError(f"it holds {name}")
+
+
+def _checked(key: str, record: Record) -> Record:
+    """Return a run's record, which has to hold what is read from every one."""
+    number = (int, float)
+    shapes: dict[str, Any] = {"phase": str, "row": str, "rate": number, "seed": int, "score": (*number, type(None))}
+    shapes |= {"metric": str, "tokens": int, "steps": int, "seconds": number, "peak_mib": number, "curve": list}
+    for name, shape in shapes.items():
+        if not isinstance(record[name], shape):
+            raise ValueError(f"run {key!r} has {name} {record[name]!r}")
+    return record
+
+
 def _continues(plan: SweepPlan, before: SweepPlan) -> bool:
     """Return whether a plan is the one before, or that with more rows, rates or seeds."""
     rows = all(row in plan.rows and plan.rows[row] == options for row, options in before.rows.items())
-    more = set(before.seeds) <= set(plan.seeds) and set(before.rates) <= set(plan.rates)
+    more = plan.seeds[0] == before.seeds[0]  # that of all tuning runs
+    more = more and set(before.seeds) <= set(plan.seeds) and set(before.rates) <= set(plan.rates)
     smaller = replace(plan, rows=before.rows, rates=before.rates, seeds=before.seeds, modules=before.modules)
     return rows and more and portable(smaller) == portable(before)
 
@@ -187,5 +210,5 @@ def results_table(results: Results) -> Table:
 def markdown(table: Table) -> str:
     """Return a table as Markdown."""
     head = ["| " + " | ".join(table.columns) + " |", "|" + "---|" * len(table.columns)]
-    body = ["| " + " | ".join(line) + " |" for line in table.rows]
+    body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table.rows]
     return "\n".join([f"**{table.title}**", "", *head, *body, "", *(f"- {note}" for note in table.notes)]) + "\n"

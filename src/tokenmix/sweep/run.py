@@ -16,6 +16,7 @@ from statistics import median
 
 from ..errors import MixerError
 from ..system.files import whole_file, write_json
+from ..system.lock import locked
 from ..system.machine import cpu_name, memory_available
 from ..system.text import size
 from ..train import RunConfig
@@ -75,19 +76,22 @@ def sweep(
             another reason than divergence.
     """
     out = Path(out)
-    found = Results.open(Path(results) if results is not None else out / RESULTS, plan)
+    file = Path(results) if results is not None else out / RESULTS
+    found = Results.open(file, plan)
     plan = found.plan
     load_modules(plan.modules)
     jobs = Jobs(plan, threads)
     check_plan(jobs, processes)
     out.mkdir(parents=True, exist_ok=True)
-    queue = Queue(found, out, jobs, processes, tell)
-    found.machine = found.machine or {"cpu": cpu_name(), "cores": os.cpu_count(), "threads": threads}
-    if not found.yardsticks:
-        found.yardsticks = yardsticks(jobs.config(next(iter(plan.rows))))
-    found.save()
-    queue.check_memory()
-    queue.work()
+    with locked(out, f"sweep: another sweep is running in {out}; wait until it ends, or give another --out."):
+        found = Results.open(file, plan)  # again, as another sweep may have ended in between
+        queue = Queue(found, out, jobs, processes, tell)
+        found.machine = found.machine or {"cpu": cpu_name(), "cores": os.cpu_count(), "threads": threads}
+        if not found.yardsticks:
+            found.yardsticks = yardsticks(jobs.config(next(iter(plan.rows))))
+        found.save()
+        queue.check_memory()
+        queue.work()
     return found
 
 
@@ -133,7 +137,7 @@ class Queue:
         """Return the steps of a row's final runs."""
         if self.plan.equal == "tokens":
             return self.jobs.steps(row)
-        per_step = median(r["seconds"] / max(r["steps"], 1) for r in self.found.of("tune", row))
+        per_step = median(r["seconds"] / r["steps"] for r in self.found.of("tune", row) if r["steps"])
         return max(2, int((self.plan.seconds or 0) / per_step))
 
     def limits(self, job: Job) -> dict[int, float]:

@@ -20,6 +20,7 @@ from ..models import build_model
 from ..system.files import write_json
 from ..system.machine import cpu_name, peak_mib
 from ..train import RunConfig, evaluate_run, resume, train
+from ..train.config import known_fields
 from ..train.loop import Diverged
 from ..train.rundir import RunDir
 from ..train.tasks import task_of
@@ -53,12 +54,30 @@ def run(config: RunConfig, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     limits = {int(step): limit for step, limit in job["limits"].items()}
     began = time.process_time()
     if folder.exists():
+        check_same_run(config, folder)
         summary = resume(folder, limits=limits, verbose=False)
     else:
         folder.parent.mkdir(parents=True, exist_ok=True)
         summary = train(config, folder, limits=limits, verbose=False)
     found = record(config, folder, summary, time.process_time() - began, job["test_bytes"])
     return found | ({"state_bytes": state_bytes(config)} if job["final"] and config.model.kind == "lm" else {})
+
+
+def check_same_run(config: RunConfig, folder: Path) -> None:
+    """Refuse to go on with a run of another config, such as that of a sweep whose results were deleted.
+
+    Where the data lies and the number of threads may differ.
+    """
+    now, then = (known_fields(each.to_json()) for each in (config, RunDir.open(folder).config()))
+    changed = [
+        f"{name} was {then.get(name)!r}, is {value!r}"
+        for name, value in now.items()
+        if value != then.get(name) and name not in ("data.path", "train.threads")
+    ]
+    if changed:
+        raise MixerError(
+            f"{folder} holds a run of another sweep ({'; '.join(changed)}); delete it, or give another --out."
+        )
 
 
 def state_bytes(config: RunConfig) -> int | None:

@@ -74,14 +74,19 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
         return from_json(typing.cast(type, hint), value, where=where)
     origin = typing.get_origin(hint) or hint
     if origin is tuple and isinstance(value, (list, tuple)):
+        inner = next(iter(typing.get_args(hint)), None)
+        for i, each in enumerate(value) if inner in (int, float, str) else ():
+            _coerce(inner, each, f"{where}.{i}")
         return tuple(_frozen(v) for v in value)
     if origin is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        value = float(value) if abs(value) < 1 << 1023 else value  # what is larger is refused below
     if origin in (int, float, str, bool) and type(value) is not origin:
         optional = " or null" if type(None) in options else ""
         raise MixerError(
             f"config: {where} must be {'an' if origin is int else 'a'} {origin.__name__}{optional}, got {value!r}."
         )
+    if origin is float and value != value:
+        raise MixerError(f"config: {where} must be a number{' or null' if type(None) in options else ''}, got {value}.")
     if origin is tuple:
         raise MixerError(f"config: {where} must be a list, got {value!r}.")
     return value

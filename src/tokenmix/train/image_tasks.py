@@ -124,6 +124,7 @@ class ClassifyTask(ImageTask):
 
     metric = "top1"
     higher = True
+    options = ("image_size", "max_images")
 
     def __init__(self, config: RunConfig):
         super().__init__(config)
@@ -191,6 +192,7 @@ class DensityTask(ImageTask):
     """Train an autoregressive model of sub-pixels."""
 
     metric = "bits_per_dim"
+    options = ("max_images",)
 
     def __init__(self, config: RunConfig):
         super().__init__(config)

@@ -200,12 +200,16 @@ class Trainer:
         A run that has diverged ends here, before it can overwrite intact checkpoints.
         """
         loss = self.loss_sum.item() / max(self.progress.loss_count, 1)
-        if not math.isfinite(loss):
+        self.check_finite("loss", loss)
+        return loss
+
+    def check_finite(self, what: str, value: float) -> None:
+        """End the run if a number of it is no longer finite."""
+        if not math.isfinite(value):
             steps = list_steps(self.run_dir.checkpoints)
             kept = f"the last checkpoint is step {steps[-1]}" if steps else "there is no checkpoint yet"
-            where = f"{self.run_dir.path}: the loss became {loss} by step {self.progress.step}"
+            where = f"{self.run_dir.path}: the {what} became {value} by step {self.progress.step}"
             raise Diverged(f"{where}; {kept}. Try a lower optim.lr or a longer optim.warmup.")
-        return loss
 
     def fraction(self) -> float:
         """Return the completed fraction of the run."""
@@ -241,7 +245,11 @@ class Trainer:
     def evaluate(self) -> bool:
         """Score the validation split and return whether it is the best score so far."""
         p, result = self.progress, self.task.evaluate(self.model, "valid", **self.task.while_training())
-        self.append_metrics(eval_line("valid", p.step, result))
+        line = eval_line("valid", p.step, result)
+        for name, value in line.items():  # the update after the last loss may be the one that diverged
+            if isinstance(value, float):
+                self.check_finite(f"{name.replace('_', ' ')} on the validation split", value)
+        self.append_metrics(line)
         score = getattr(result, self.task.metric)
         better = self.task.better(score, p.best_score)
         if better:
@@ -388,6 +396,11 @@ def resume(
         step = from_step if from_step is not None else (pick_step(run) if list_steps(run.checkpoints) else 0)
         trainer = Trainer(config, run, device, verbose=verbose, limits=limits)
         trainer.task.check_same(env)
+        if config.train.steps is not None and config.train.steps < step and "train.steps" in (changes or {}):
+            raise MixerError(
+                f"resume: train.steps={config.train.steps} is less than the {step} steps that {run.path} has done; "
+                + "give more, or an earlier checkpoint to go back to (--from)."
+            )
         if step or from_step is not None:
             trainer.load(step)
         elif env.get("config", digest_of(trainer.progress.config)) != digest_of(trainer.progress.config):

@@ -87,8 +87,10 @@ def evaluate_run(
     model, config = load_run(path, step=step, device=device)
     task = open_task(config)
     task.check_same(run.env())
+    options = {name: value for name, value in options.items() if value is not None}
+    _check_options(task, path, options)
     record = record and _can_record(run)
-    result = task.evaluate(model, split, **{name: value for name, value in options.items() if value is not None})
+    result = task.evaluate(model, split, **options)
     if record:
         line = eval_line(split, pick_step(run, step), result)
         try:
@@ -101,6 +103,16 @@ def evaluate_run(
                 stacklevel=2,
             )
     return result
+
+
+def _check_options(task: Any, path: Path | str, options: dict[str, Any]) -> None:
+    """Refuse options that the kind of run does not have, and counts below 1, which would score all but the last."""
+    wrong = [name for name in options if name not in task.options]
+    if wrong and task.options:  # a task that has none says so itself
+        raise MixerError(f"eval: the score of {path} takes {', '.join(task.options)}; leave out {', '.join(wrong)}.")
+    for name in ("max_bytes", "max_images"):
+        if options.get(name, 1) < 1:
+            raise MixerError(f"eval: {name} must be at least 1, got {options[name]}.")
 
 
 def _can_record(run: RunDir) -> bool:

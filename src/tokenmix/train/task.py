@@ -25,11 +25,13 @@ class Task(ABC):
         metric: field of the score that decides which checkpoint is the best.
         higher: whether higher scores are better.
         unit: what speed is counted in.
+        options: what ``evaluate`` takes beside the model and the split.
     """
 
     metric: ClassVar[str]
     higher: ClassVar[bool] = False
     unit: ClassVar[str] = "tokens"
+    options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: RunConfig):
         self.train = config.train

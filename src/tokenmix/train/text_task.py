@@ -33,6 +33,7 @@ class TextTask(Task):
     """Train a language model on a corpus."""
 
     metric = "bits_per_byte"
+    options = ("stride", "seq_len", "max_bytes", "by_context")
 
     def __init__(self, config: RunConfig):
         super().__init__(config)
