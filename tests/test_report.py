@@ -148,6 +148,17 @@ def test_runs_that_cannot_be_compared_are_named_in_one_line(runs, tmp_path):
     assert page.read_text().count("Not comparable: the runs differ in steps") == 1
 
 
+def test_scores_of_other_amounts_of_data_are_not_comparable(runs):
+    first = read_run(runs[0])
+    last = next(e for e in reversed(first.evals) if e["split"] == "valid")
+    shorter = replace(first, evals=[*first.evals, {**last, "bytes": 100}])
+    said = not_comparable([first, shorter])
+    assert f"what the valid score is of ({last['bytes']:,} bytes, 100 bytes)" in said
+    wider = replace(first, evals=[*first.evals, {**last, "seq_len": 7}])
+    assert f"{last['bytes']:,} bytes in windows of 7" in not_comparable([first, wider])
+    assert not_comparable([first, replace(first, evals=[])]) is None
+
+
 def with_loop(run: Run, **fields) -> Run:
     """A run with other fields of its training loop."""
     return replace(run, config={**run.config, "train": {**run.config["train"], **fields}})

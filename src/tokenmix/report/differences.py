@@ -29,7 +29,9 @@ def differences_table(runs: list[Run]) -> Table | None:
 
 
 def not_comparable(runs: list[Run]) -> str | None:
-    """Return a warning if the scores of the runs cannot be compared, as steps, tokens or data differ; else None.
+    """Return a warning if the scores of the runs cannot be compared, as steps, tokens, data or what was scored differ.
+
+    None if they can.
 
     Runs that end after the same training time, and by nothing else, may differ in their steps and tokens.
     """
@@ -45,6 +47,10 @@ def not_comparable(runs: list[Run]) -> str | None:
     data = [_data(run) for run in runs]
     if len({key for key, _ in data}) > 1:
         found["data"] = [name for _, name in data]
+    for split in ("valid", "test"):
+        scored = [each for run in runs if (each := run.scored_on(split)) is not None]
+        if len(set(scored)) > 1:
+            found[f"what the {split} score is of"] = scored
     if not found:
         return None
     said = [f"{name} ({', '.join(dict.fromkeys(values))})" for name, values in found.items()]

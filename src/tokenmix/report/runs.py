@@ -75,8 +75,23 @@ class Run:
     def last_eval(self, split: str, metric: str | None = None) -> float | None:
         """Return the last evaluation on a split; None where there is none, or where the run has another metric."""
         name = self.metric.name if metric is None else metric
-        scores = [e[name] for e in self.evals if e.get("split") == split and name in e]
-        return scores[-1] if scores else None
+        found = self._last(split, name)
+        return None if found is None else found[name]
+
+    def scored_on(self, split: str) -> str | None:
+        """Return what the last evaluation on a split was of, as text: how much, and windows other than the run's own."""
+        found = self._last(split, self.metric.name)
+        if found is None:
+            return None
+        parts = [f"{found[unit]:,} {unit}" for unit in ("bytes", "images") if unit in found]
+        data = self.config.get("data")
+        own = data.get("seq_len") if isinstance(data, dict) else None
+        parts += [f"windows of {found['seq_len']}"] if found.get("seq_len", own) != own else []
+        return " in ".join(parts) or None
+
+    def _last(self, split: str, name: str) -> dict[str, Any] | None:
+        """Return the last evaluation on a split that has this field."""
+        return next((e for e in reversed(self.evals) if e.get("split") == split and name in e), None)
 
     def median(self, key: str) -> float | None:
         """Return the median of a field over the logged training steps, without the first tenth, which is warm-up."""
