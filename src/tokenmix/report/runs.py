@@ -79,7 +79,7 @@ class Run:
         return None if found is None else found[name]
 
     def scored_on(self, split: str) -> str | None:
-        """Return what the last evaluation on a split was of, as text: how much, and windows other than the run's own."""
+        """Return how much the last evaluation on a split was of, and in which windows if not the run's own, as text."""
         found = self._last(split, self.metric.name)
         if found is None:
             return None
