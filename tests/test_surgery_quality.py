@@ -237,6 +237,19 @@ def test_convert_says_what_was_gained_and_lost(gpt2_folder, tmp_path, capsys):
     assert not (tmp_path / "none").exists()
 
 
+def test_a_tokenizer_of_bytes_needs_no_vocabulary(tmp_path, capsys):
+    tf.GPT2LMHeadModel(tf.GPT2Config(**GPT2 | {"vocab_size": 384})).save_pretrained(tmp_path / "bytes")
+    tf.ByT5Tokenizer().save_pretrained(tmp_path / "bytes")
+    assert not (tmp_path / "bytes/tokenizer.json").exists()
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat " * 20)
+    assert main(["eval", str(tmp_path / "bytes"), "--data", str(text)]) == 0
+    assert "perplexity" in capsys.readouterr().out
+    (tmp_path / "bytes/tokenizer_config.json").write_text('{"tokenizer_class": "FSMTTokenizer"}')
+    assert main(["eval", str(tmp_path / "bytes"), "--data", str(text)]) == 2
+    assert "holds no tokenizer (tokenizer.json" in capsys.readouterr().err
+
+
 def test_what_a_folder_cannot_do_is_one_line(gpt2_folder, tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text("the cat")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...errors import MixerError
 from ...models.sampling import check_sampling
+from ..vit.checkpoints import read_json
 from .ports import token_limit
 from .quality import measure_quality, predicts_next
 from .save_load import host_config, load_converted, open_host
@@ -19,7 +20,7 @@ from .save_load import host_config, load_converted, open_host
 WINDOW, ROWS = 128, 8
 TOKENS = 50
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model")
-"""The files of which a tokenizer has one at least."""
+"""The files of which most tokenizers have one at least."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def folder_tokenizer(who: str, folder: Path) -> Any:
         import transformers
     except ImportError:
         raise MixerError(f"{who}: {folder}: is a model of transformers: pip install 'tokenmix[hf]'.") from None
-    if not any(any(folder.glob(pattern)) for pattern in VOCABULARIES):  # transformers would build one without words
+    if not _has_vocabulary(transformers, folder):  # transformers would build one without words
         known = ", ".join(VOCABULARIES)
         raise MixerError(f"{who}: {folder} holds no tokenizer ({known}); save one, tokenizer.save_pretrained(folder).")
     try:
@@ -50,6 +51,19 @@ def folder_tokenizer(who: str, folder: Path) -> Any:
         said = " ".join(str(why).split())[:160]
         fix = "save the model's own there, tokenizer.save_pretrained(folder)"
         raise MixerError(f"{who}: {folder} holds no tokenizer that transformers can load ({said}); {fix}.") from None
+
+
+def _has_vocabulary(transformers: Any, folder: Path) -> bool:
+    """Return whether a folder has the files of its tokenizer; that of bytes, as ByT5's, has none to have."""
+    if any(any(folder.glob(pattern)) for pattern in VOCABULARIES):
+        return True
+    config = folder / "tokenizer_config.json"
+    named = read_json(config).get("tokenizer_class") if config.is_file() else None
+    try:
+        files = getattr(transformers, str(named)).vocab_files_names.values()
+    except (AttributeError, ImportError):  # no such class, or one that needs a package
+        return False
+    return not files or any((folder / file).is_file() for file in files)
 
 
 def text_tokens(who: str, folder: Path, data: Path, max_bytes: int | None = None) -> Tensor:
