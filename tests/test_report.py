@@ -151,7 +151,11 @@ def test_runs_that_cannot_be_compared_are_named_in_one_line(runs, tmp_path):
 def test_scores_of_other_amounts_of_data_are_not_comparable(runs):
     first = read_run(runs[0])
     last = next(e for e in reversed(first.evals) if e["split"] == "valid")
-    shorter = replace(first, evals=[*first.evals, {**last, "bytes": 100}])
+    few = {**last, "bytes": 100, "bits_per_byte": 0.5}
+    looked = replace(first, evals=[*first.evals, few])
+    assert looked.last_eval("valid") == last["bits_per_byte"], "a look at 100 bytes replaces no whole evaluation"
+    assert not_comparable([first, looked]) is None
+    shorter = replace(first, evals=[few])
     said = not_comparable([first, shorter])
     assert f"what the valid score is of ({last['bytes']:,} bytes, 100 bytes)" in said
     wider = replace(first, evals=[*first.evals, {**last, "seq_len": 7}])

@@ -73,25 +73,27 @@ class Run:
         return metric_of(self.config)
 
     def last_eval(self, split: str, metric: str | None = None) -> float | None:
-        """Return the last evaluation on a split; None where there is none, or where the run has another metric."""
+        """Return the last score on a split, of those on the most data; None where there is none of this metric."""
         name = self.metric.name if metric is None else metric
         found = self._last(split, name)
         return None if found is None else found[name]
 
     def scored_on(self, split: str) -> str | None:
-        """Return how much the last evaluation on a split was of, and in which windows if not the run's own, as text."""
+        """Return how much that score was of, and in which windows if not the run's own, as text."""
         found = self._last(split, self.metric.name)
         if found is None:
             return None
-        parts = [f"{found[unit]:,} {unit}" for unit in ("bytes", "images") if unit in found]
+        parts = [f"{found[unit]:,} {unit}" for unit in ("bytes", "images") if isinstance(found.get(unit), int)]
         data = self.config.get("data")
         own = data.get("seq_len") if isinstance(data, dict) else None
         parts += [f"windows of {found['seq_len']}"] if found.get("seq_len", own) != own else []
         return " in ".join(parts) or None
 
     def _last(self, split: str, name: str) -> dict[str, Any] | None:
-        """Return the last evaluation on a split that has this field."""
-        return next((e for e in reversed(self.evals) if e.get("split") == split and name in e), None)
+        """Return the evaluation on a split that has this field: the one of most data, of several the last."""
+        found = [e for e in reversed(self.evals) if e.get("split") == split and name in e]
+        sizes = [next((e[unit] for unit in ("bytes", "images") if isinstance(e.get(unit), int)), 0) for e in found]
+        return found[sizes.index(max(sizes))] if found else None
 
     def median(self, key: str) -> float | None:
         """Return the median of a field over the logged training steps, without the first tenth, which is warm-up."""

@@ -79,12 +79,12 @@ def _percent(run: Run, *, split: str, metric: str) -> str:
 def _notes(runs: list[Run]) -> list[str]:
     texts = {"bits_per_byte": "Bits per byte", "bits_per_dim": "Bits per dimension"}
     kinds = dict.fromkeys(texts[r.metric.name] for r in runs if r.metric.name in texts)
-    scores = [f"{' and '.join(kinds)}: the last evaluation of the run, lower is better."] if kinds else []
-    accuracies = dict.fromkeys(r.metric.label for r in runs if r.metric.accuracy)
-    scores += [
-        f"{label.capitalize()}: the share of correct first guesses in the last evaluation of the run, higher is better."
-        for label in accuracies
+    said = [f"{' and '.join(kinds)}: lower is better"] if kinds else []
+    said += [
+        f"{label.capitalize()}: the share of correct first guesses, higher is better"
+        for label in dict.fromkeys(r.metric.label for r in runs if r.metric.accuracy)
     ]
+    scores = [f"{'; '.join(said)}. Of the evaluations of a run on the most data, the last."] if said else []
     speed = "Tokens/s and images/s: the median over the logged training steps."
     notes = [f"{' '.join(scores)} {speed}", "Peak memory: the most the training process held."]
     shells = "Shell: the blocks around the mixers, as in the papers, as of today (modern), or neither."
