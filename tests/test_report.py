@@ -154,6 +154,7 @@ def test_scores_of_other_amounts_of_data_are_not_comparable(runs):
     few = {**last, "bytes": 100, "bits_per_byte": 0.5}
     looked = replace(first, evals=[*first.evals, few])
     assert looked.last_eval("valid") == last["bits_per_byte"], "a look at 100 bytes replaces no whole evaluation"
+    assert evaluations(looked, "step") == evaluations(first, "step")
     assert not_comparable([first, looked]) is None
     shorter = replace(first, evals=[few])
     said = not_comparable([first, shorter])

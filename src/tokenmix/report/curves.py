@@ -11,7 +11,7 @@ from typing import Any
 from ..data.metrics_csv import flat
 from ..system.text import si
 from .figures import smoothed
-from .runs import Run
+from .runs import Run, on_most_data
 from .watch import Watch, Watched
 
 DRAWN = "┌┐└┘─│┤┬├┴┼━•⣿…"
@@ -173,7 +173,7 @@ def _curve(run: Run, x: str, metric: str) -> tuple[Points, Points]:
     steps, places = [line["step"] for line in run.train], [_place(line, x) for line in run.train]
     points = zip(places, [flat(line).get(trained) for line in run.train], strict=True)
     line = _numbers(points, 1 / run.metric.nats if metric == "loss" else 1.0)
-    evals = [e for e in run.evals if e["split"] == "valid"]
+    evals = on_most_data([e for e in run.evals if e["split"] == "valid"])
     if x == "step":
         places = [e["step"] for e in evals]
     else:  # where the last line of training before it is

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .runs import Run
+from .runs import Run, on_most_data
 
 COLOURS = (
     "#0072B2",
@@ -163,9 +163,8 @@ def _draw_curves(ax: Any, runs: list[Run], key: str, label: str) -> None:
 def evaluations(run: Run, key: str) -> tuple[list[float], list[float]]:
     """Return the evaluations with their place on the axis: their step, or the last training seconds before it."""
     name = run.metric.name
-    points = [
-        (e["step"], e[name]) for e in run.evals if e.get("split") == "valid" and name in e and math.isfinite(e[name])
-    ]
+    scored = [e for e in run.evals if e.get("split") == "valid" and name in e and math.isfinite(e[name])]
+    points = [(e["step"], e[name]) for e in on_most_data(scored)]
     if key == "step":
         return [p[0] for p in points], [p[1] for p in points]
     marks = sorted((r["step"], r[key]) for r in run.train if key in r)

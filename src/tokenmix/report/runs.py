@@ -18,6 +18,13 @@ NUMBERS = ("parameters", "state_bytes_per_row", "state_context")  # of env.json,
 WEIGHTS, AVERAGE = "model.safetensors", "ema.safetensors"  # a run that averages its weights is scored with the average
 
 
+def on_most_data(evals: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the evaluations on the most data; a score of a hundred bytes has no place beside them."""
+    sizes = [next((e[unit] for unit in ("bytes", "images") if isinstance(e.get(unit), int)), 0) for e in evals]
+    most = max(sizes, default=0)
+    return [e for e, size in zip(evals, sizes, strict=True) if size == most]
+
+
 @dataclass(frozen=True)
 class Metric:
     """The score of a run.
@@ -90,10 +97,8 @@ class Run:
         return " in ".join(parts) or None
 
     def _last(self, split: str, name: str) -> dict[str, Any] | None:
-        """Return the evaluation on a split that has this field: the one of most data, of several the last."""
-        found = [e for e in reversed(self.evals) if e.get("split") == split and name in e]
-        sizes = [next((e[unit] for unit in ("bytes", "images") if isinstance(e.get(unit), int)), 0) for e in found]
-        return found[sizes.index(max(sizes))] if found else None
+        found = on_most_data([e for e in self.evals if e.get("split") == split and name in e])
+        return found[-1] if found else None
 
     def median(self, key: str) -> float | None:
         """Return the median of a field over the logged training steps, without the first tenth, which is warm-up."""

@@ -13,7 +13,7 @@ from ..data.records import parse_records
 from ..errors import MixerError
 from ..system.config import nearest
 from ..system.lock import look
-from .runs import Metric, Run, metric_of, named_apart
+from .runs import Metric, Run, metric_of, named_apart, on_most_data
 
 DEPTH = 6
 """Levels of folders in which runs are searched."""
@@ -172,7 +172,8 @@ class Watched:
     def best(self) -> float | None:
         """The best score on the validation split."""
         name = self.metric.name
-        scores = [e[name] for e in self.tail.lines if e["kind"] == "eval" and e["split"] == "valid" and name in e]
+        evals = [e for e in self.tail.lines if e["kind"] == "eval" and e["split"] == "valid" and name in e]
+        scores = [e[name] for e in on_most_data(evals)]
         scores = [s for s in scores if s == s]
         return None if not scores else max(scores) if self.metric.accuracy else min(scores)
 
