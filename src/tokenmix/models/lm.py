@@ -122,7 +122,7 @@ class LM(Trunk):
         """
         self._check_tokens(tokens)
         _check_mask("LM", tokens, key_mask)
-        rows = len(state.position)
+        rows = state.position.shape[0]  # len() would fix the number of rows in an exported program
         if not torch.compiler.is_compiling() and (len(tokens) != rows or tokens.shape[1] < 1):
             raise MixerError(
                 f"LM: for this state, extend needs tokens of shape ({rows}, 1 or more), got {tuple(tokens.shape)}."
