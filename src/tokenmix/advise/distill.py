@@ -38,7 +38,7 @@ def check_distillation(host: Host, data: Path, out: Path | None, last: int | Non
         )
         wanted = "a language model in a folder of transformers, with its tokenizer"
         raise MixerError(f"advise: --data distils {wanted}, got {name}; {own}.")
-    if any("random" in note for note in host.notes):
+    if not host.trained:
         raise MixerError(f"advise: --data: {name}: {'; '.join(host.notes)}, and noise would be distilled.")
     if any(p.dtype == torch.float16 for p in host.model.parameters()):
         converted = "save it in float32, model.float().save_pretrained(folder)"

@@ -27,7 +27,10 @@ EXTRAS = {"transformers": "hf", "timm": "vision"}
 
 @dataclass(frozen=True)
 class Host:
-    """A model, its name on the command line, the library it belongs to, how it is called, and notes about it."""
+    """A model, its name on the command line, the library it belongs to, how it is called, and notes about it.
+
+    ``trained`` is False where it is known that some of its weights are random; the notes say why.
+    """
 
     name: str
     model: Any
@@ -35,6 +38,7 @@ class Host:
     inputs: Inputs
     notes: tuple[str, ...] = ()
     size: int | None = None  # of the images it was built for
+    trained: bool = True
 
 
 def load_host(name: str, options: dict[str, Any] | None = None, *, device: torch.device | str = "cpu") -> Host:
@@ -271,9 +275,11 @@ def _saved(folder: Path, config: dict[str, Any], options: dict[str, Any]) -> Hos
     )
 
 
-def _their_host(name: str, model: Any, *notes: str) -> Host:
+def _their_host(name: str, model: Any, *random: str) -> Host:
+    """Return a model of transformers; ``random`` says why weights of it are, if any."""
     size = getattr(model.config, "image_size", None)
-    return Host(name, model, "transformers", inputs_of(model, name), notes, size if isinstance(size, int) else None)
+    size = size if isinstance(size, int) else None
+    return Host(name, model, "transformers", inputs_of(model, name), random, size, trained=not random)
 
 
 def _line(why: BaseException) -> str:

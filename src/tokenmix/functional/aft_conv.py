@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose
 from ..kernels.operator import Operator
-from .layout.checks import check_flags
+from .layout.checks import check_flags, check_key_mask
 from .sums.band import aft_band, band_sums, causal_sums, window_ratio
 from .sums.gates import Gate, check_gate, gated
 from .sums.nonfinite import over_pairs, over_window
@@ -219,7 +219,4 @@ def _check(q, k, v, kernel, grid, outside, causal, key_mask, gate) -> None:
         raise MixerError(f"aft_conv: a {n}-D kernel takes a grid of {n} sizes, got grid={grid}.")
     if outside not in OUTSIDES:
         raise MixerError(f"aft_conv: outside={outside!r}; choose 'zero' or 'none'.")
-    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != (B, T)):
-        raise MixerError(
-            f"aft_conv: expects a bool key_mask of shape {(B, T)}, got {key_mask.dtype} {tuple(key_mask.shape)}."
-        )
+    check_key_mask("aft_conv", key_mask, q)

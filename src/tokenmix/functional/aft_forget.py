@@ -22,7 +22,7 @@ from ..kernels.backend import Backend, choose, masks, steps
 from ..kernels.cpu import aft_forget as kernel
 from ..kernels.operator import Operator
 from ..kernels.tokenwise import rms_norm
-from .layout.checks import check_eps, check_flags
+from .layout.checks import check_eps, check_flags, check_key_mask
 from .sums.gates import Gate, check_gate, gated
 from .sums.nonfinite import honest, honest_chunk, nothing_to_hide, over_keys
 from .sums.precision import alike, exact, sum_dtype
@@ -261,6 +261,4 @@ def _check(q: Any, k: Any, v: Any, g: Any, causal: Any, key_mask: Any, heads: An
         raise MixerError(f"aft_forget: expects q, k, v and g of one shape (B, T, D), got {got}.")
     if heads is not None and (not isinstance(heads, int) or isinstance(heads, bool) or heads < 1 or q.shape[2] % heads):
         raise MixerError(f"aft_forget: heads={heads!r} must divide the {q.shape[2]} features, or be None for no norm.")
-    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != q.shape[:2]):
-        got = f"{key_mask.dtype} {tuple(key_mask.shape)}"
-        raise MixerError(f"aft_forget: expects a bool key_mask of shape {tuple(q.shape[:2])}, got {got}.")
+    check_key_mask("aft_forget", key_mask, q)

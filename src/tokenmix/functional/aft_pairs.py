@@ -17,7 +17,7 @@ from ..kernels.backend import Backend, choose, masks, steps
 from ..kernels.cpu import aft_pairs as kernel
 from ..kernels.operator import Operator
 from .aft_forget import Past, decayed_sums, finished, later_sums, limited
-from .layout.checks import check_eps, check_flags
+from .layout.checks import check_eps, check_flags, check_key_mask
 from .layout.masks import zero_masked
 from .sums.gates import Gate, check_gate, gated
 from .sums.nonfinite import honest, honest_chunk
@@ -241,6 +241,4 @@ def _check(q: Any, k: Any, v: Any, a: Any, b: Any, g: Any, causal: Any, norm: An
             f"aft_pairs: expects a, b and g of one shape (B, T, H, R) with R > 0 and H a divisor of {q.shape[2]} "
             f"features, got {got} beside q {tuple(q.shape)}."
         )
-    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != q.shape[:2]):
-        got = f"{key_mask.dtype} {tuple(key_mask.shape)}"
-        raise MixerError(f"aft_pairs: expects a bool key_mask of shape {tuple(q.shape[:2])}, got {got}.")
+    check_key_mask("aft_pairs", key_mask, q)

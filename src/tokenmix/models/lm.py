@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from ..functional.layout.checks import check_key_mask
 from ..mixers import State
 from ..mixers.base import chunk_positions, register_state, token_positions
 from ..system.config import Json
@@ -104,7 +105,7 @@ class LM(Trunk):
             key_mask: (B, T) bool, False where a token is padding (left or right). Logits at padding are meaningless.
         """
         self._check_tokens(tokens)
-        _check_mask("LM", tokens, key_mask)
+        check_key_mask("LM", key_mask, tokens)
         return self.read(self.embed(tokens.long()), token_positions(tokens, key_mask), key_mask=key_mask)
 
     def init_state(self, batch_size: int, *, device: torch.device | None = None) -> LMState:
@@ -121,7 +122,7 @@ class LM(Trunk):
         The logits equal those of ``forward`` on everything so far.
         """
         self._check_tokens(tokens)
-        _check_mask("LM", tokens, key_mask)
+        check_key_mask("LM", key_mask, tokens)
         rows = state.position.shape[0]  # len() would fix the number of rows in an exported program
         if not torch.compiler.is_compiling() and (len(tokens) != rows or tokens.shape[1] < 1):
             raise MixerError(
@@ -229,7 +230,7 @@ class LM(Trunk):
             )
         length = tokens.shape[1]
         if key_mask is not None:
-            _check_mask("LM.generate", tokens, key_mask)
+            check_key_mask("LM.generate", key_mask, tokens)
             if not bool(key_mask[:, -1].all()):
                 raise MixerError("LM.generate: every row of the prompt must end in a valid token; pad on the left.")
             length -= _shared_padding(key_mask)
@@ -239,13 +240,6 @@ class LM(Trunk):
                 f"LM.generate: a prompt of {length} tokens and n={n} exceed max_len={self.max_len}; "
                 + f"n can be at most {most}."
             )
-
-
-def _check_mask(who: str, tokens: Tensor, key_mask: Tensor | None) -> None:
-    """Refuse anything but a bool mask with an entry for each token."""
-    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != tokens.shape):
-        got = f"{key_mask.dtype} {tuple(key_mask.shape)}"
-        raise MixerError(f"{who}: expects a bool key_mask of shape {tuple(tokens.shape)}, got {got}.")
 
 
 def _shared_padding(key_mask: Tensor) -> int:

@@ -108,7 +108,7 @@ def evaluate_run(
 def _check_options(task: Any, path: Path | str, options: dict[str, Any]) -> None:
     """Refuse options that the kind of run does not have, and counts below 1, which would score all but the last."""
     wrong = [name for name in options if name not in task.options]
-    if wrong and task.options:  # a task that has none says so itself
+    if wrong and task.options:  # evaluate() of a task without options refuses them itself
         raise MixerError(f"eval: the score of {path} takes {', '.join(task.options)}; leave out {', '.join(wrong)}.")
     for name in ("max_bytes", "max_images"):
         if options.get(name, 1) < 1:
