@@ -60,6 +60,7 @@ CAUSAL = ("aft_forget", "aft_reach", "aft_pairs")
 WHOLE = {
     **{f"{case} both ways": "its kernel is causal" for case, (row, _) in CASES.items() if row in CAUSAL},
     "aft_local-none": "outside='none'",
+    "aft_local-t5": "outside='none'",
     "aft_conv-none": "outside='none'",
     "aft_conv-3d": "three dimensions",
     "external causal": "a causal form",

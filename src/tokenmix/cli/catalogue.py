@@ -20,7 +20,7 @@ def catalogue() -> dict[str, Any]:
     mixers = {}
     for name, cls in MIXERS.items():
         able = [c for c in CAPABILITIES if getattr(cls, f"supports_{c}")]
-        options = {k: "required" if v is inspect.Parameter.empty else v for k, v in mixer_options(cls).items()}
+        options = mixer_options(cls) | dict.fromkeys(cls.required_options(), "required")
         mixers[name] = {
             "about": (inspect.getdoc(cls) or "").split("\n")[0],
             **cls.about._asdict(),

@@ -38,7 +38,7 @@ from .sums.softmax import (
     split_heads64,
     valid_weight,
 )
-from .sums.weights import Dense, Factors, Weights, Windowed
+from .sums.weights import Dense, Factors, Toeplitz, Weights, Windowed
 
 Bias = Tensor | tuple[Tensor, Tensor]
 
@@ -160,6 +160,8 @@ def aft_local(
     ``positions``, ``attn_mask`` or S != T. Arguments not listed here are those of ``aft_full``.
 
     Args:
+        w: as for ``aft_full``; or taps, log-weights by distance (n,): tap j is that of t - s = window - 1 - j, with n =
+            window when causal and 2 window - 1 otherwise.
         window: s of the paper, in tokens; the band holds 2 window - 1 keys, or window keys when causal. 0 gives
             AFT-simple.
         outside: "zero" as in the paper, or "none": keys outside the window are not attended (the paper's ablation).
@@ -177,38 +179,35 @@ def aft_local(
     T, S = q.shape[1], k.shape[1]
     if 0 in (*q.shape, S):
         return torch.zeros_like(q)
-    whole = isinstance(window, int) and not isinstance(window, bool)
-    if outside not in OUTSIDES or not whole or window < 0 or (window == 0 and outside == "none"):
-        raise MixerError(
-            f"aft_local: window={window!r}, outside={outside!r}; window must be an integer >= 0, "
-            "and outside 'zero', or 'none' with window >= 1."
-        )
+    _check_window(w, window, outside, causal)
     if window == 0:
         return aft_simple(q, k, v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, gate=gate, backend=backend)
-    window = window if positions is not None else min(window, max(T, S))  # no two tokens are further apart
-    source = _source("aft_local", w, T, S)
-    w = _of_keys_met(w, key_mask)
-    reach, drop = (1 - window, window - 1), outside == "none"
+    drop = outside == "none"
     if positions is not None or attn_mask is not None or S != T:
-        near = _near(positions, T, S, window, q.device)
-        cut = torch.where(near, source.slab(slice(0, T), slice(0, S)).squeeze(1), 0.0)
+        cut, near = _in_window(w, positions, T, S, window, q.device)
         mask = attn_mask if not drop else near if attn_mask is None else near & attn_mask
         return aft_full(q, k, v, cut, causal=causal, key_mask=key_mask, attn_mask=mask, gate=gate, backend=backend)
+    most = min(window, T)  # no two tokens are further apart
+    if isinstance(w, Tensor) and w.ndim == 1:
+        w = w[window - most : len(w) if causal else window - 1 + most]
+    window, reach = most, (1 - most, most - 1)
+    source = _source("aft_local", w, T, S, causal)
+    w = _of_keys_met(w, key_mask)
     asked, lacks = q if gate == "sigmoid" else None, "its kernels take outside='zero' only" if drop else None
     where = choose("aft_local", backend, k, v, asked, on=aft_band.on, lacks=lacks)
     if where != "eager":
         run = _band_kernel(band_of(w, window, causal), key_mask, causal)
         return kernel_sums(where, run, q, k, v, gate, causal=causal, key_mask=key_mask)
-    band, inside = Windowed(source, *reach), (reach[0], 0) if causal else reach
+    cut_off, within = Windowed(source, *reach), (reach[0], 0) if causal else reach
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kd, vd = split_heads64(k, v, key_mask, 1)
         if drop:
-            return gated(q, merge_heads(window_ratio(kd, vd, band, reach=inside)), gate)
-        sums = causal_sums(kd, vd, band, reach=reach) if causal else band_sums(kd, vd, band, reach=reach)
+            return gated(q, merge_heads(window_ratio(kd, vd, cut_off, reach=within)), gate)
+        sums = causal_sums(kd, vd, cut_off, reach=reach) if causal else band_sums(kd, vd, cut_off, reach=reach)
         return gated(q, merge_heads(ratio_of(sums)), gate)
 
-    met = (lambda mark: over_window(mark, *inside)) if drop else None
+    met = (lambda mark: over_window(mark, *within)) if drop else None
     return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, reach=met)
 
 
@@ -308,18 +307,51 @@ def _band_kernel(
     return lambda q, k, v: aft_band(q, k, v, weights, key_mask, causal)
 
 
-def _near(
-    positions: Tensor | tuple[Tensor, Tensor] | None, T: int, S: int, window: int, device: torch.device
-) -> Tensor:
-    """Return |t - s| < window, measured in positions where they are given: bool (T, S) or (B, T, S)."""
+def _check_window(w: Bias, window: int, outside: str, causal: bool) -> None:
+    whole = isinstance(window, int) and not isinstance(window, bool)
+    if outside not in OUTSIDES or not whole or window < 0 or (window == 0 and outside == "none"):
+        raise MixerError(
+            f"aft_local: window={window!r}, outside={outside!r}; window must be an integer >= 0, "
+            "and outside 'zero', or 'none' with window >= 1."
+        )
+    many = window if causal else 2 * window - 1
+    if window and isinstance(w, Tensor) and w.ndim == 1 and len(w) != many:
+        raise MixerError(f"aft_local: with window={window} and causal={causal}, w needs {many} taps, got {len(w)}.")
+
+
+def _in_window(
+    w: Bias,
+    positions: Tensor | tuple[Tensor, Tensor] | None,
+    T: int,
+    S: int,
+    window: int,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """Return w of all pairs, 0 outside of the window, and |t - s| < window: (T, S) or (B, T, S) each.
+
+    Distances are measured in positions where they are given.
+    """
     if positions is None:
-        return (torch.arange(S, device=device) - torch.arange(T, device=device)[:, None]).abs() < window
-    rows, cols = positions if isinstance(positions, tuple) else (positions, positions)
-    return (cols[:, None, :] - rows[:, :, None]).abs() < window
+        far = torch.arange(T, device=device)[:, None] - torch.arange(S, device=device)
+    else:
+        rows, cols = positions if isinstance(positions, tuple) else (positions, positions)
+        far = rows[:, :, None] - cols[:, None, :]
+    near = far.abs() < window
+    if isinstance(w, Tensor) and w.ndim == 1:
+        inside = w[(window - 1 - far).clamp(0, len(w) - 1)]
+    else:
+        inside = _source("aft_local", w, T, S).slab(slice(0, T), slice(0, S)).squeeze(1)
+    return torch.where(near, inside, 0.0), near
 
 
-def _source(who: str, w: Bias, T: int, S: int) -> Weights:
-    """Wrap w so that its leading dimensions broadcast against (B, 1, T, S)."""
+def _source(who: str, w: Bias, T: int, S: int, causal: bool | None = None) -> Weights:
+    """Wrap w so that its leading dimensions broadcast against (B, 1, T, S).
+
+    Args:
+        causal: which side taps cover; None: taps are refused.
+    """
+    if causal is not None and isinstance(w, Tensor) and w.ndim == 1:
+        return Toeplitz(w[None], len(w) - 1 if causal else len(w) // 2)
     pair = w if isinstance(w, tuple) else None
     shapes = [a.shape for a in pair] if pair else [w.shape]  # type: ignore[union-attr]  # a tensor when not a pair
     fits = (

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from ..errors import MixerError
-from ..kernels.backend import Backend, choose
+from ..kernels.backend import Backend, choose, watched
 from .layout.checks import check_flags, check_scale
 from .layout.heads import by_head
 from .layout.masks import allowed, check_keys, zero_masked
@@ -16,12 +18,17 @@ from .sums.fused_attention import fused_attention, plain_attention
 from .sums.nonfinite import clean, nothing_to_hide, over_keys, put_back
 from .sums.precision import alike, exact
 
+ROWS = 512  # queries whose biases are held at once
+Bias = Tensor | Callable[[int, int], Tensor]
+"""Log-weights (1 or B, 1 or H, T, S), or a function that returns those of the queries start .. stop - 1."""
+
 
 @exact
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    w: Bias | None = None,
     *,
     heads: int,
     kv_heads: int | None = None,
@@ -31,13 +38,16 @@ def attention(
     attn_mask: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Compute y_t = sum_s softmax_s(scale q_t . k_s) v_s in each head (Vaswani et al. 2017, Eq. 1).
+    """Compute y_t = sum_s softmax_s(scale q_t . k_s + w_ts) v_s in each head (Vaswani et al. 2017, Eq. 1).
 
     Layout (B, T, heads * width).
 
     Args:
         q: (B, T, heads * e).
         k, v: (B, S, kv_heads * e); head i of the queries reads key head i // (heads / kv_heads).
+        w: log-weights (1 or B, 1 or heads, T, S), a position bias for instance; None: 0. Given as a function, w(start,
+            stop) returns those of the queries start .. stop - 1; it is called for 512 queries at a time, and again in
+            the backward pass, so that T x S numbers for all heads are never held.
         scale: default 1 / sqrt(e).
 
     A query with nothing to attend gives exactly 0. Second derivatives are those of the eager form; on CUDA torch's
@@ -54,9 +64,8 @@ def attention(
         raise MixerError(f"attention: heads={heads}, kv_heads={kv_heads} do not divide {widths}.")
     check_keys(key_mask, *k.shape[:2])
     kh, vh = by_head(zero_masked(k, key_mask), kv_heads), by_head(zero_masked(v, key_mask), kv_heads)
-    return attention_by_head(
-        by_head(q, heads), kh, vh, scale=scale, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend
-    )
+    options: dict[str, Any] = {"scale": scale, "causal": causal, "key_mask": key_mask, "attn_mask": attn_mask}
+    return attention_by_head(by_head(q, heads), kh, vh, w, **options, backend=backend)
 
 
 def finite_attention(
@@ -72,6 +81,7 @@ def attention_by_head(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    w: Bias | None = None,
     *,
     scale: float | None = None,
     causal: bool = False,
@@ -84,7 +94,10 @@ def attention_by_head(
     Returns (B, T, H * e).
     """
     q, k, v = alike(q, k, v)
+    if isinstance(w, Tensor):
+        _check_bias(w, q, k)
     given: dict[str, Any] = {
+        "w": w,
         "scale": scale,
         "causal": causal,
         "key_mask": key_mask,
@@ -105,11 +118,39 @@ def _mark(a: Tensor) -> Tensor:
     return (a.detach() * 0.0).sum((1, 3))[..., None]
 
 
+def _check_bias(w: Tensor, q: Tensor, k: Tensor) -> None:
+    (B, H, T, _), S = q.shape, k.shape[2]
+    if w.ndim != 4 or w.shape[0] not in (1, B) or w.shape[1] not in (1, H) or w.shape[2:] != (T, S):
+        raise MixerError(f"attention: expects w (1 or {B}, 1 or {H}, {T}, {S}), got {tuple(w.shape)}.")
+
+
+def _in_rows(q: Tensor, k: Tensor, v: Tensor, w: Callable[[int, int], Tensor], **given: Any) -> Tensor:
+    """Compute ``_mixed`` for some queries at a time; of causal rows only the keys that they see."""
+    (_, _, T, _), S = q.shape, k.shape[2]
+    key_mask, attn_mask, causal = given.pop("key_mask"), given.pop("attn_mask"), given["causal"]
+
+    def rows(start: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        stop, seen = start + q.shape[2], k.shape[2]
+        pairs = None if attn_mask is None else attn_mask[..., start:stop, :seen]
+        keys = None if key_mask is None else key_mask[:, :seen]
+        bias = w(start, stop)[..., :seen]
+        return _mixed(q, k, v, w=bias, key_mask=keys, attn_mask=pairs, **given)
+
+    again = torch.is_grad_enabled() and not watched()
+    outputs = []
+    for start in range(0, T, ROWS):
+        seen = min(start + ROWS, T) + S - T if causal else S
+        part = q[:, :, start : start + ROWS], k[:, :, :seen], v[:, :, :seen]
+        outputs.append(checkpoint(rows, start, *part, use_reentrant=False) if again else rows(start, *part))
+    return torch.cat(outputs, 1)
+
+
 def _mixed(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
+    w: Bias | None = None,
     scale: float | None,
     causal: bool,
     key_mask: Tensor | None,
@@ -117,12 +158,21 @@ def _mixed(
     backend: Backend,
 ) -> Tensor:
     """Compute the same when everything is finite, or attended by all."""
+    if w is not None and not isinstance(w, Tensor):
+        options: dict[str, Any] = {"scale": scale, "causal": causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        return _in_rows(q, k, v, w, **options, backend=backend)
     (B, _, T, _), S = q.shape, k.shape[2]
     fused = choose("attention", backend, q, on=("fused",)) == "fused"
-    if key_mask is None and attn_mask is None and fused and (not causal or T == S):
+    if w is not None and (torch.is_grad_enabled() or q.dtype.itemsize < 4):
+        fused = False  # torch's kernels give no gradient to a bias, and would round it to half precision
+    if w is None and key_mask is None and attn_mask is None and fused and (not causal or T == S):
         return fused_attention(q, k, v, causal=causal, scale=scale).transpose(1, 2).flatten(2)
     ok = allowed(B, T, S, causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
     some = ok.any(-1, keepdim=True)
     safe = (ok | ~some)[:, None]
-    y = fused_attention(q, k, v, mask=safe, scale=scale) if fused else plain_attention(q, k, v, safe, scale)
+    if fused:
+        mask = safe if w is None else w.to(q.dtype).masked_fill(~safe, float("-inf"))
+        y = fused_attention(q, k, v, mask=mask, scale=scale)
+    else:
+        y = plain_attention(q, k, v, safe, scale, w)
     return torch.where(some, y.transpose(1, 2).flatten(2), 0.0).to(q.dtype)

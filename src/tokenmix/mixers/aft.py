@@ -6,30 +6,39 @@ Zhai et al. 2021, "An Attention Free Transformer", arXiv:2105.14103.
 from __future__ import annotations
 
 from functools import partial
-from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import functional
 from ..functional import aft_chunk as chunk
+from ..functional.aft_forget import aft_forget_chunk
+from ..functional.layout.positions import position_gaps
 from ..functional.sums.gates import Gate
 from ..functional.sums.outside import OUTSIDES, Outside
-from .base import QKVO, About, Arguments, Kernels, Mixer, chunk_positions
+from ..functional.sums.precision import at_least_float32
+from ..functional.sums.softmax import MASKED_KEY
+from ..positions import PairPositions
+from .base import QKVO, About, Arguments, Kernels, Mixer, chunk_positions, token_positions
 from .cost import MixingCost
 from .parts.aft import (
+    AFTDecayState,
     AFTFullState,
     AFTSimpleState,
     add_projections,
-    check_pair_bias,
+    empty_decay,
     empty_full,
     empty_ring,
     history_of,
     queries,
     ring_step,
 )
-from .parts.pair_bias import PairBias
-from .parts.shared import check_positions, has_holes, in_pieces, valid_mask
+from .parts.pair_bias import PairBias, pair_positions_of
+from .parts.pair_biased import PairBiased
+from .parts.shared import check_positions, has_holes, in_pieces, rising, valid_mask
+
+PAIRS = 1024  # tokens up to which a bidirectional bias that decays is computed as pairs, by the kernel
 
 
 class AFTSimple(Mixer):
@@ -114,45 +123,19 @@ class AFTSimple(Mixer):
         return y, AFTSimpleState(*sums)
 
 
-class PairBiased(Mixer):
-    """AFT with a learned bias w_ts per pair of positions; the base class of AFT-full and AFT-local."""
-
-    bias: PairBias
-
-    def resize(self, max_len: int, max_context_len: int | None = None) -> None:
-        """Interpolate the bias to ``max_len`` positions of queries and ``max_context_len`` of keys.
-
-        A window keeps its size.
-        """
-        self.max_len, self.max_context_len = max_len, max_context_len or max_len
-        self.bias.resize(self.max_len, self.max_context_len)
-
-    def resize_grid(self, old: tuple[int, int], new: tuple[int, int], prefix: int) -> None:
-        """Interpolate the bias as images.
-
-        The biases of the ``prefix`` tokens stay; the grid of patches changes from size ``old`` to size ``new``.
-        """
-        self.bias.resize_grid(old, new, prefix)
-        self.max_len = self.max_context_len = prefix + prod(new)
-
-    def pair_log_weights(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return w_ts for queries at positions (B, T) and keys at positions (B, S).
-
-        Returns:
-            (B, T, S) in float64; -inf for pairs that the mixer does not attend.
-        """
-        w = self.bias.table(queries, keys)
-        return w.masked_fill(keys[:, None] > queries[:, :, None], -torch.inf) if self.causal else w
-
-
 class AFTFull(PairBiased):
     """AFT-full: y_t = W_o [sigma(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts)].
 
     w is a learned bias per pair of positions. Zhai et al. 2021, arXiv:2105.14103, Eq. 2. Maps (B, T, D) to (B, T, D).
 
     Args:
-        max_len: number of query positions that the bias covers, in tokens.
+        max_len: number of query positions that the bias covers, in tokens. Required unless ``bias`` is given.
         max_context_len: number of key positions that it covers, where keys come from a context; None: ``max_len``.
+        bias: None (default), or a function of positions instead of a table: {"name": "alibi", "t5", "kerple",
+            "sandwich" or "fire"} with the options of the class in ``tokenmix.positions``, for one head. There is then
+            no longest sequence, and ``max_len``, ``max_context_len``, ``rank`` and ``init_std`` are not used. With
+            "alibi" time is O(T D), the streaming state is three vectors of D numbers, and positions must rise in a
+            stream.
         rank: w = u v^T with factors of this rank and 2 max_len rank parameters. Default 64. None: a plain (max_len,
             max_len) table.
         init_std: standard deviation of the entries of u and v (or of w) at the start. The paper's N(0, 10^-2) does not
@@ -184,9 +167,10 @@ class AFTFull(PairBiased):
         self,
         dim: int,
         *,
-        max_len: int,
+        max_len: int | None = None,
         causal: bool = False,
         max_context_len: int | None = None,
+        bias: dict[str, Any] | None = None,
         rank: int | None = 64,
         init_std: float = 0.01,
         gate: Gate | None = "sigmoid",
@@ -194,12 +178,9 @@ class AFTFull(PairBiased):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal, max_len=max_len)
-        check_pair_bias(self, max_len, max_context_len, rank, init_std)
         self.gate = gate
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
-        self.bias = PairBias(
-            max_len, max_context_len or max_len, rank=rank, init_std=init_std, owner=type(self).__name__
-        )
+        self.bias = self.build_bias(bias, max_len, max_context_len, rank, init_std)
 
     def functional_args(
         self,
@@ -214,16 +195,46 @@ class AFTFull(PairBiased):
     ) -> Arguments:
         """Return the arguments of ``functional.aft_full`` for this input: (positional, keyword)."""
         keys = x if context is None else context
-        w = self.bias.between(x, context, positions, key_mask)
+        w = self.weights(x, context, positions, key_mask)
         args = queries(self, x), self.k_proj(keys), self.v_proj(keys), w
         return args, {"causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask, "gate": self.gate}
 
+    @property
+    def decays(self) -> bool:
+        """Return whether the bias falls linearly with the distance, so that sums of all keys stream by decaying."""
+        return isinstance(self.bias, PairPositions) and self.bias.slopes() is not None
+
+    def mix(self, x, context, *, positions, key_mask, attn_mask, grid, prefix):
+        given = {"positions": positions, "key_mask": key_mask, "attn_mask": attn_mask, "grid": grid, "prefix": prefix}
+        decays = self.decays and context is None and attn_mask is None and (self.causal or x.shape[1] > PAIRS)
+        ordered = positions is None or not torch.compiler.is_compiling() and rising(positions, key_mask)
+        if not decays or not ordered:
+            return super().mix(x, context, **given)
+        gaps, k, v, keep = None, self.k_proj(x), self.v_proj(x), key_mask
+        if positions is not None or key_mask is not None and self.causal:
+            at = token_positions(x, key_mask) if positions is None else positions
+            gaps = position_gaps(at, valid_mask(x, key_mask), at.new_zeros(at.shape[0]))[0]
+        elif key_mask is not None:  # a masked query stands at its place between the keys on both sides of it
+            at, valid = token_positions(x, key_mask), key_mask[..., None]
+            gaps, keep = at.diff(dim=1, prepend=at[:, :1]), None
+            k, v = torch.where(valid, at_least_float32(k), MASKED_KEY), torch.where(valid, v, 0.0)
+        args = queries(self, x), k, v, self.decay(x, gaps)
+        return self.out_proj(functional.aft_forget(*args, causal=self.causal, key_mask=keep, gate=self.gate))
+
     def mixing_cost(self, T: int) -> MixingCost:
         D, pairs = self.dim, T * T
+        if self.decays:
+            return MixingCost(flops=10 * T * D, counted=None, activations=700 * T * D, state=24 * D + 16)
+        if isinstance(self.bias, PairPositions):
+            counted = (4 * D + self.bias.pair_products()) * pairs
+            kept = 72 * T * D + (16 + 4 * self.bias.pair_kept()) * pairs
+            return MixingCost(counted + self.bias.pair_flops() * pairs, counted, kept, (8 * D + 9) * T + 8)
         flops = 4 * pairs * D + 2 * pairs * (self.bias.rank or 0)
         return MixingCost(flops=flops, counted=flops, activations=72 * T * D + 16 * pairs, state=(8 * D + 9) * T + 8)
 
     def empty_state(self, batch_size, *, device, dtype):
+        if self.decays and self.causal:
+            return empty_decay(batch_size, self.dim, device=device)
         return empty_full(batch_size, self.dim, device=device, dtype=dtype)
 
     def context_state(self, context, context_mask):
@@ -233,21 +244,36 @@ class AFTFull(PairBiased):
         query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
         self.check_range(query_positions)
         if not self.causal:
-            w = self.bias.select(query_positions, state.positions)
+            w = (
+                self.log_weights(query_positions, state.positions, x.dtype)
+                if isinstance(self.bias, PairPositions)
+                else self.bias.select(query_positions, state.positions)
+            )
             y = functional.aft_full(queries(self, x), state.keys, state.values, w, key_mask=state.valid, gate=self.gate)
             return self.out_proj(y), state._replace(position=next_position)
-        y, state = in_pieces(self._mix_piece, x, state, query_positions, valid_mask(x, key_mask))
+        if self.decays:
+            last = torch.ones_like(state.last, dtype=torch.bool)[:, None], state.last[:, None] - 1
+            check_positions(self, positions, key_mask, rising=True, past=last)
+        mix_piece = self._mix_decaying if self.decays else self._mix_piece
+        y, state = in_pieces(mix_piece, x, state, query_positions, valid_mask(x, key_mask))
         return self.out_proj(y), state._replace(position=next_position)
+
+    def _mix_decaying(self, x, state, positions, valid):
+        gaps, last = position_gaps(positions, valid, state.last)
+        args = queries(self, x), self.k_proj(x), self.v_proj(x), self.decay(x, gaps)
+        y, sums = aft_forget_chunk(*args, (state.m, state.num, state.den), key_mask=valid, gate=self.gate)
+        return y, AFTDecayState(*sums, last, state.position)
 
     def _mix_piece(self, x, state, positions, valid):
         q, kept = queries(self, x), (state.keys, state.values, state.valid)
         new = self.k_proj(x).to(state.keys.dtype), self.v_proj(x).to(state.values.dtype), valid
-        found = chunk.pair_weights(
-            *self.bias.on(x.device), positions, state.positions, keep=state.positions.shape[1] + positions.shape[1]
-        )
+        found = None
+        if isinstance(self.bias, PairBias):
+            keep = state.positions.shape[1] + positions.shape[1]
+            found = chunk.pair_weights(*self.bias.on(x.device), positions, state.positions, keep=keep)
         if found is None:
             key_positions = torch.cat([state.positions, positions], 1)
-            w = self.bias.table(positions, key_positions)[:, None]
+            w = self.log_weights(positions, key_positions, torch.float64)[:, None]
         else:
             w, _, key_positions = found
         y, history = chunk.aft_chunk(q, new, kept, w, gate=self.gate)
@@ -263,6 +289,8 @@ class AFTLocal(PairBiased):
         window: s of the paper, in tokens: the bias covers 2 window - 1 positions, or window when causal. 0 is
             AFT-simple, without a bias to learn; window >= T is AFT-full.
         outside: "zero" (default) gives tokens outside of the window a bias of 0; "none" does not attend them.
+        bias: as in AFTFull, but for "fire", which is not a function of the distance alone. A bias that falls with the
+            distance gives tokens inside the window less weight than those outside of it, unless ``outside="none"``.
         max_len, max_context_len, rank, init_std, gate: as in AFTFull.
 
     Parameters: as in AFTFull; no bias with ``window=0``. Time O(T window D). The streaming state is the last window - 1
@@ -291,10 +319,11 @@ class AFTLocal(PairBiased):
         self,
         dim: int,
         *,
-        max_len: int,
         window: int,
+        max_len: int | None = None,
         causal: bool = False,
         max_context_len: int | None = None,
+        bias: dict[str, Any] | None = None,
         rank: int | None = 64,
         init_std: float = 0.01,
         outside: Outside = "zero",
@@ -303,7 +332,6 @@ class AFTLocal(PairBiased):
         out_bias: bool = True,
     ):
         super().__init__(dim, causal=causal, max_len=max_len)
-        check_pair_bias(self, max_len, max_context_len, rank, init_std)
         self.window, self.outside = window, outside
         if window < 0:
             self.refuse(
@@ -313,14 +341,10 @@ class AFTLocal(PairBiased):
             self.refuse(f"outside must be 'zero', or 'none' with window >= 1, got outside={outside!r}, window={window}")
         self.gate = gate
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
-        self.bias = PairBias(
-            max_len,
-            max_context_len or max_len,
-            rank=rank,
-            init_std=init_std,
-            empty=window == 0,
-            owner=type(self).__name__,
-        )
+        self.bias = self.build_bias(bias, max_len, max_context_len, rank, init_std, empty=window == 0)
+        if isinstance(self.bias, PairPositions) and (window == 0 or not self.bias.by_distance):
+            why = "window=0 has no bias" if window == 0 else "its window takes biases by distance; aft_full takes any"
+            self.refuse(f"bias={bias!r}: {why}")
 
     def pair_log_weights(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return w_ts like ``PairBiased``; outside of the window it is 0, or -inf with ``outside="none"``."""
@@ -341,11 +365,13 @@ class AFTLocal(PairBiased):
     ) -> Arguments:
         """Return the arguments of ``functional.aft_local`` for this input: (positional, keyword)."""
         keys = x if context is None else context
-        w = self.bias.between(x, context, positions, key_mask)
-        args = queries(self, x), self.k_proj(keys), self.v_proj(keys), w
-        query_and_key_positions = (
-            positions if context is None else self.bias.positions_of(x, context, positions, key_mask)
+        w = (
+            self.taps(x, self.window)
+            if isinstance(self.bias, PairPositions)
+            else self.weights(x, context, positions, key_mask)
         )
+        args = queries(self, x), self.k_proj(keys), self.v_proj(keys), w
+        query_and_key_positions = positions if context is None else pair_positions_of(x, context, positions, key_mask)
         options = {"window": self.window, "outside": self.outside, "positions": query_and_key_positions}
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask, "gate": self.gate}
 
@@ -391,20 +417,20 @@ class AFTLocal(PairBiased):
     def _read(self, x, history, positions):
         """Mix queries with a context, all keys of which are in the state."""
         near = (history.positions[:, None] - positions[:, :, None]).abs() < self.window
-        w = torch.where(near, self.bias.table(positions, history.positions), 0.0)
+        w = torch.where(near, self.log_weights(positions, history.positions, torch.float64), 0.0)
         mask = near if self.outside == "none" else None
         return functional.aft_full(
             queries(self, x), history.keys, history.values, w, key_mask=history.valid, attn_mask=mask, gate=self.gate
         )
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
-        none = self.outside == "none"
-        found = chunk.pair_weights(
-            *self.bias.on(x.device), positions, state.positions, window=self.window, keep=state.positions.shape[1]
-        )
+        none, found = self.outside == "none", None
+        if isinstance(self.bias, PairBias):
+            at = {"window": self.window, "keep": state.positions.shape[1]}
+            found = chunk.pair_weights(*self.bias.on(x.device), positions, state.positions, **at)
         if found is not None:
             return ring_step(self, x, state, positions, found[2], valid, *found[:2], only_near=none, holes=holes)
         key_positions = torch.cat([state.positions, positions], 1)
         near = ((key_positions[:, None] - positions[:, :, None]).abs() < self.window)[:, None]
-        w = torch.where(near, self.bias.table(positions, key_positions)[:, None], 0.0)
+        w = torch.where(near, self.log_weights(positions, key_positions, torch.float64)[:, None], 0.0)
         return ring_step(self, x, state, positions, key_positions, valid, w, near, only_near=none, holes=holes)

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..functional.attention import attention_by_head
+from ..functional.attention import ROWS, attention_by_head
 from ..functional.layout.heads import by_head
 from ..functional.layout.masks import valid_mask, zero_masked
-from ..positions import LearnedPositions, RotaryPositions
+from ..positions import LearnedPositions, RotaryPositions, build_pair_positions
 from .base import QKVO, About, Arguments, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
+from .parts.log_weights import log_weights
 from .parts.options import at_least, check_positive, one_of
 from .parts.shared import largest_dot
 from .parts.token_norm import RMSNorm
@@ -36,6 +37,17 @@ class AttentionState(NamedTuple):
     position: Tensor
 
 
+@register_state
+class BiasedAttentionState(NamedTuple):
+    """The same with the position of every key, positions (B, S), on which a bias depends."""
+
+    keys: Tensor
+    values: Tensor
+    valid: Tensor
+    positions: Tensor
+    position: Tensor
+
+
 class Attention(Mixer):
     """Multi-head softmax attention (Vaswani et al. 2017), with grouped keys (Ainslie et al. 2023).
 
@@ -50,6 +62,8 @@ class Attention(Mixer):
             the input of the query and key projections. {"name": "rotary"} with options of ``RotaryPositions``: queries
             and keys are rotated by angles that grow with their positions. Over a context, each side uses its own
             positions.
+        bias: None (default), or a bias for pairs of positions that is added to the logits: {"name": "alibi", "t5",
+            "kerple", "sandwich" or "fire"} with the options of the class in ``tokenmix.positions``.
         max_len: number of learned positions; required for them and ignored otherwise.
         qk_norm: normalisation of queries and keys in each head, before they are rotated; it bounds the logits. "layer"
             (Dehghani et al. 2023, arXiv 2302.05442) or "rms" (Qwen3, Yang et al. 2025, arXiv 2505.09388); the heads
@@ -57,8 +71,8 @@ class Attention(Mixer):
         norm_eps: added to the variance in these norms, 1e-6 by default.
         scale: factor on the logits. None: 1 / sqrt(e).
 
-    Parameters: q_proj, k_proj, v_proj, out_proj; q_norm and k_norm with ``qk_norm``; the table of learned positions.
-    Time O(T^2 D), memory O(T D). The streaming state is the history of keys and values.
+    Parameters: q_proj, k_proj, v_proj, out_proj; q_norm and k_norm with ``qk_norm``; the table of learned positions;
+    those of the bias. Time O(T^2 D), memory O(T D). The streaming state is the history of keys and values.
 
     Raises:
         MixerError: if an option is out of its range or the position spec is unknown.
@@ -87,6 +101,7 @@ class Attention(Mixer):
         kv_heads: int | None = None,
         head_dim: int | None = None,
         positions: dict[str, Any] | None = None,
+        bias: dict[str, Any] | None = None,
         max_len: int | None = None,
         scale: float | None = None,
         qk_norm: str | None = None,
@@ -116,6 +131,7 @@ class Attention(Mixer):
             None if qk_norm is None else NORMS[qk_norm](self.head_dim, eps=norm_eps) for _ in "qk"
         )
         self.positions = None if positions is None else self._build_positions(positions)
+        self.bias = None if bias is None else build_pair_positions(bias, heads, owner=type(self).__name__)
 
     def _build_positions(self, spec: dict[str, Any]) -> LearnedPositions | RotaryPositions:
         kinds: dict[str, Any] = {"learned": LearnedPositions, "rotary": RotaryPositions}
@@ -184,13 +200,12 @@ class Attention(Mixer):
             if key_positions is query_positions
             else (*self._rotated(query_positions, q), *self._rotated(key_positions, k))
         )
+        args: tuple[Any, ...] = (q, k, self.v_proj(keys))
+        if self.bias is not None:
+            plain = positions is None and key_mask is None
+            args = (*args, log_weights(self.bias, query_positions, key_positions, plain=plain, dtype=q.dtype))
         options = {"heads": self.heads, "kv_heads": self.kv_heads, "scale": self.scale}
-        return (q, k, self.v_proj(keys)), {
-            **options,
-            "causal": self.causal,
-            "key_mask": key_mask,
-            "attn_mask": attn_mask,
-        }
+        return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
     def mixing_cost(self, T: int) -> MixingCost:
         wide, width = self.q_proj.out_features, self.k_proj.out_features
@@ -203,28 +218,36 @@ class Attention(Mixer):
         normed = 0 if self.q_norm is None else wide + width
         kept += 4 * normed * T  # the inputs of the norms
         flops = counted + 3 * turning * (self.heads + self.kv_heads) * T + 5 * normed * T
-        return MixingCost(flops=flops, counted=counted, activations=kept, state=(8 * width + 1) * T + 8)
+        state = (8 * width + 1) * T + 8
+        if self.bias is not None:  # the weights of at most ROWS queries are kept, and the positions of all keys
+            counted += self.bias.pair_products() * T * T
+            flops += (self.bias.pair_products() + self.bias.pair_flops()) * T * T
+            kept += (8 * self.heads + 4 * self.bias.pair_kept()) * min(T, ROWS) * T
+            state += 8 * T
+        return MixingCost(flops=flops, counted=counted, activations=kept, state=state)
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
-        return largest_dot(args[0], args[1], options["heads"], options["kv_heads"], options["scale"])
+        dot = largest_dot(args[0], args[1], options["heads"], options["kv_heads"], options["scale"])
+        return dot if len(args) < 4 else dot + float(args[3].detach().abs().max())
+
+    def _state(self, keys: Tensor, values: Tensor, valid: Tensor, positions: Tensor, position: Tensor) -> Any:
+        if self.bias is None:
+            return AttentionState(keys, values, valid, position)
+        return BiasedAttentionState(keys, values, valid, positions, position)
 
     def empty_state(self, batch_size, *, device, dtype):
         keys = torch.zeros(batch_size, self.kv_heads, 0, self.head_dim, device=device, dtype=dtype)
-        valid = torch.zeros(batch_size, 0, dtype=torch.bool, device=device)
-        return AttentionState(keys, keys.clone(), valid, torch.zeros(batch_size, dtype=torch.long, device=device))
+        none = torch.zeros(batch_size, 0, dtype=torch.long, device=device)
+        return self._state(keys, keys.clone(), none.bool(), none, none.new_zeros(batch_size))
 
     def context_state(self, context, context_mask):
         positions = token_positions(context, context_mask)
         (keys,) = self._rotated(positions, self._keys(self._with_positions(context, positions)))
         keys, values = self._to_keep(keys, self.v_proj(context), context_mask)
         valid = valid_mask(context, context_mask)
-        return AttentionState(
-            keys.contiguous(),
-            values.contiguous(),
-            valid,
-            torch.zeros(valid.shape[0], dtype=torch.long, device=valid.device),
-        )
+        first = torch.zeros(valid.shape[0], dtype=torch.long, device=valid.device)
+        return self._state(keys.contiguous(), values.contiguous(), valid, positions.contiguous(), first)
 
     def _to_keep(self, keys: Tensor, values: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return keys and values as a state holds them: by head, and 0 where they are masked."""
@@ -238,21 +261,18 @@ class Attention(Mixer):
             self.check_range(query_positions)
         inputs = self._with_positions(x, query_positions)
         keys, values, valid, fresh = state.keys, state.values, state.valid, state.valid.shape[1] == 0
+        at = query_positions if self.bias is None else state.positions
         if self.causal:
             q, k = self._rotated(query_positions, self._queries(inputs), self._keys(inputs))
             new = self._to_keep(k, self.v_proj(x), key_mask)
             keys, values = (torch.cat([old, a.to(old.dtype)], 2) for old, a in zip((keys, values), new, strict=True))
             valid = torch.cat([valid, valid_mask(x, key_mask)], 1)
+            at = at if self.bias is None else torch.cat([at, query_positions], 1)
         else:
             (q,) = self._rotated(query_positions, self._queries(inputs))
         # the first chunk needs no mask, and without one it runs fused
         mask = None if self.causal and key_mask is None and fresh else valid
-        y = attention_by_head(
-            by_head(q, self.heads),
-            keys.to(q.dtype),
-            values.to(q.dtype),
-            scale=self.scale,
-            causal=self.causal,
-            key_mask=mask,
-        )
-        return self.out_proj(y), AttentionState(keys, values, valid, next_position)
+        w = None if self.bias is None else log_weights(self.bias, query_positions, at, plain=False, dtype=q.dtype)
+        options: dict[str, Any] = {"scale": self.scale, "causal": self.causal, "key_mask": mask}
+        y = attention_by_head(by_head(q, self.heads), keys.to(q.dtype), values.to(q.dtype), w, **options)
+        return self.out_proj(y), self._state(keys, values, valid, at, next_position)

@@ -6,7 +6,6 @@ table, and `make tables` writes it.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, Literal
 
 from ..errors import MixerError
@@ -33,7 +32,6 @@ def build_mixer(name: str, dim: int, **options: Any) -> Mixer:
     for option in options:
         if option not in known:
             raise MixerError(f"build_mixer: {name} has no option {option!r}; {nearest(option, known)}.")
-    for option, default in known.items():
-        if default is inspect.Parameter.empty and option not in options:
-            raise MixerError(f"build_mixer: {name} needs the option {option!r}; its options are {', '.join(known)}.")
+    for option in cls.required_options(options):
+        raise MixerError(f"build_mixer: {name} needs the option {option!r}; its options are {', '.join(known)}.")
     return cls(dim, **options)

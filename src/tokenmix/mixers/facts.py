@@ -6,7 +6,7 @@ Surgery, benchmarks, pictures, tables and tests read them here.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -103,6 +103,11 @@ class Facts(nn.Module):
         return getattr(functional, cls.form) if isinstance(cls.form, str) else cls.form
 
     @classmethod
+    def required_options(cls, given: Collection[str] = ()) -> list[str]:
+        """Return the options without a default that are not among those given, by name."""
+        return [n for n, default in mixer_options(cls).items() if default is inspect.Parameter.empty and n not in given]
+
+    @classmethod
     def example_options(
         cls, length: int, *, heads: int | None = None, grid: tuple[int, ...] | None = None
     ) -> dict[str, Any]:
@@ -114,13 +119,9 @@ class Facts(nn.Module):
             heads: number of heads, for mixers with this option; None: the default, or 8 where there is none.
             grid: size of the token grid, for mixers that need its number of axes.
         """
-        known = mixer_options(cls)
+        known, required = mixer_options(cls), cls.required_options()
         usual = {"max_len": length, "window": min(32, length), "heads": heads or 8, "kernel_size": 11 if grid else 33}
-        chosen = {
-            name: usual[name]
-            for name in usual
-            if name in known and (known[name] is inspect.Parameter.empty or name == "heads" and heads)
-        }
+        chosen = {name: usual[name] for name in usual if name in required or name == "heads" in known and heads}
         return chosen | ({"ndim": len(grid)} if grid and "ndim" in known else {})
 
 

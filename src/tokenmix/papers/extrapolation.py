@@ -36,6 +36,47 @@ def relative() -> tuple[Claim, ...]:
             "theta_m = 10000^(-2 (m - 1) / d)",
             "positions.rotary.RotaryPositions",
         ),
+        Claim(
+            "ALiBi",
+            "The logit falls linearly with the distance, with a slope for each head and nothing to learn.",
+            (Number("ours against the equation", "equal", measure=identities.pair_bias("alibi", identities.alibi)),),
+            "m_h (j - i), m_h = 2^(-8 h / H)",
+            "positions.pair.ALiBi",
+        ),
+        Claim(
+            "T5 bias",
+            "A learned bias per head and bucket of distances, near ones alone and far ones on a logarithmic scale.",
+            (Number("distances 0 .. 128 in 32 buckets", "32", measure=identities.t5_bucket_count),),
+            "beta[bucket(j - i)]",
+            "positions.pair.T5Bias",
+        ),
+        Claim(
+            "KERPLE",
+            "A conditionally positive definite kernel of the distance, learned per head.",
+            (Number("ours against the equation", "equal", measure=identities.pair_bias("kerple", identities.kerple)),),
+            "-r1 log(1 + r2 |i - j|)",
+            "positions.pair.Kerple",
+        ),
+        Claim(
+            "Sandwich",
+            "Products of sinusoidal positions as a bias, with nothing to learn.",
+            (
+                Number(
+                    "ours against the equation, less its value at distance 0",
+                    "equal",
+                    measure=identities.pair_bias("sandwich", identities.sandwich),
+                ),
+            ),
+            "p_i . p_j = sum_k cos((i - j) / 10000^(2 k / d))",
+            "positions.pair.Sandwich",
+        ),
+        Claim(
+            "FIRE",
+            "A learned function of the distance, measured against the position of the query.",
+            (Number("ours against the equation", "equal", measure=identities.pair_bias("fire", identities.fire)),),
+            "f(psi(i - j) / psi(max(L, i))), psi(x) = log(c x + 1)",
+            "positions.pair.Fire",
+        ),
     )
 
 
@@ -84,11 +125,6 @@ def unbuilt() -> tuple[Claim, ...]:
         "Complex": "each word a trainable rotation",
         "FLOATER": "positions from a neural differential equation",
         "Shaw": "q_i (k_j + p_r), r = clip(j - i)",
-        "T5 bias": "+ beta[bucket(j - i)]",
-        "ALiBi": "+ m_h (j - i)",
-        "KERPLE": "- r1 log(1 + r2 |i - j|)",
-        "Sandwich": "+ p_i . p_j of sinusoids",
-        "FIRE": "f(psi(i - j) / psi(max(L, i)))",
         "CAPE (2024)": "qk + f(qk, b(i, j))",
         "xPOS": "RoPE, queries and keys scaled by position",
         "CoPE, TISE, bilevel": "discussed beside the table",

@@ -6,6 +6,7 @@ Each returns "equal", or by how much the two sides differ at most.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -288,6 +289,54 @@ def rotary_is_relative() -> str:
         return (rotary(torch.tensor([[i]]), q)[0] * rotary(torch.tensor([[j]]), k)[0]).sum()
 
     return compared(product(103, 105), product(3, 5))
+
+
+def pair_bias(name: str, equation: Callable[[Any, Tensor, Tensor], Tensor], **options: Any) -> Callable[[], str]:
+    """Return a measure that compares a bias for pairs of positions with its equation of the positions t and s."""
+
+    def measure() -> str:
+        from ..positions import build_pair_positions
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            bias = build_pair_positions({"name": name, **options}, HEADS, owner="papers").double()
+        t, s = torch.tensor([[3, 70, 900]]), torch.tensor([[0, 2, 65, 880]])
+        far = (t[:, :, None] - s[:, None])[:, None].double()
+        return compared(bias(t, s, torch.float64), equation(bias, far, t[:, None, :, None].double()))
+
+    return measure
+
+
+def t5_bucket_count() -> int:
+    """Count the buckets that T5's bias gives to distances 0 .. 128 at its defaults."""
+    from ..positions import T5Bias
+
+    return len(T5Bias(1).bucket(torch.arange(129)).unique())
+
+
+def alibi(bias: Any, far: Tensor, _: Tensor) -> Tensor:
+    """Write out ALiBi: m_h (j - i), m_h = 2^(-8 h / H), for keys before the query."""
+    return -torch.tensor([2.0 ** (-8 * (h + 1) / HEADS) for h in range(HEADS)]).view(-1, 1, 1) * far.abs()
+
+
+def kerple(bias: Any, far: Tensor, _: Tensor) -> Tensor:
+    """Write out KERPLE's logarithmic form with the module's own r1 and r2."""
+    r1, r2 = (r.view(-1, 1, 1) for r in bias.rates(torch.float64))
+    return -r1 * (1 + r2 * far.abs()).log()
+
+
+def sandwich(bias: Any, far: Tensor, _: Tensor) -> Tensor:
+    """Write out the products of sinusoids, less those at distance 0, with our factor of each head."""
+    waves = sum((far * 10_000 ** (-2 * i / 128)).cos() - 1 for i in range(1, 65))
+    return torch.tensor([8 * (h + 1) / HEADS / 128 for h in range(HEADS)]).view(-1, 1, 1) * waves
+
+
+def fire(bias: Any, far: Tensor, t: Tensor) -> Tensor:
+    """Write out FIRE's MLP of psi(i - j) / psi(max(L, i)) with the module's own weights."""
+    limit = bias.length * bias.threshold
+    ratio = (bias.c * far.abs() + 1).log() / ((bias.c * torch.maximum(t, limit) + 1).log() + 1e-6)
+    hidden = (ratio[..., None] * bias.up + bias.up_bias).clamp_min(0)
+    return (hidden @ bias.down.T + bias.down_bias)[:, 0].movedim(-1, 1)
 
 
 def scaled(rule: str, **options: Any) -> list[float]:

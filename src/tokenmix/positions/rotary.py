@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..kernels.tokenwise import rotate
+from .checks import number, whole
 
 LAYOUTS = ("half", "interleaved")
 
@@ -49,9 +50,9 @@ class RotaryPositions(nn.Module):
         super().__init__()
         self.head_dim, self.base, self.rotary_dim = head_dim, base, head_dim if rotary_dim is None else rotary_dim
         self.layout, self.scaling = layout, scaling
-        if not _whole(self.rotary_dim, 2) or self.rotary_dim % 2 or self.rotary_dim > head_dim:
+        if not whole(self.rotary_dim, 2) or self.rotary_dim % 2 or self.rotary_dim > head_dim:
             _refuse(f"rotary_dim must be even and in 2..head_dim={head_dim}, got {self.rotary_dim!r}")
-        if not _number(base) or base <= 1:
+        if not number(base) or base <= 1:
             _refuse(f"base must be a number above 1, got {base!r}")
         if layout not in LAYOUTS:
             _refuse(f"layout={layout!r} is unknown; choose 'half' or 'interleaved'")
@@ -210,21 +211,13 @@ def _check_option(name: str, value: Any) -> None:
         if not isinstance(value, bool):
             _refuse(f"truncate must be True or False, got {value!r}")
     elif name == "original_max_len":
-        if not _whole(value, 1):
+        if not whole(value, 1):
             _refuse(f"original_max_len must be an integer >= 1, got {value!r}")
     elif name == "factor":
-        if not _number(value) or value < 1:
+        if not number(value) or value < 1:
             _refuse(f"factor must be a number >= 1, the new length over the old, got {value!r}")
-    elif not (name == "attention_factor" and value is None) and (not _number(value) or value <= 0):
+    elif not (name == "attention_factor" and value is None) and (not number(value) or value <= 0):
         _refuse(f"{name} must be a positive number, got {value!r}")
-
-
-def _whole(value: Any, low: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= low
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _refuse(why: str) -> NoReturn:

@@ -44,7 +44,10 @@ def aft_local(
     T, S = q.shape[1], k.shape[1]
     positions = (torch.arange(T)[None], torch.arange(S)[None]) if positions is None else positions
     rows, cols = positions if isinstance(positions, tuple) else (positions, positions)
-    near = (rows[:, :, None] - cols[:, None, :]).abs() < window
+    far = rows[:, :, None] - cols[:, None, :]
+    near = far.abs() < window
+    if w.ndim == 1:  # by distance: window - 1 first
+        w = w[(window - 1 - far).clamp(0, len(w) - 1)]
     if outside == "none":
         mask = near.expand(q.shape[0], T, S) if mask is None else mask & near
     return aft_full(q, k, v, torch.where(near, w, 0.0), mask=mask, gate=gate)

@@ -10,13 +10,14 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    w: Tensor | None = None,
     *,
     heads: int,
     kv_heads: int | None = None,
     scale: float | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Compute softmax(Q K^T / sqrt(e)) V, head by head; a query that may attend nothing gives 0."""
+    """Compute softmax(Q K^T / sqrt(e) + w) V, head by head; a query that may attend nothing gives 0."""
     kv_heads = kv_heads or heads
     width, outputs = q.shape[-1] // heads, []
     for h in range(heads):
@@ -24,6 +25,8 @@ def attention(
         logits = (
             q[..., mine] @ k[..., theirs : theirs + width].transpose(-1, -2) * (width**-0.5 if scale is None else scale)
         )
+        if w is not None:
+            logits = logits + w[:, h if w.shape[1] > 1 else 0]
         if mask is not None:
             logits = logits.masked_fill(~mask, float("-inf"))
         weights = torch.softmax(logits, -1)

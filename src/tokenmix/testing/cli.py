@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json as json_text
 import sys
 from typing import Any
@@ -112,7 +111,7 @@ def _check_options(target: str, given: dict[str, Any]) -> None:
     for option in given:
         if option not in (*known, "dim", "grid", "prefix"):
             raise MixerError(f"check: cannot build {target}: it has no option {option!r}; {nearest(option, known)}.")
-    needed = [option for option, default in known.items() if default is inspect.Parameter.empty and option not in given]
+    needed = MIXERS[target].required_options(given)
     if needed:
         missing = f"option{'s' * (len(needed) > 1)} {', '.join(needed)}"
         raise MixerError(f"check: cannot build {target}: it needs the {missing}; give them with --options.")

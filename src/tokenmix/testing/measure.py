@@ -64,11 +64,12 @@ def adversarial_cases(
         masked: whether the form takes a key mask.
     """
     shape = tuple(args[of.keys].shape)
+    biases = [b for b in of.biases if b < len(args) and args[b] is not None]
     for i, (name, keys) in enumerate(inputs.adversarial_keys(shape, size=SIZE, seed=seed).items()):
         case = with_argument(args, of.keys, keys)
         yield f"keys {name}, size {SIZE:g}", case, options
-        if of.biases and i % 2 == 0:
-            for b in of.biases:
+        if biases and i % 2 == 0:
+            for b in biases:
                 case = with_argument(case, b, inputs.big_bias((case[b],), size=BIAS, seed=seed)[0])
             yield f"keys {name}, size {SIZE:g}, |w| to {BIAS:g}", case, options
     if masked:

@@ -34,6 +34,17 @@ def fill_from_last_valid(positions: Tensor, valid: Tensor) -> Tensor:
     return _carried(positions, valid, 0)
 
 
+def position_gaps(positions: Tensor, valid: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how far each token is from the valid token before it (B, T), at least 0, and the last valid position.
+
+    Args:
+        last: (B,), the position of the last valid token before these.
+    """
+    at = torch.cat([last[:, None].to(positions.dtype), positions], 1)
+    carried = fill_from_last_valid(at, torch.cat([torch.ones_like(valid[:, :1]), valid], 1))
+    return (positions - carried[:, :-1]).clamp_min(0), carried[:, -1].to(last.dtype)
+
+
 def _carried(values: Tensor, valid: Tensor, nothing: int) -> Tensor:
     """Replace values (B, T) of masked tokens by the last valid token's; ``nothing`` before the first.
 

@@ -221,10 +221,13 @@ def band_of(w: Tensor | tuple[Tensor, Tensor], window: int, causal: bool) -> Ten
     rounding would be an error of every weight.
 
     Args:
-        w: log-weights (T, T) or (B, T, T), or a pair of factors (T, r) or (B, T, r).
+        w: log-weights (T, T) or (B, T, T), or a pair of factors (T, r) or (B, T, r); or taps (L,), the same in all
+            rows, which give (1, 1, 1, L).
         window: in tokens; L = window if causal, else 2 window - 1, with window limited to T.
         causal: leave out keys s > t.
     """
+    if not isinstance(w, tuple) and w.ndim == 1:
+        return w.float()[None, None, None]
     T = (w[0] if isinstance(w, tuple) else w).shape[-2]
     low = min(window, T) - 1
     high = 0 if causal else low

@@ -21,6 +21,8 @@ def fused_attention(
 ) -> Tensor:
     """Weigh values by softmax(scale q . k): q (B, H, T, e), k and v (B, G, S, e), mask (B, 1, T, S) bool; (B, H, T, e).
 
+    The mask may be log-weights instead, where no gradient is needed.
+
     Torch's kernel has no second derivatives. On the CPU, a backward pass whose own graph is requested is that of
     ``plain_attention``.
     """
@@ -33,12 +35,19 @@ def fused_attention(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
 
 
-def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """Weigh values by the equation as matrix products in float32 or better; arguments as in ``fused_attention``."""
+def plain_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, w: Tensor | None = None
+) -> Tensor:
+    """Weigh values by the equation as matrix products in float32 or better; arguments as in ``fused_attention``.
+
+    Args:
+        w: log-weights added to the logits, broadcastable to (B, H, T, S).
+    """
     group = q.shape[1] // k.shape[1]
     q = at_least_float32(q)
     k, v = (a.to(q.dtype).repeat_interleave(group, 1) for a in (k, v))
     logits = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-1, -2)
+    logits = logits if w is None else logits + w.to(logits.dtype)
     return (logits if mask is None else logits.masked_fill(~mask, float("-inf"))).softmax(-1) @ v
 
 

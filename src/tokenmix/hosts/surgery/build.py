@@ -77,7 +77,7 @@ def spec_for_site(spec: dict[str, Any], site: Site, module: Any, found: dict[str
     wanted: dict[str, Any] = {"heads": site.heads}
     if site.grid is not None:
         wanted["ndim"] = 2
-    if known.get("max_len") is not None and site.max_len is not None:  # the option is required
+    if "max_len" in MIXERS[name].required_options(spec) and site.max_len is not None:
         wanted["max_len"] = site.max_len
     if not any(f"{part}.bias" in found for part in ("q_proj", "k_proj", "v_proj")):
         wanted["qkv_bias"] = False

@@ -5,7 +5,6 @@ Shapes: B images, N tokens of which the first ``prefix`` are not patches, C feat
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from math import prod
 from typing import Any, ClassVar, NoReturn
@@ -207,11 +206,9 @@ def _unpickled(spec: dict[str, Any], grid: Grid | None, prefix: int) -> MixerAtt
 
 def _check_complete(name: str, options: dict[str, Any]) -> None:
     """Refuse a mixer that needs a fixed number of tokens, or would silently read patches as a sequence."""
-    known = mixer_options(MIXERS[name])
+    required = MIXERS[name].required_options(options)
     for option in ("max_len", "ndim"):
-        if option not in options and (
-            known.get(option) is inspect.Parameter.empty or (option == "ndim" and option in known)
-        ):
+        if option in required or option == "ndim" in mixer_options(MIXERS[name]) and option not in options:
             needs = "needs grid=(rows, columns) of the patches, and prefix if it is not 1"
             _refuse(f"attention_class({name!r}) {needs}, or {option} itself")
 

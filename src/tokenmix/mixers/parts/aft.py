@@ -64,6 +64,27 @@ class AFTFullState(NamedTuple):
     position: Tensor
 
 
+@register_state
+class AFTDecayState(NamedTuple):
+    """Sums over all keys so far, in float64, that decay with the distance in positions. The size is constant.
+
+    m, num, den (B, D): the scale of each feature, the numerators, the denominators. last (B,): the position of the last
+    valid token. position (B,): the next position.
+    """
+
+    m: Tensor
+    num: Tensor
+    den: Tensor
+    last: Tensor
+    position: Tensor
+
+
+def empty_decay(batch_size: int, dim: int, *, device: Any) -> AFTDecayState:
+    """Return the sums before the first key and value."""
+    first = torch.zeros(batch_size, dtype=torch.long, device=device)
+    return AFTDecayState(*chunk.empty_past(batch_size, dim, dim, device=device), first, first.clone())
+
+
 def empty_full(batch_size: int, dim: int, *, device: Any, dtype: torch.dtype) -> AFTFullState:
     """Return the state before the first key and value."""
     keys = torch.zeros(batch_size, 0, dim, device=device, dtype=dtype)

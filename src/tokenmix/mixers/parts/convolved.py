@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...functional.layout.masks import valid_mask
-from ...functional.layout.positions import fill_from_last_valid
+from ...functional.layout.positions import position_gaps
 from ...functional.sums.gates import Gate
 from ...functional.sums.softmax import FLOOR
 from ..base import QKVO, Arguments, Mixer, register_state, token_positions
@@ -128,7 +128,7 @@ class ConvolvedAFT(Mixer):
         if self.by_distance and (positions is not None or key_mask is not None):
             valid = valid_mask(x, key_mask)
             at = token_positions(x, key_mask) if positions is None else positions
-            gaps = _gaps(at, valid, at.new_zeros(at.shape[0]))[0]
+            gaps = position_gaps(at, valid, at.new_zeros(at.shape[0]))[0]
         options = {"causal": self.causal, "key_mask": key_mask, **self.options()}
         return (*self._split(x, qkv), *self.weights(x, gaps)), options
 
@@ -172,19 +172,8 @@ class ConvolvedAFT(Mixer):
         qkv, past = self._projected(x), (state.m, state.num, state.den)
         if self.conv is not None:
             qkv, state = self.conv(qkv, positions=positions, key_mask=valid, state=state, holes=holes)
-        gaps, last = _gaps(positions, valid, state.last) if self.by_distance else (None, state.last)
+        gaps, last = position_gaps(positions, valid, state.last) if self.by_distance else (None, state.last)
         args = *self._split(x, qkv), *self.weights(x, gaps), past
         y, sums = self.chunk(*args, key_mask=valid, **self.options())
         m, num, den = sums
         return y, state._replace(m=m, num=num, den=den, last=last)
-
-
-def _gaps(positions: Tensor, valid: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how far each token is from the valid token before it (B, T), at least 0, and the last valid position.
-
-    Args:
-        last: (B,), the position of the last valid token before these.
-    """
-    at = torch.cat([last[:, None].to(positions.dtype), positions], 1)
-    carried = fill_from_last_valid(at, torch.cat([torch.ones_like(valid[:, :1]), valid], 1))
-    return (positions - carried[:, :-1]).clamp_min(0), carried[:, -1].to(last.dtype)

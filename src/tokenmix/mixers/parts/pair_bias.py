@@ -67,16 +67,7 @@ class PairBias(HandsOut):
         """
         if positions is None and key_mask is None:
             return self._leading(x.shape[1], x.shape[1] if context is None else context.shape[1], x.device)
-        return self.select(*self.positions_of(x, context, positions, key_mask))
-
-    def positions_of(
-        self, x: Tensor, context: Tensor | None, positions: Tensor | None, key_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the positions of queries (B, T) and of keys (B, S)."""
-        if context is None:
-            rows = token_positions(x, key_mask) if positions is None else positions
-            return rows, rows
-        return token_positions(x, None) if positions is None else positions, token_positions(context, key_mask)
+        return self.select(*pair_positions_of(x, context, positions, key_mask))
 
     def _leading(self, T: int, S: int, device: torch.device) -> Tensor | tuple[Tensor, Tensor]:
         u, v = self.on(device)
@@ -136,6 +127,16 @@ class PairBias(HandsOut):
                 self.resize(prefix + prod(new), prefix + prod(new))
             else:
                 self.u, self.v = (regrown(table, resize_rows(table, old, new, prefix)) for table in (self.u, self.v))
+
+
+def pair_positions_of(
+    x: Tensor, context: Tensor | None, positions: Tensor | None, key_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the positions of queries (B, T) and of keys (B, S)."""
+    if context is None:
+        rows = token_positions(x, key_mask) if positions is None else positions
+        return rows, rows
+    return token_positions(x, None) if positions is None else positions, token_positions(context, key_mask)
 
 
 def _stretched(table: Tensor, length: int) -> Tensor:

@@ -69,6 +69,13 @@ def check_positions(
         mixer.refuse(f"positions of valid tokens must {must}, got {got} in row {row}")
 
 
+def rising(positions: Tensor, key_mask: Tensor | None) -> bool:
+    """Return whether the positions (B, T) of valid tokens rise along each row and are 0 or above."""
+    valid = valid_mask(positions, key_mask)
+    before = F.pad(torch.where(valid, positions.long(), -1).cummax(1).values, (1, -1), value=-1)
+    return not bool((valid & (positions <= before)).any())
+
+
 def has_holes(past: Tensor, key_mask: Tensor | None) -> bool:
     """Return whether a masked token follows a valid one in a ring (B, R) and the chunk (B, L) after it.
 
