@@ -191,7 +191,7 @@ def test_costs_of_a_length_beyond_memory(capsys):
     """Nothing of that size is made: what needs a table says so, all else has a formula."""
     assert cli.main(["list", "--cost", "99999999999999"]) == 0
     said = capsys.readouterr().out
-    assert "AFTFull: max_len must be an integer of at most 2147483647, got 99999999999999" in said
+    assert "AFTFull: max_len must be an integer or None of at most 2147483647, got 99999999999999" in said
     assert "aft_simple" in said
 
 

@@ -78,8 +78,8 @@ def test_is_its_closed_form(spec):
 @pytest.mark.parametrize("spec", SPECS, ids=NAMES)
 def test_consecutive_positions_are_any_positions(spec):
     bias = built(spec)
-    for rows, keys in ((range(6), 6), (range(4, 9), 11), (range(700, 705), 3), (range(0), 4), (range(3), 0)):
-        at = torch.tensor([list(rows)], dtype=torch.long)
+    for rows, keys in (((0, 6), 6), ((4, 9), 11), ((700, 705), 3), ((0, 0), 4), ((0, 3), 0)):
+        at = torch.arange(*rows)[None]
         want = bias(at, torch.arange(keys)[None], torch.float64)
         torch.testing.assert_close(bias(rows, keys, torch.float64), want, rtol=0, atol=1e-12)
 
@@ -103,8 +103,8 @@ def test_gradients(spec):
 @pytest.mark.parametrize("spec", SPECS, ids=NAMES)
 def test_half_precision_computes_in_float32(spec, dtype):
     bias = built(spec).to(dtype)
-    want = built(spec).to(dtype).double()(range(600, 604), 604, torch.float64)
-    got = bias(range(600, 604), 604, dtype)
+    want = built(spec).to(dtype).double()((600, 604), 604, torch.float64)
+    got = bias((600, 604), 604, dtype)
     assert got.dtype == torch.float32
     torch.testing.assert_close(got.double(), want, rtol=2e-4, atol=2e-4)
 
@@ -230,13 +230,13 @@ def test_long_sequences_are_weighed_row_by_row(causal):
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 1100, 8, dtype=torch.float64, requires_grad=True) for _ in "qkv")
     bias = built({"name": "fire", "hidden": 4}, 2)
-    whole = bias(range(1100), 1100, torch.float64)
+    whole = bias((0, 1100), 1100, torch.float64)
     mask = torch.rand(1, 1100) > 0.2
     calls = []
 
     def rows(start: int, stop: int) -> torch.Tensor:
         calls.append((start, stop))
-        return bias(range(start, stop), 1100, torch.float64)
+        return bias((start, stop), 1100, torch.float64)
 
     leaves = (q, k, v, *bias.parameters())
     options = {"heads": 2, "causal": causal, "key_mask": mask}
@@ -298,7 +298,19 @@ def test_bad_options_are_refused(name, options, why):
         build_mixer(name, 8, causal=True, **({"heads": 2} if name == "attention" else {}), **options)
 
 
+@pytest.mark.parametrize("spec", SPECS, ids=NAMES)
+def test_exported_programs_take_any_length(spec):
+    mixer = build_mixer("attention", 8, heads=2, causal=True, bias=spec).eval()
+    any_length = {"x": {1: torch.export.Dim("t", min=2, max=4096)}}
+    program = torch.export.export(mixer, (torch.randn(1, 9, 8),), dynamic_shapes=any_length).module()
+    for T in (2, 50, 700):
+        x = torch.randn(1, T, 8)
+        torch.testing.assert_close(program(x), mixer(x), rtol=1e-4, atol=1e-5)
+
+
 def test_misfits_are_refused():
+    with pytest.raises(MixerError, match="ALiBi: expects positions of queries and of keys both as tensors, or both as"):
+        ALiBi(1)((0, 3), torch.arange(3)[None], torch.float32)
     with pytest.raises(MixerError, match="AFTFull: needs max_len, .* or a bias that is a function"):
         MIXERS["aft_full"](8)
     q = torch.randn(1, 4, 8)

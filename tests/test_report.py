@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -330,6 +331,13 @@ def test_pair_bias_is_exp_w_less_one_inside_the_window_and_blank_in_the_future()
         for s in range(9):
             expected = float("nan") if s > t else torch.expm1(w[t, s]).item() if t - s < 3 else 0.0
             assert extra[t, s].item() == pytest.approx(expected, nan_ok=True)
+
+
+def test_the_bias_of_a_mixer_without_a_longest_sequence_is_drawn():
+    mixer = build_mixer("aft_full", 8, causal=True, bias={"name": "alibi", "slope": 0.5})
+    drawn = pair_bias(mixer)
+    assert drawn.shape == (96, 96)
+    assert float(drawn[5, 3]) == pytest.approx(math.exp(-1.0) - 1)
 
 
 @pytest.mark.parametrize(("ndim", "shape"), [(1, (2, 3)), (2, (2, 3, 3)), (3, (2, 3, 3))])

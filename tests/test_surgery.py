@@ -5,7 +5,6 @@ Every mixer that fits runs, masked, causal, and learns.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from surgery_models import DECODERS, IMAGES, MAKERS, TRANSLATORS, make, padded, 
 from tokenmix import MIXERS, MixerError, functional
 from tokenmix.hosts.huggingface.cache import as_output
 from tokenmix.hosts.surgery import find_attention, replace_mixers, restore
-from tokenmix.mixers import mixer_options
 
 TIGHT = 1e-5
 CORE: list[Any] = [
@@ -238,7 +236,7 @@ NEEDS: dict[str, dict[str, Any]] = {"aft_local": {"window": 3}, "aft_conv": {"he
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit", "timm", "transformer"])
 def test_every_mixer_that_fits_runs_and_learns(name, mixer):
     pattern = "encoder.*" if name == "transformer" else "*"
-    needs_length = mixer_options(MIXERS[mixer]).get("max_len") is inspect.Parameter.empty
+    needs_length = "max_len" in MIXERS[mixer].required_options()
     spec = {
         "name": mixer,
         **NEEDS.get(mixer, {}),

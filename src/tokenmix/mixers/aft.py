@@ -204,11 +204,14 @@ class AFTFull(PairBiased):
         """Return whether the bias falls linearly with the distance, so that sums of all keys stream by decaying."""
         return isinstance(self.bias, PairPositions) and self.bias.slopes() is not None
 
+    def by_recurrence(self, T: int) -> bool:
+        """Return whether T tokens are mixed by decaying sums; few tokens in both directions are, as pairs, faster."""
+        return self.decays and (self.causal or T > PAIRS)
+
     def mix(self, x, context, *, positions, key_mask, attn_mask, grid, prefix):
         given = {"positions": positions, "key_mask": key_mask, "attn_mask": attn_mask, "grid": grid, "prefix": prefix}
-        decays = self.decays and context is None and attn_mask is None and (self.causal or x.shape[1] > PAIRS)
-        ordered = positions is None or not torch.compiler.is_compiling() and rising(positions, key_mask)
-        if not decays or not ordered:
+        itself = self.by_recurrence(x.shape[1]) and context is None and attn_mask is None
+        if not itself or positions is not None and (torch.compiler.is_compiling() or not rising(positions, key_mask)):
             return super().mix(x, context, **given)
         gaps, k, v, keep = None, self.k_proj(x), self.v_proj(x), key_mask
         if positions is not None or key_mask is not None and self.causal:
@@ -223,7 +226,7 @@ class AFTFull(PairBiased):
 
     def mixing_cost(self, T: int) -> MixingCost:
         D, pairs = self.dim, T * T
-        if self.decays:
+        if self.by_recurrence(T):
             return MixingCost(flops=10 * T * D, counted=None, activations=700 * T * D, state=24 * D + 16)
         if isinstance(self.bias, PairPositions):
             counted = (4 * D + self.bias.pair_products()) * pairs

@@ -62,36 +62,44 @@ class PairPositions(nn.Module):
         return 0
 
     def forward(
-        self, rows: Tensor | range, cols: Tensor | int, dtype: torch.dtype, device: torch.device | None = None
+        self,
+        rows: Tensor | tuple[int, int],
+        cols: Tensor | int,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
     ) -> Tensor:
         """Compute the bias (1 or B, H, T, S).
 
         Args:
-            rows: integer positions of the queries (B, T), or the range that they form.
+            rows: integer positions of the queries (B, T), or the first and the last plus 1 of consecutive ones.
             cols: integer positions of the keys (B, S), or their number, if they stand at 0 .. S - 1.
             dtype: dtype of the result, unless that is narrower than float32.
             device: of the result, where positions are not tensors.
         """
-        if isinstance(rows, range) and isinstance(cols, int):
-            return self.leading(rows, cols, dtype, device)
-        assert not isinstance(rows, range)
-        assert not isinstance(cols, int)
-        return self.between(rows, cols, dtype)
+        if isinstance(rows, Tensor) and isinstance(cols, Tensor):
+            return self.between(rows, cols, dtype)
+        if isinstance(rows, Tensor) or isinstance(cols, Tensor):
+            self.refuse("expects positions of queries and of keys both as tensors, or both as numbers")
+        return self.leading(*rows, cols, dtype, device)
 
     def between(self, rows: Tensor, cols: Tensor, dtype: torch.dtype) -> Tensor:
         """Compute the bias (B, H, T, S) for integer positions of queries (B, T) and of keys (B, S)."""
         return self.of_distance(rows[:, :, None] - cols[:, None], dtype).transpose(0, 1)
 
-    def leading(self, rows: range, keys: int, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-        """Compute the same (1, H, T, S) for queries at consecutive positions and keys at 0 .. keys - 1.
+    def leading(
+        self, start: int, stop: int, keys: int, dtype: torch.dtype, device: torch.device | None = None
+    ) -> Tensor:
+        """Compute the same (1, H, T, S) for queries at start .. stop - 1 and keys at 0 .. keys - 1.
 
         A bias that depends on the distance is computed once for each distance.
         """
-        if not self.by_distance or not keys or not len(rows):
-            at = torch.arange(rows.start, rows.stop, device=device)[None]
+        if not self.by_distance or keys == 0 or start == stop:
+            at = torch.arange(start, stop, device=device)[None]
             return self.between(at, torch.arange(keys, device=device)[None], dtype)
-        far = torch.arange(rows.stop - 1, rows.start - keys, -1, device=device)  # T + S - 1 distances, falling
-        return self.of_distance(far, dtype).unfold(-1, keys, 1).flip(-2)[None]
+        every = self.of_distance(torch.arange(start - keys + 1, stop, device=device), dtype)  # T + S - 1 distances
+        t, s = torch.arange(stop - start, device=device), torch.arange(keys, device=device)
+        which = t[:, None] - s + keys - 1
+        return every.index_select(-1, which.flatten()).unflatten(-1, (stop - start, keys))[None]
 
     def refuse(self, why: str) -> NoReturn:
         """Raise ``MixerError`` in the name of this bias."""

@@ -72,7 +72,7 @@ def pair_bias(mixer: Any) -> Tensor:
     """Compute exp(w) - 1 of the first positions (T, T): 0 outside of a window, NaN (drawn blank) where nothing is
     attended.
     """
-    n = min(SHOWN, int(mixer.max_len))
+    n = min(SHOWN, mixer.max_len or SHOWN)  # a bias that is a function has no longest sequence
     at = torch.arange(n)[None]
     return extra_weights(mixer, at, at)[0]
 

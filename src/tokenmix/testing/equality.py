@@ -41,10 +41,9 @@ def scenarios(s: Subject, mixer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         context = s.x(length=S, stream=1)
         yield "context", {"context": context}
         yield "context with key_mask", {"context": context, "key_mask": inputs.key_masks(S)["mixed"]}
-        yield (
-            "context with positions",
-            {"context": context, "positions": inputs.increasing_positions(2, T, s.limit(mixer), seed=s.seed)},
-        )
+        at = {"context": context, "positions": inputs.increasing_positions(2, T, s.limit(mixer), seed=s.seed)}
+        yield "context with positions", at
+        yield "context with positions and key_mask", {**at, "key_mask": inputs.key_masks(S)["mixed"]}
         if can.attn_mask:
             yield "context with attn_mask", {"context": context, "attn_mask": inputs.pair_mask(2, T, S, seed=s.seed)}
 

@@ -29,7 +29,7 @@ def log_weights(
 
     def between(start: int, stop: int) -> Tensor:
         if plain:
-            return bias(range(start, stop), cols.shape[1], dtype, rows.device)
+            return bias((start, stop), cols.shape[1], dtype, rows.device)
         return bias(rows[:, start:stop], cols, dtype)
 
     return between(0, rows.shape[1]) if exporting() or rows.shape[1] <= ROWS else between

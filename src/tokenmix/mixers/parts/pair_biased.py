@@ -25,7 +25,7 @@ class PairBiased(Mixer):
 
     @classmethod
     def required_options(cls, given: Collection[str] = ()) -> list[str]:
-        return super().required_options(given) + ["max_len"] * (not {"max_len", "bias"} & set(given))
+        return ["max_len"] * (not {"max_len", "bias"} & set(given)) + super().required_options(given)
 
     def resize(self, max_len: int, max_context_len: int | None = None) -> None:
         """Interpolate the bias to ``max_len`` positions of queries and ``max_context_len`` of keys.
@@ -86,7 +86,7 @@ class PairBiased(Mixer):
             return self.bias.between(x, context, positions, key_mask)
         if positions is None and key_mask is None:
             keys = x.shape[1] if context is None else context.shape[1]
-            return self.bias(range(x.shape[1]), keys, x.dtype, x.device)[0, 0]
+            return self.bias((0, x.shape[1]), keys, x.dtype, x.device)[0, 0]
         return self.bias(*pair_positions_of(x, context, positions, key_mask), x.dtype)[:, 0]
 
     def log_weights(self, rows: Tensor, cols: Tensor, dtype: torch.dtype) -> Tensor:
