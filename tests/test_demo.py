@@ -16,7 +16,7 @@ import pytest
 from tokenmix import demo
 from tokenmix.bench import Decoding
 from tokenmix.demo.plan import RATES
-from tokenmix.demo.tables import SPREAD, against_gzip, best, fastest, ranking
+from tokenmix.demo.tables import ALONE, SPREAD, against_gzip, best, fastest, ranking
 from tokenmix.report import read_run
 from tokenmix.report.checks import check_page
 from tokenmix.system.machine import busy_cores
@@ -88,11 +88,29 @@ def test_a_difference_within_the_spread_is_none():
     assert best({"a": 1.0, "b": 1.04, "c": 1.06}, times=1.05) == {"a", "b"}
 
 
+PAGES = {
+    "slow": [(2.149, 2.175, 2.286, 2.358), (2.190, 2.208, 2.269, 2.363), (2.144, 2.197, 2.275, 2.336)],
+    "slow again": [(2.151, 2.173, 2.282, 2.359), (2.189, 2.190, 2.252, 2.368), (2.160, 2.217, 2.281, 2.363)],
+    "fast": [(2.047, 2.127, 2.168, 2.230), (2.085, 2.135, 2.164, 2.260), (2.040, 2.121, 2.137, 2.239)],
+}
+"""Bits per byte of attention, aft_forget, aft_local and the hybrid, three seeds each, on two machines (LOG.md)."""
+
+
+@pytest.mark.parametrize("machine", PAGES)
+def test_three_seeds_say_the_same(machine, monkeypatch):
+    names = ("attention", "aft_forget", "aft_local", "hybrid")
+    pages = [dict(zip(names, scores, strict=True)) for scores in PAGES[machine]]
+    orders = {re.sub(r" \(.*?\)", "", ranking(page)) for page in pages}
+    assert orders == {"attention, no difference to aft_forget, no difference to aft_local, then hybrid"}
+    monkeypatch.setattr("tokenmix.demo.tables.yardsticks", lambda plan: {"gzip -9": 2.276})
+    assert len({against_gzip(TINY, page) for page in pages}) == 1
+
+
 def test_gzip_decides_whether_quality_means_anything():
     limit = demo.yardsticks(TINY)["gzip -9"]
     assert against_gzip(TINY, {"a": limit - 2 * SPREAD, "b": limit + 2 * SPREAD}).endswith(": a.")
-    assert "No difference to gzip -9" in against_gzip(TINY, {"a": limit - 2 * SPREAD, "b": limit - 0.5 * SPREAD})
-    assert "nothing follows" in against_gzip(TINY, {"a": limit - 0.5 * SPREAD, "b": None})
+    assert "No difference to gzip -9" in against_gzip(TINY, {"a": limit - 2 * SPREAD, "b": limit - 0.5 * ALONE})
+    assert "nothing follows" in against_gzip(TINY, {"a": limit - 0.5 * ALONE, "b": None})
 
 
 def test_findings_change_with_the_numbers(shown):
