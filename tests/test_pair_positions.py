@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-import tokenmix.hosts.torchvision  # noqa: F401  # so that transformers imports beside any torchvision
 from tokenmix import MIXERS, MixerError, build_mixer
 from tokenmix.functional import aft_full, aft_local
 from tokenmix.functional import attention as attend
@@ -290,6 +289,17 @@ def test_memory_of_a_learned_bias_is_linear_in_the_rows():
     assert sum(seen.values()) < 4 * 2048 * 2048  # of 4 * 4 * 2048 * 2048 for the weights alone
     y.sum().backward()
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in mixer.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_stream_over_a_context_does_not_round_the_bias(dtype):
+    """-100 in half precision is off by up to a quarter; the whole sequence weighs with float32."""
+    torch.manual_seed(0)
+    mixer = build_mixer("aft_full", 8, bias={"name": "alibi", "slope": 1.37}).to(dtype)
+    x, context = torch.randn(1, 1, 8).to(dtype), torch.randn(1, 5, 8).to(dtype)
+    at = torch.tensor([[200]])
+    y, _ = mixer.extend(x, mixer.init_state(1, context=context), positions=at)
+    torch.testing.assert_close(y, mixer(x, context, positions=at), rtol=0, atol=1e-3)
 
 
 def test_a_model_without_a_longest_sequence():

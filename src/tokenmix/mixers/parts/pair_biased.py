@@ -90,9 +90,9 @@ class PairBiased(Mixer):
         return self.bias(*pair_positions_of(x, context, positions, key_mask), x.dtype)[:, 0]
 
     def log_weights(self, rows: Tensor, cols: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return w (1 or B, T, S) for positions of queries and keys."""
+        """Return w (1 or B, T, S) for positions of queries and keys; a function of them is at least float32."""
         if isinstance(self.bias, PairPositions):
-            return self.bias(rows, cols, dtype)[:, 0].to(dtype)
+            return self.bias(rows, cols, dtype)[:, 0]
         return self.bias.table(rows, cols).to(dtype)
 
     def taps(self, x: Tensor, window: int) -> Tensor:
@@ -105,6 +105,6 @@ class PairBiased(Mixer):
     def decay(self, x: Tensor, gaps: Tensor | None) -> Tensor:
         """Return the log-decay of each token (B, T, D): -m times the positions since the valid token before."""
         assert isinstance(self.bias, PairPositions)
-        one = torch.ones(1, 1, dtype=torch.long, device=x.device) if gaps is None else gaps
-        step = self.bias(one[:, :, None].flatten(0, 1), torch.zeros_like(one[:, :, None].flatten(0, 1)), x.dtype)
-        return step.view(*one.shape, 1).expand(*x.shape).to(x.dtype)
+        gaps = torch.ones(1, 1, dtype=torch.long, device=x.device) if gaps is None else gaps
+        far = gaps.flatten()[:, None]
+        return self.bias(far, torch.zeros_like(far), x.dtype).view(*gaps.shape, 1).expand(*x.shape).to(x.dtype)
