@@ -36,7 +36,7 @@ from .parts.aft import (
 )
 from .parts.pair_bias import PairBias, pair_positions_of
 from .parts.pair_biased import PairBiased
-from .parts.shared import check_positions, has_holes, in_pieces, rising, valid_mask
+from .parts.shared import check_positions, check_rising_after, has_holes, in_pieces, rising, valid_mask
 
 PAIRS = 1024  # tokens up to which a bidirectional bias that decays is computed as pairs, by the kernel
 
@@ -255,8 +255,7 @@ class AFTFull(PairBiased):
             y = functional.aft_full(queries(self, x), state.keys, state.values, w, key_mask=state.valid, gate=self.gate)
             return self.out_proj(y), state._replace(position=next_position)
         if self.decays:
-            last = torch.ones_like(state.last, dtype=torch.bool)[:, None], state.last[:, None] - 1
-            check_positions(self, positions, key_mask, rising=True, past=last)
+            check_rising_after(self, positions, key_mask, state.last)
         mix_piece = self._mix_decaying if self.decays else self._mix_piece
         y, state = in_pieces(mix_piece, x, state, query_positions, valid_mask(x, key_mask))
         return self.out_proj(y), state._replace(position=next_position)

@@ -18,7 +18,7 @@ from ..base import QKVO, Arguments, Mixer, register_state, token_positions
 from .aft import add_projections
 from .history import empty_window, ring_bytes
 from .options import at_least, check_heads, check_positive, true_or_false
-from .shared import check_positions, ring_chunk
+from .shared import check_positions, check_rising_after, ring_chunk
 from .short_conv import ShortConv
 from .token_norm import RMSNorm
 
@@ -164,8 +164,7 @@ class ConvolvedAFT(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         if self.by_distance:  # without a convolution no other token of the past has a position to compare with
-            last = torch.ones_like(state.last, dtype=torch.bool)[:, None], state.last[:, None] - 1
-            check_positions(self, positions, key_mask, rising=True, past=last)
+            check_rising_after(self, positions, key_mask, state.last)
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):

@@ -69,6 +69,15 @@ def check_positions(
         mixer.refuse(f"positions of valid tokens must {must}, got {got} in row {row}")
 
 
+def check_rising_after(mixer: Mixer, positions: Tensor | None, key_mask: Tensor | None, last: Tensor) -> None:
+    """Refuse explicit positions of a chunk that do not rise along each row, or start before ``last`` (B,).
+
+    For streams that keep the position of their last valid token alone.
+    """
+    past = torch.ones_like(last, dtype=torch.bool)[:, None], last[:, None] - 1
+    check_positions(mixer, positions, key_mask, rising=True, past=past)
+
+
 def rising(positions: Tensor, key_mask: Tensor | None) -> bool:
     """Return whether the positions (B, T) of valid tokens rise along each row and are 0 or above."""
     valid = valid_mask(positions, key_mask)
