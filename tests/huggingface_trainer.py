@@ -59,6 +59,8 @@ if __name__ == "__main__":
     place = Path(sys.argv[1])
     run = trainer(place, save_strategy="no")
     run.train()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # else its threads may still run at exit, which aborts the process
     if int(os.environ.get("RANK", "0")) == 0:
         torch.save(
             {name: p.detach() for name, p in run.accelerator.unwrap_model(run.model).named_parameters()},
