@@ -59,10 +59,12 @@ if __name__ == "__main__":
     place = Path(sys.argv[1])
     run = trainer(place, save_strategy="no")
     run.train()
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()  # else its threads may still run at exit, which aborts the process
     if int(os.environ.get("RANK", "0")) == 0:
         torch.save(
             {name: p.detach() for name, p in run.accelerator.unwrap_model(run.model).named_parameters()},
             place / "weights.pt",
         )
+    # gloo's threads sometimes still run when Python tears the process down, which then ends in abort(): one run of ten,
+    # with destroy_process_group as without, since DDP keeps the group. All that is tested is on the disk by now.
+    sys.stdout.flush()
+    os._exit(0)

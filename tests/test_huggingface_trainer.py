@@ -70,7 +70,7 @@ def together(out: Path, library: Path) -> dict[str, torch.Tensor]:
         *script,
     ]
     done = subprocess.run(asked, env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr
     return torch.load(out / "weights.pt")
 
 
