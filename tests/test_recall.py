@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tokenmix import MixerError
-from tokenmix.data import copy_batch, recall_batch
+from tokenmix.data import recall_batch
 
 
 def test_every_key_is_asked_once_for_its_value():
@@ -35,20 +35,3 @@ def test_it_depends_on_the_generator_alone():
 def test_what_does_not_fit_is_refused(wrong):
     with pytest.raises(MixerError, match="recall_batch"):
         recall_batch(1, **{"seq_len": 18, "pairs": 6, "vocab": 13, "generator": torch.Generator(), **wrong})
-
-
-def test_the_second_half_of_a_copy_asks_for_the_first():
-    tokens, targets = copy_batch(50, seq_len=20, vocab=8, generator=torch.Generator().manual_seed(0))
-    assert tokens.shape == targets.shape == (50, 20)
-    assert set(tokens.flatten().tolist()) == set(range(8))
-    for row, asked in zip(tokens.tolist(), targets.tolist(), strict=True):
-        string = row[:10]
-        assert min(string) >= 1
-        assert row[10:] == [0, *string[:-1]]
-        assert asked == [-100] * 10 + string
-
-
-@pytest.mark.parametrize("wrong", [{"seq_len": 7}, {"seq_len": 0}, {"vocab": 2}])
-def test_what_cannot_be_copied_is_refused(wrong):
-    with pytest.raises(MixerError, match="copy_batch: a string and its copy need an even seq_len"):
-        copy_batch(1, **{"seq_len": 8, "vocab": 3, "generator": torch.Generator(), **wrong})

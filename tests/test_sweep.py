@@ -396,7 +396,7 @@ def test_a_run_of_another_sweep_is_not_gone_on_with(plan, tmp_path):
     jobs = [Jobs(replace(plan, changes=plan.changes | more), 1) for more in ({}, {"model.layers": 2})]
     then, now = (each.tune("hydra", 1e-3).config for each in jobs)
     RunDir.create(tmp_path / "run", then, {})
-    job = {"limits": {}, "test_bytes": None, "final": False}
+    job = {"limits": {}, "test_bytes": None, "lengths": (), "final": False}
     with pytest.raises(MixerError, match=r"another sweep \(model.layers was 1, is 2\); delete it, or give another"):
         worker.run(now, tmp_path / "run", job)
     worker.check_same_run(then.override({"train.threads": 2}), tmp_path / "run")
@@ -562,3 +562,21 @@ def test_the_interval_is_that_of_students_t(tmp_path, n, quantile):
     assert found.margin == pytest.approx(quantile * spread / n**0.5, rel=1e-3)
     equal = compare(finished(tmp_path, {"a": [1.0] * 3, "b": [1.0] * 3}), "a", "b")
     assert (equal.verdict, equal.margin) == ("no difference", 0.0)
+
+
+def test_text_is_scored_beyond_the_length_of_training(plan, tmp_path, inline):
+    """The mean is over bytes with more context than training had; a model with learned positions has none."""
+    rows = {"aft_simple": {}, "attention": {"model.positions": None}}
+    found = sweep(
+        replace(plan, rows=rows, rates=(1e-3,), seeds=(0, 1), lengths=(64,), test_bytes=260), tmp_path / "out"
+    )
+    assert [r["beyond"] for r in found.of("final", "aft_simple")] == [None, None]
+    (first, _) = found.of("final", "attention")
+    parts = first["by_context_beyond"]
+    assert [part[:2] for part in parts[-3:]] == [[16, 31], [32, 63], [64, 64]]
+    assert first["beyond"] == pytest.approx((32 * parts[-2][2] + parts[-1][2]) / 33)
+    table = results_table(found)
+    assert table.columns[-2:] == ["beyond", "spread beyond"]
+    assert [line[0] for line in table.rows] == ["attention", "aft_simple"]
+    assert table.rows[1][-2] == "not measured"
+    assert any("more context than training had, up to 64" in note for note in table.notes)

@@ -1,4 +1,4 @@
-"""Training on recall and copying: the data, runs to the bit, what reads the runs, and sweeps over them."""
+"""Training on synthetic sequences: the data, runs to the bit, what reads the runs, and sweeps over them."""
 
 from __future__ import annotations
 
@@ -57,12 +57,15 @@ def whole(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("task", SYNTHETIC_TASKS)
 def test_what_is_held_out_never_comes_in_training(task):
-    drawn = Synthetic(task, seq_len=24, vocab=64, pairs=6)
+    sizes = {"seq_len": 24 if task == "recall" else 600, "vocab": 64, "pairs": 6, "shortest": 20, "longest": 20}
+    if task == "parity":
+        sizes |= {"shortest": 60, "longest": 60}
+    drawn = Synthetic(task, **sizes)
     held = [drawn.held_out(split, 200)[0] for split in ("valid", "test")]
     seen = [drawn.batch(50, seed=seed, step=step)[0] for seed in (0, 1, -1) for step in range(20)]
     rows = {tuple(row) for part in (*held, *seen) for row in part.tolist()}
     assert len(rows) == 2 * 200 + 3 * 20 * 50
-    again = Synthetic(task, seq_len=24, vocab=64, pairs=6)
+    again = Synthetic(task, **sizes)
     assert torch.equal(held[0], again.held_out("valid", 200)[0])
     assert torch.equal(seen[25], again.batch(50, seed=1, step=5)[0])
     with pytest.raises(MixerError, match=f"{task} has no split 'tests'; choose one of train, valid, test"):
@@ -93,14 +96,13 @@ class Answers(nn.Module):
         return 9.0 * nn.functional.one_hot(guesses, self.vocab)
 
 
-@pytest.mark.parametrize("task", SYNTHETIC_TASKS)
-def test_the_accuracy_is_that_of_the_scored_positions(task):
-    opened = open_task(config(task))
+def test_the_accuracy_is_that_of_the_scored_positions():
+    opened = open_task(config())
     tokens, targets = opened.split("test")
     score = opened.evaluate(Answers(tokens, targets, 16), "test")
-    count = 16 * (3 if task == "recall" else 6)
-    assert (score.targets, score.sequences, score.seq_len) == (count, 16, 12)
+    assert (score.targets, score.sequences, score.seq_len) == (48, 16, 12)
     assert score.accuracy == 0.75
+    assert score.exact == 4 / 16  # every fourth of 48 targets is wrong: one in each of 12 sequences
     tokens, _ = opened.split("train")
     assert torch.equal(tokens[4:8], opened.batch(1)[0])
 
@@ -149,12 +151,8 @@ def test_the_best_checkpoint_is_the_one_with_the_highest_accuracy(tmp_path):
         ("recall", {"vocab": 17}, "data.vocab must be at most model.vocab=16, got 17"),
         ("recall", {"seq_len": 13}, "data.seq_len must be in 1..model.max_len=12, got 13"),
         ("recall", {"held_out": 0}, "data.held_out must be positive, got 0"),
-        (
-            "copy",
-            {"seq_len": 11},
-            "copy: a string and its copy need an even seq_len >= 2 and vocab >= 3, got seq_len",
-        ),
-        ("copy", {"vocab": 2}, "vocab >= 3, got seq_len=12, vocab=2"),
+        ("copy", {"longest": 5}, "copy: its characters need vocab >= 46, got 16"),
+        ("copy", {"vocab": 46}, "data.vocab must be at most model.vocab=16, got 46"),
     ],
 )
 def test_what_does_not_fit_is_one_clear_line(task, data, words):
@@ -164,7 +162,7 @@ def test_what_does_not_fit_is_one_clear_line(task, data, words):
 
 
 def test_options_of_other_data_are_refused(whole):
-    with pytest.raises(MixerError, match="eval: recall is scored as a whole; leave out stride, seq_len"):
+    with pytest.raises(MixerError, match="takes lengths, samples, passes; leave out stride, seq_len"):
         evaluate_run(whole, stride=4, seq_len=8)
     with pytest.raises(MixerError, match="recall has no split 'tests'"):
         evaluate_run(whole, split="tests")
@@ -174,24 +172,23 @@ def test_options_of_other_data_are_refused(whole):
         config().override({"data": {"kind": "images"}})
 
 
-@pytest.mark.parametrize("task", SYNTHETIC_TASKS)
-def test_the_command_trains_and_scores(task, tmp_path, capsys):
+def test_the_command_trains_and_scores(tmp_path, capsys):
     out = str(tmp_path / "run")
     options = [word for field, value in SMALL.items() for word in (f"--{field}", str(value))]
-    argv = ["train", "recall", "--row", "aft_forget", "--data", task, "--out", out, "--train.steps", "3", *options]
+    argv = ["train", "recall", "--row", "aft_forget", "--out", out, "--train.steps", "3", *options]
     assert cli.main(argv) == 0
     assert "288 tokens in" in (said := capsys.readouterr().out)
     assert "% right on valid, peak" in said
     assert cli.main(["eval", out]) == 0
-    count = 32 * (3 if task == "recall" else 6)
-    assert f"over {count} targets in 32 sequences of 12 tokens" in (said := capsys.readouterr().out)
+    assert "over 96 targets, up to 12 tokens" in (said := capsys.readouterr().out)
+    assert "% of 32 sequences throughout" in said
     assert said.startswith("test: ")
     assert cli.main(["eval", out, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["targets"] == count
+    assert json.loads(capsys.readouterr().out)["targets"] == 96
+    assert cli.main(["eval", out, "--lengths", "3"]) == 2
+    assert "recall has no sizes" in capsys.readouterr().err
     assert cli.main(["train", "recall", "--data", "sorting", "--out", out]) == 2
-    assert capsys.readouterr().err.strip() == (
-        "error: config: data: there is no synthetic task 'sorting'; known: recall, copy."
-    )
+    assert "error: config: data: there is no synthetic task 'sorting'; nearest: sort" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("row", RECIPES["recall"].rows)
@@ -238,7 +235,7 @@ def test_a_sweep_takes_the_rate_with_the_highest_accuracy(tmp_path):
     assert float(table.rows[0][1]) >= float(table.rows[1][1])
 
 
-@pytest.mark.parametrize("name", SYNTHETIC_TASKS)
+@pytest.mark.parametrize("name", ["recall", "copy"])
 def test_the_rows_of_the_plan_differ_in_their_mixers_alone(name):
     plan = SweepPlan.from_json(json.loads((ROOT / f"benchmarks/sweeps/{name}.json").read_text()))
     configs = [plan.config(row) for row in plan.rows]
@@ -246,3 +243,137 @@ def test_the_rows_of_the_plan_differ_in_their_mixers_alone(name):
     shared = {(config.data, config.optim, config.train, config.model.dim, config.model.layers) for config in configs}
     assert len(shared) == 1
     assert len({json.dumps(config.model.mixers) for config in configs}) == len(plan.rows)
+
+
+# --- sizes beyond those of training
+
+
+TINY = {
+    "model.dim": 16,
+    "train.steps": 4,
+    "train.batch_size": 4,
+    "data.held_out": 8,
+    "data.longest": 2,
+    "train.threads": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def sums(tmp_path_factory) -> Path:
+    """A run on sums of up to two digits, of a looped model."""
+    out = tmp_path_factory.mktemp("sums") / "run"
+    row = RECIPES["arithmetic_addition"].config("abacus_fire_looped")
+    train(row.override({**TINY, "model.mixers.0.heads": 2}), out)
+    return out
+
+
+def test_lengths_beyond_training_are_scored_and_kept_apart(sums, capsys):
+    before = read_run(sums).last_eval("test")
+    evaluate_run(sums)
+    plain = read_run(sums).last_eval("test")
+    assert (before, plain is None) == (None, False)
+    score = evaluate_run(sums, lengths=(1, 3), samples=7)
+    assert score.names == ("digits of a", "digits of b")
+    assert [cell.sizes for cell in score.grid] == [(1, 1), (1, 3), (3, 1), (3, 3)]
+    assert (score.sequences, score.seq_len) == (28, 12)
+    assert score.accuracy == pytest.approx(
+        sum(c.accuracy * n for c, n in zip(score.grid, _targets(), strict=True)) / sum(_targets())
+    )
+    assert cli.main(["eval", str(sums), "--lengths", "1", "3", "--samples", "7", "--passes", "2"]) == 0
+    assert "down: digits of a, across: digits of b\n            1    3\n     1" in capsys.readouterr().out
+    line = kill_nine.lines(sums)[-1]
+    assert (line["names"], line["passes"], len(line["grid"])) == (["digits of a", "digits of b"], 2, 4)
+    assert read_run(sums).last_eval("test") == plain  # the score of a run is that of the sizes it was trained on
+
+
+def _targets() -> list[int]:
+    drawn = RECIPES["arithmetic_addition"].config().override(TINY).data.sequences(64)
+    return [int((drawn.of_sizes(n, "test", 7)[1] >= 0).sum()) for n in ((1, 1), (1, 3), (3, 1), (3, 3))]
+
+
+def test_exact_answers_are_those_that_generation_writes(sums):
+    """Greedy generation from each prompt writes the whole answer as often as the score says."""
+    config = RunConfig.from_json(json.loads((sums / "config.json").read_text()))
+    opened, model = open_task(config), build_model(config.model)
+    torch.manual_seed(0)
+    tokens, targets = opened.sequences.of_sizes((1, 1), "test", 60)
+    for p in model.parameters():  # a model of random weights that is right now and then
+        torch.nn.init.normal_(p, std=0.3)
+    torch.nn.init.zeros_(model.head.weight)
+    model.head.weight.data[14].fill_(0.5), model.head.weight.data[:10].normal_()
+    score = opened.evaluate(model, "test", lengths=(1,), samples=60)
+    model.eval()
+    right = 0
+    for row, asked in zip(tokens, targets, strict=True):
+        answer = asked[asked >= 0]
+        start = int((row == 12).nonzero()[0, 0]) + 1
+        written = model.generate(row[None, :start], len(answer), temperature=0)[0, start:]
+        right += int(torch.equal(written, answer))
+    assert score.grid[0].exact == pytest.approx(right / 60)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lengths": (3, 2000)}, "AbacusPositions: max_len=1024 has rows for places 0 to 1023, got 2000"),
+        ({"lengths": (0,)}, "addition: needs sizes of at least 1"),
+        ({"samples": 3}, "samples is the number of sequences for each of lengths, which was not given"),
+        ({"lengths": (2,), "samples": 0}, "samples must be at least 1, got 0"),
+        ({"passes": 0}, "passes must be at least 1, got 0"),
+        ({"lengths": (2,), "split": "train"}, "has no split 'train'"),
+    ],
+)
+def test_wrong_lengths_are_one_clear_line(sums, options, words):
+    with pytest.raises(MixerError, match=words) as caught:
+        evaluate_run(sums, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_lengths_beyond_the_model_are_one_clear_line():
+    config = RECIPES["arithmetic_addition"].config("nope").override({**TINY, "model.positions": "learned"})
+    opened, model = open_task(config), build_model(config.override({"model.max_len": 64}).model)
+    with pytest.raises(MixerError, match="3 x 30 addition has up to 66 tokens, and the model's longest sequence is 64"):
+        opened.evaluate(model, "test", lengths=(3, 30))
+
+
+def test_passes_of_a_model_without_a_loop_are_refused(whole):
+    with pytest.raises(MixerError, match="passes is for a looped model"):
+        evaluate_run(whole, passes=3)
+
+
+def test_the_report_draws_the_lengths(sums, tmp_path):
+    from tokenmix.report import write_report
+
+    evaluate_run(sums, lengths=(1, 2, 3, 4), samples=5)
+    strings = tmp_path / "strings"
+    row = RECIPES["arithmetic_strings"].config("rotary")
+    train(row.override({**TINY, "model.mixers.0.heads": 2, "data.seq_len": 60}), strings)
+    evaluate_run(strings, lengths=(1, 4), samples=5)
+    page = write_report([sums, strings], tmp_path / "page.html", compare=False).read_text()
+    assert "Beyond the sizes of training" in page
+    assert "Heat map of the share of exact answers of run by size, digits of a down, digits of b across." in page
+    assert "Line chart of the share of exact answers by size. At the largest size: strings" in page
+
+
+def test_a_sweep_scores_lengths(tmp_path):
+    rows = {"abacus": {}, "nope": {}}
+    changes = {"model.dim": 16, "model.layers": 1, "data.longest": 2, "data.held_out": 8, "train.batch_size": 4}
+    plan = SweepPlan("arithmetic_addition", rows, (1e-3,), (0, 1), changes=changes, steps=3, lengths=(2, 3))
+    with in_this_process():
+        found = sweep(plan, tmp_path / "out")
+    assert all(0 <= r["beyond"] <= 1 and len(r["grid"]) == 4 for r in found.of("final", "abacus"))
+    table = results_table(found)
+    assert table.columns[-2:] == ["beyond", "spread beyond"]
+    assert any("at sizes 2, 3 and their pairs" in note for note in table.notes)
+    for lengths, words in (((2,), "lies beyond data.longest=2"),):
+        with in_this_process(), pytest.raises(MixerError, match=words):
+            sweep(replace(plan, lengths=lengths), tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith("arithmetic")])
+def test_every_recipe_of_arithmetic_takes_its_first_steps(name, tmp_path):
+    changes = {**TINY, "train.steps": 2, "model.mixers.0.heads": 2}
+    tasks = ("copy", "reverse", "parity", "selective_copy", "passkey") if name.endswith("strings") else (None,)
+    for task in tasks:
+        given = changes if task is None else {**changes, "data.task": task}
+        assert train(RECIPES[name].config().override(given), tmp_path / str(task))["step"] == 2

@@ -164,6 +164,15 @@ class Evaluate:
     image_size: int | None = None
     """Images: side in pixels, where the model takes other sizes than that of training. Default: that of training."""
 
+    lengths: tuple[int, ...] | None = None
+    """Synthetic sequences: sizes to score, also beyond those of training; where a task has two, every pair of them."""
+
+    samples: int | None = None
+    """Synthetic sequences: number of them for each of --lengths. Default: 100."""
+
+    passes: int | None = None
+    """Synthetic sequences: passes through the blocks of a looped model. Default: those of training."""
+
     step: str = "last"
     """Checkpoint to use: a step, last or best."""
 
@@ -196,6 +205,9 @@ class Evaluate:
             by_context=self.by_context or None,
             max_images=self.max_images,
             image_size=self.image_size,
+            lengths=self.lengths,
+            samples=self.samples,
+            passes=self.passes,
         )
         say(json.dumps({"split": self.split, **asdict(result)}) if self.json else f"{self.split}: {result.text()}")
         return 0

@@ -2,7 +2,7 @@
 
 from .augment import Augment, ImageSampler, eval_batches
 from .bounds import Bounds
-from .copying import copy_batch
+from .characters import CHARACTER_TASKS, CHARACTERS, text_of
 from .corpora import CORPORA, open_corpus
 from .corpus import SPLITS, Corpus
 from .images import IMAGE_SETS, ImageData, ImageSplit, open_images
@@ -14,6 +14,8 @@ from .synthetic import SYNTHETIC_TASKS, Synthetic
 __all__ = [
     "Augment",
     "Bounds",
+    "CHARACTERS",
+    "CHARACTER_TASKS",
     "CORPORA",
     "Corpus",
     "IMAGE_SETS",
@@ -25,12 +27,12 @@ __all__ = [
     "SYNTHETIC_TASKS",
     "Sampler",
     "Synthetic",
-    "copy_batch",
     "eval_batches",
     "from_pixels",
     "open_corpus",
     "open_images",
     "pixel_batches",
     "recall_batch",
+    "text_of",
     "to_pixels",
 ]

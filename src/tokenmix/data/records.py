@@ -56,6 +56,8 @@ def _whole(record: dict[str, Any]) -> bool:
         "quality": dict,
         "by_context": dict,
         "image_size": list,
+        "names": list,
+        "grid": list,
     }
     return all(
         isinstance(v, shapes[k]) if k in shapes else type(v) is float or (type(v) is int and abs(v) < LARGEST)

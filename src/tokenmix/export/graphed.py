@@ -128,8 +128,8 @@ def _refuse_growth(model: Any, token: Tensor, fresh: Any) -> None:
     whose = [(type(model).__name__, fresh, after)]
     if not isinstance(model, Mixer):
         whose = [
-            (type(block.mixer).__name__, *states)
-            for block, *states in zip(model.blocks, fresh.layers, after.layers, strict=True)
+            (type(model.blocks[i % len(model.blocks)].mixer).__name__, *states)
+            for i, states in enumerate(zip(fresh.layers, after.layers, strict=True))
         ]
     for who, before, now in whose:
         shapes = [[tuple(leaf.shape) for leaf in pytree.tree_leaves(state)] for state in (before, now)]

@@ -14,6 +14,7 @@ from .eamlp import EAMLP, EAMLPConfig
 from .image_density import ImageDensity, ImageDensityConfig
 from .layers import MLP
 from .lm import LM, LMConfig, LMState
+from .looped import LoopConfig
 from .macs import Macs, macs
 from .named import MODELS, replace_layers
 from .pyramid import Pyramid, PyramidConfig
@@ -31,6 +32,7 @@ __all__ = [
     "LM",
     "LMConfig",
     "LMState",
+    "LoopConfig",
     "MLP",
     "MODELS",
     "Macs",

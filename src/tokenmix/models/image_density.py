@@ -18,6 +18,8 @@ from .layers import MLPKind, NormType
 from .sampling import check_sampling, pick_token
 from .trunk import Trunk, check_trunk
 
+POSITIONS = ("learned", "sinusoidal", None)
+
 
 @dataclass(frozen=True)
 class ImageDensityConfig(Json):
@@ -70,6 +72,10 @@ class ImageDensityConfig(Json):
         ):
             raise MixerError(f"ImageDensityConfig: size must be two positive integers (H, W), got {self.size!r}.")
         object.__setattr__(self, "size", tuple(self.size))
+        if self.positions not in POSITIONS:
+            raise MixerError(
+                f"ImageDensityConfig: positions={self.positions!r} is unknown; choose 'learned', 'sinusoidal' or null."
+            )
         check_trunk(self, "dim", "channels", "values")
         if self.values > 256:
             raise MixerError(f"ImageDensityConfig: values must be at most 256, as images are bytes, got {self.values}.")
@@ -148,7 +154,7 @@ class ImageDensity(Trunk):
     def _read(self, before: Tensor) -> Tensor:
         """Compute the logits (B, L + 1, values) of the first L + 1 sub-pixels from the first L, without a state."""
         x = torch.cat([self._start(before.shape[0]), self.embed(before.long())], 1)
-        return self.read(x, token_positions(x, None))
+        return self.read(self._placed(x, token_positions(x, None)))
 
     @torch.no_grad()
     def bits(self, tokens: Tensor) -> Tensor:
@@ -197,8 +203,11 @@ class ImageDensity(Trunk):
     def _advance(self, x: Tensor, state: ImageDensityState) -> tuple[Tensor, ImageDensityState]:
         """Read the inputs x (B, L, D) at the next positions."""
         at, after = chunk_positions(state.position, x, None, None)
-        logits, layers = self.read_chunk(x, at, state.layers)
+        logits, layers = self.read_chunk(self._placed(x, at), state.layers)
         return logits, state._replace(layers=layers, position=after)
+
+    def _placed(self, x: Tensor, at: Tensor) -> Tensor:
+        return x if self.positions is None else x + self.positions(at).to(x.dtype)
 
     def _start(self, rows: int) -> Tensor:
         return self.embed.weight.new_zeros(rows, 1, self.config.dim)

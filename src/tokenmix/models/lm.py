@@ -12,9 +12,11 @@ from ..errors import MixerError
 from ..functional.layout.checks import check_key_mask
 from ..mixers import State
 from ..mixers.base import chunk_positions, register_state, token_positions
+from ..positions.samplers import check_sampler, sampled
 from ..system.config import Json
 from .blocks import cycled, evaluating
 from .layers import MLPKind, NormType
+from .looped import LoopConfig, check_loop
 from .sampling import check_sampling, pick_token
 from .trunk import Trunk, check_trunk
 
@@ -33,7 +35,12 @@ class LMConfig(Json):
         norm: "pre" (with a final norm before the head) or "post".
         norm_type: "layer" for LayerNorm, "rms" for RMSNorm, both with eps 1e-5.
         mlp: "gelu", "relu2" or "swiglu"; see ``MLP``.
-        positions: what is added to the embedding: "learned" vectors, fixed "sinusoidal" ones, or None.
+        positions: what is added to the embedding: "learned" vectors, fixed "sinusoidal" ones, "abacus" or "coupled"
+            ones of digits (``positions.ADDED_POSITIONS``), an object of such a name and options, or None.
+        sample_positions: other positions in training, such as ``{"name": "offset", "longest": 512}``, for what is added
+            to the embedding and for the mixers; see ``positions.SAMPLERS``. None: the tokens' own.
+        loop: how often the blocks are applied with the same weights, and whether the embedded input is added in again;
+            see ``LoopConfig``. None: once.
         logit_cap: the head's logits l become cap * tanh(l / cap), so that none exceeds it (Gemma 2, arXiv 2408.00118);
             None: as they are.
         tied: whether the head shares the embedding's weight.
@@ -53,7 +60,9 @@ class LMConfig(Json):
     norm: str = "pre"
     norm_type: NormType = "layer"
     mlp: MLPKind = "gelu"
-    positions: str | None = "learned"
+    positions: str | dict[str, Any] | None = "learned"
+    sample_positions: dict[str, Any] | None = None
+    loop: LoopConfig | None = None
     logit_cap: float | None = None
     tied: bool = False
     dropout: float = 0.0
@@ -63,6 +72,8 @@ class LMConfig(Json):
     def __post_init__(self) -> None:
         object.__setattr__(self, "mixers", tuple(self.mixers))
         check_trunk(self, "dim", "max_len", "vocab")
+        check_loop(self.loop, "LMConfig")
+        check_sampler(self.sample_positions, self.max_len, "LMConfig")
 
     def specs(self) -> list[dict[str, Any]]:
         """Return one mixer spec per layer."""
@@ -71,10 +82,17 @@ class LMConfig(Json):
 
 @register_state
 class LMState(NamedTuple):
-    """The mixers' states, one per layer, and the next position of each row (B,)."""
+    """The state of a partly read text.
+
+    Attributes:
+        layers: the mixers' states, one for each application of a block.
+        position: next position of each row (B,).
+        run: with positions of digits, the length (B,) of the number that each row ends in; otherwise nothing.
+    """
 
     layers: tuple[State, ...]
     position: Tensor
+    run: tuple[Tensor, ...] = ()
 
 
 class LM(Trunk):
@@ -85,18 +103,17 @@ class LM(Trunk):
     """
 
     def __init__(self, config: LMConfig):
-        super().__init__(config, vocab=config.vocab)
+        super().__init__(config, vocab=config.vocab, loop=config.loop)
         self.config = config
 
     @property
     def max_len(self) -> int | None:
         """Return the longest sequence this model accepts; None if nothing in it has a length."""
-        limits = [
-            limit
-            for limit in (self.mixers_max_len(), self.positions.max_len if self.positions is not None else None)
-            if limit is not None
-        ]
+        limits = [limit for limit in (self.mixers_max_len(), self._longest_added()) if limit is not None]
         return min(limits) if limits else None
+
+    def _longest_added(self) -> int | None:
+        return getattr(self.positions, "max_len", None)
 
     def forward(self, tokens: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Map integer tokens (B, T) to logits (B, T, vocab).
@@ -106,7 +123,12 @@ class LM(Trunk):
         """
         self._check_tokens(tokens)
         check_key_mask("LM", key_mask, tokens)
-        return self.read(self.embed(tokens.long()), token_positions(tokens, key_mask), key_mask=key_mask)
+        at = token_positions(tokens, key_mask)
+        given: dict[str, Any] = {"key_mask": key_mask}
+        if self.training and self.config.sample_positions is not None:
+            at = given["positions"] = sampled(self.config.sample_positions, at, "LM")
+        x, _ = self._placed(tokens, at, key_mask, ())
+        return self.read(x, **given)
 
     def init_state(self, batch_size: int, *, device: torch.device | None = None) -> LMState:
         """Return the state before the first token.
@@ -114,7 +136,8 @@ class LM(Trunk):
         Args:
             device: where the tokens will be, if hooks fetch the weights; None: where the weights are.
         """
-        return LMState(*self.empty_states(batch_size, device))
+        layers, position = self.empty_states(batch_size, device)
+        return LMState(layers, position, (torch.zeros_like(position),) if self._reads_tokens else ())
 
     def extend(self, tokens: Tensor, state: LMState, *, key_mask: Tensor | None = None) -> tuple[Tensor, LMState]:
         """Map the next L >= 1 tokens (B, L) to their logits (B, L, vocab) and the new state.
@@ -129,19 +152,32 @@ class LM(Trunk):
                 f"LM: for this state, extend needs tokens of shape ({rows}, 1 or more), got {tuple(tokens.shape)}."
             )
         at, after = chunk_positions(state.position, tokens, None, key_mask)
-        if (
-            self.positions is not None
-            and self.positions.max_len is not None
-            and not torch.compiler.is_compiling()
-            and rows
-            and int(after.max()) > self.positions.max_len
-        ):
+        longest = self._longest_added()
+        if longest is not None and not torch.compiler.is_compiling() and rows and int(after.max()) > longest:
             raise MixerError(
-                f"LM: the model was built with max_len={self.positions.max_len}, but this chunk would end at length "
+                f"LM: the model was built with max_len={longest}, but this chunk would end at length "
                 + f"{int(after.max())}; give a shorter one."
             )
-        logits, layers = self.read_chunk(self.embed(tokens.long()), at, state.layers, key_mask=key_mask)
-        return logits, LMState(layers, after)
+        x, run = self._placed(tokens, at, key_mask, state.run)
+        logits, layers = self.read_chunk(x, state.layers, key_mask=key_mask)
+        return logits, LMState(layers, after, run)
+
+    @property
+    def _reads_tokens(self) -> bool:
+        return getattr(self.positions, "reads_tokens", False)
+
+    def _placed(
+        self, tokens: Tensor, at: Tensor, key_mask: Tensor | None, run: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the embedded tokens (B, T, D) with their positions added, and the state's ``run`` after them."""
+        x = self.embed(tokens.long())
+        if self.positions is None:
+            return x, run
+        if not self._reads_tokens:
+            return x + self.positions(at).to(x.dtype), run
+        before = run[0] if run else tokens.new_zeros(len(tokens), dtype=torch.long)
+        added, after = self.positions(tokens, key_mask, before)
+        return x + added.to(x.dtype), (after,)
 
     def _check_tokens(self, tokens: Tensor) -> None:
         self.check_symbols(tokens)

@@ -24,7 +24,8 @@ def in_shell(config: Any, shell: str) -> Any:
     paper: LayerNorm, GELU, learned positions added to the embedding, mixers as their specs say. modern: RMSNorm,
     SwiGLU, and the ``modern_options`` of each mixer, which are rotary positions and normalised queries and keys for
     softmax attention; the model adds no positions if one of its mixers knows them, else learned ones. What a spec sets
-    itself stays. Weights that write to the residual stream are scaled down by the depth in both shells.
+    itself stays, and so do added positions given as an object, such as Abacus. Weights that write to the residual
+    stream are scaled down by the depth in both shells.
 
     Raises:
         MixerError: for an unknown shell, and for a model whose blocks are fixed (a pyramid, EAMLP).
@@ -40,6 +41,8 @@ def in_shell(config: Any, shell: str) -> Any:
         mixers = tuple(_modern(spec) for spec in config.mixers)
         ordered = any(_class_of(spec) is not None and _class_of(spec).knows_positions for spec in mixers)
         changes = MODERN | {"mixers": mixers, "positions": None if ordered else "learned"}
+    if isinstance(getattr(config, "positions", None), dict):
+        changes = {**changes, "positions": config.positions}
     return replace(config, **{name: value for name, value in changes.items() if name in known})
 
 

@@ -1,6 +1,6 @@
 """What the autoregressive models share: embedding, positions, blocks, norm and head.
 
-They read whole sequences or chunks.
+They read whole sequences or chunks, and may apply their blocks several times.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..mixers import State
 from ..mixers.parts.hands_out import ReadEmbedding
-from ..positions import LearnedPositions, SinusoidalPositions
+from ..positions.added import build_added_positions, check_added_positions
 from .blocks import Block
 from .layers import MLPKind, NormType, build_norm, capped, check_layer_kinds
-
-POSITIONS = ("learned", "sinusoidal", None)
+from .looped import Loop, LoopConfig
 
 
 class TrunkConfig(Protocol):
@@ -42,7 +41,7 @@ class TrunkConfig(Protocol):
     @property
     def logit_cap(self) -> float | None: ...
     @property
-    def positions(self) -> str | None: ...
+    def positions(self) -> str | dict[str, Any] | None: ...
     @property
     def tied(self) -> bool: ...
     @property
@@ -69,8 +68,7 @@ def check_trunk(config: TrunkConfig, *positive: str) -> None:
         raise MixerError(
             f"{name}: layers={config.layers} is less than the number of mixers given, {len(config.mixers)}."
         )
-    if config.positions not in POSITIONS:
-        raise MixerError(f"{name}: positions={config.positions!r} is unknown; choose 'learned', 'sinusoidal' or null.")
+    check_added_positions(config.positions, name)
     check_layer_kinds(name, config.norm_type, config.mlp)
     if config.logit_cap is not None and not 0 < config.logit_cap < inf:
         raise MixerError(f"{name}: logit_cap must be a positive number or null, got {config.logit_cap}.")
@@ -86,15 +84,18 @@ class Trunk(nn.Module):
     Args:
         config: sizes, mixers and initialisation.
         vocab: number of symbols V.
+        loop: how often the blocks are applied; None: once.
     """
 
-    def __init__(self, config: TrunkConfig, *, vocab: int):
+    def __init__(self, config: TrunkConfig, *, vocab: int, loop: LoopConfig | None = None):
         super().__init__()
         self.init_std, self.vocab, self.logit_cap = config.init_std, vocab, config.logit_cap
         # The children draw while being built. Only reset_parameters below may count, or a meta build would differ.
         with torch.random.fork_rng():
             self.embed = ReadEmbedding(vocab, config.dim)
-            self.positions = build_positions(config.positions, config.dim, config.max_len)
+            self.positions: Any = build_added_positions(
+                config.positions, config.dim, config.max_len, type(config).__name__
+            )
             options: dict[str, Any] = {
                 "causal": True,
                 "max_len": config.max_len,
@@ -108,52 +109,75 @@ class Trunk(nn.Module):
             self.norm = build_norm(config.norm_type, config.dim, 1e-5) if config.norm == "pre" else nn.Identity()
             self.head = nn.Linear(config.dim, vocab, bias=False) if not config.tied else None
             self.dropout = nn.Dropout(config.dropout)
+            self.loop = None if loop is None else Loop(loop, config.dim)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Re-initialise every parameter from torch's generator."""
         std = self.init_std
         nn.init.normal_(self.embed.weight, std=std)
-        if isinstance(self.positions, LearnedPositions):
+        if hasattr(self.positions, "reset_parameters"):
             self.positions.reset_parameters()
         for block in self.blocks:
-            block.reset_parameters(std, std / (2 * len(self.blocks)) ** 0.5)
+            block.reset_parameters(std, std / (2 * len(self.blocks) * self.times) ** 0.5)
+        if self.loop is not None:
+            self.loop.reset_parameters(std)
         if self.head is not None:
             nn.init.normal_(self.head.weight, std=std)
         if not isinstance(self.norm, nn.Identity):
             self.norm.reset_parameters()
 
-    def read(self, x: Tensor, at: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Map embedded symbols x (B, T, D) at positions ``at`` (B, T) to logits (B, T, V).
+    @property
+    def times(self) -> int:
+        """Return how often the blocks are applied."""
+        return 1 if self.loop is None else self.loop.times
 
-        Row t depends on x[0..t].
+    def read(self, x: Tensor, **given: Any) -> Tensor:
+        """Map embedded symbols x (B, T, D), with positions added, to logits (B, T, V).
+
+        Row t depends on x[0..t]. ``given`` goes to the mixers: key_mask and positions (B, T).
         """
-        x = self._with_positions(x, at)
-        for block in self.blocks:
-            x = block(x, key_mask=key_mask)
-        return self._logits(x)
+        x = self.dropout(x)
+        if self.loop is None:
+            for block in self.blocks:
+                x = block(x, **given)
+            return self._logits(x)
+        (without, times), s = self.loop.passes(), self.loop.begin(x)
+        for i in range(without + times):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and i >= without):
+                for n, block in enumerate(self.blocks):
+                    s = block(self.loop.inject(s, x, n), **given)
+        return self._logits(s)
 
-    def read_chunk(
-        self, x: Tensor, at: Tensor, layers: tuple[State, ...], *, key_mask: Tensor | None = None
-    ) -> tuple[Tensor, tuple[State, ...]]:
+    def read_chunk(self, x: Tensor, layers: tuple[State, ...], **given: Any) -> tuple[Tensor, tuple[State, ...]]:
         """Do the same as ``read`` for the next L embedded symbols (B, L, D), continuing from the mixers' states.
 
         Returns logits and new states.
         """
-        x, states = self._with_positions(x, at), []
-        for block, old in zip(self.blocks, layers, strict=True):
-            x, new = block.extend(x, old, key_mask=key_mask)
+        if len(layers) != len(self.blocks) * self.times:
+            raise MixerError(
+                f"{type(self).__name__}: this model has {len(self.blocks)} blocks applied {self.times} times, but the "
+                + f"state is that of {len(layers)}; begin with init_state()."
+            )
+        x, states = self.dropout(x), []
+        s = x if self.loop is None else self.loop.begin(x)
+        for i, old in enumerate(layers):
+            n = i % len(self.blocks)
+            s, new = self.blocks[n].extend(s if self.loop is None else self.loop.inject(s, x, n), old, **given)
             states.append(new)
-        return self._logits(x), tuple(states)
+        return self._logits(s), tuple(states)
 
     def empty_states(self, batch_size: int, device: torch.device | None = None) -> tuple[tuple[State, ...], Tensor]:
         """Return the mixers' states before the first symbol and the position of each row, 0.
+
+        There is one for each application of a block.
 
         Args:
             device: device of both; None: that of the weights.
         """
         start = torch.zeros(batch_size, dtype=torch.long, device=self.embed.weight.device if device is None else device)
-        return tuple(block.mixer.init_state(batch_size, device=device) for block in self.blocks), start
+        blocks = [block for _ in range(self.times) for block in self.blocks]
+        return tuple(block.mixer.init_state(batch_size, device=device) for block in blocks), start
 
     @property
     def streams(self) -> bool:
@@ -185,17 +209,7 @@ class Trunk(nn.Module):
             if low < 0 or high >= self.vocab:
                 raise MixerError(f"{name}: tokens must be in 0..{self.vocab - 1}, got {low} to {high}.")
 
-    def _with_positions(self, x: Tensor, at: Tensor) -> Tensor:
-        return self.dropout(x if self.positions is None else x + self.positions(at).to(x.dtype))
-
     def _logits(self, x: Tensor) -> Tensor:
         x = self.norm(x)
         logits = self.head(x) if self.head is not None else F.linear(x, *self.embed())
         return capped(logits, self.logit_cap)
-
-
-def build_positions(kind: str | None, dim: int, max_len: int) -> LearnedPositions | SinusoidalPositions | None:
-    """Build the positions that are added to the embedding; None: none."""
-    if kind is None:
-        return None
-    return LearnedPositions(dim, max_len=max_len) if kind == "learned" else SinusoidalPositions(dim)

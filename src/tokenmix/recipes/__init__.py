@@ -7,6 +7,7 @@ from .aft_cifar10_classify import RECIPE as _aft_cifar10_classify
 from .aft_cifar10_density import RECIPE as _aft_cifar10_density
 from .aft_enwik8 import RECIPE as _aft_enwik8
 from .aft_imagenet import RECIPE as _aft_imagenet
+from .arithmetic import RECIPES as _arithmetic
 from .hydra_imagenet import RECIPE as _hydra_imagenet
 from .pvt_imagenet import RECIPE as _pvt_imagenet
 from .recall import RECIPE as _recall
@@ -32,6 +33,7 @@ _ALL = (
     _hydra_imagenet,
     _pvt_imagenet,
     _recall,
+    *_arithmetic,
 )
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from ..data.augment import Augment
 from ..models import ViTConfig, replace_layers
-from ..train.config import ImageDataConfig, RunConfig
+from ..train.config import RunConfig
+from ..train.data_config import ImageDataConfig
 from .images import CIFAR_IMAGES, CIFAR_MEAN, CIFAR_STD, DEIT_AUGMENT, ImageRow, digits_training, imagenet_like
 from .recipe import Recipe
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from ..data.augment import Augment
 from ..models import ImageDensityConfig
-from ..train.config import ImageDataConfig, OptimConfig, RunConfig, TrainConfig
+from ..train.config import OptimConfig, RunConfig, TrainConfig
+from ..train.data_config import ImageDataConfig
 from .images import CIFAR_IMAGES, ImageRow
 from .recipe import Recipe
 

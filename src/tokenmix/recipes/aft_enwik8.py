@@ -18,7 +18,8 @@ from typing import Any
 
 from ..data.corpora import ENWIK8_BOUNDS
 from ..models import LMConfig
-from ..train.config import DataConfig, OptimConfig, RunConfig, TrainConfig
+from ..train.config import OptimConfig, RunConfig, TrainConfig
+from ..train.data_config import DataConfig
 from .recipe import Recipe, Row, shrink_spec
 
 EPOCHS, BATCH = 100, 128

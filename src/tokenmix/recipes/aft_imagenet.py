@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from ..data.augment import Augment
 from ..models import MODELS
-from ..train.config import ImageDataConfig, RunConfig
+from ..train.config import RunConfig
+from ..train.data_config import ImageDataConfig
 from .images import DEIT_AUGMENT, IMAGENET_IMAGES, ImageRow, deit_training, imagenet_like
 from .recipe import Recipe
 

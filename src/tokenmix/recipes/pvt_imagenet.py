@@ -11,7 +11,8 @@ from typing import Any
 
 from ..data.augment import Augment
 from ..models import MODELS
-from ..train.config import ImageDataConfig, OptimConfig, RunConfig, TrainConfig
+from ..train.config import OptimConfig, RunConfig, TrainConfig
+from ..train.data_config import ImageDataConfig
 from .images import ImageRow, deit_training
 from .recipe import Recipe
 

@@ -1,7 +1,6 @@
-"""Multi-query associative recall and copying: what a mixer remembers, against the bytes of its state.
+"""Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927): what a mixer remembers, against its state.
 
-``--data recall`` (the default) is the task of Arora et al. 2023 (arXiv 2312.04927), ``--data copy`` a string and its
-copy. ``paper`` has the longest sequences of Arora et al.: 512 tokens with 64 pairs of a vocabulary of 8,192, and their
+``paper`` has the longest sequences of Arora et al.: 512 tokens with 64 pairs of a vocabulary of 8,192, and their
 2 layers. The width of 512, the optimiser and the batches are ours.
 
 All sizes have the blocks of today (``in_shell(..., "modern")``). ``smoke``: 2 layers x 64.
@@ -12,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..models import LMConfig, in_shell
-from ..train.config import OptimConfig, RunConfig, SyntheticDataConfig, TrainConfig
+from ..train.config import OptimConfig, RunConfig, TrainConfig
+from ..train.data_config import SyntheticDataConfig
 from .recipe import Recipe, Row, shrink_spec
 
 LAYERS, DIM, SEQ_LEN, HEADS = 2, 512, 512, 8
@@ -81,7 +81,7 @@ def build(row: Row, size: str) -> RunConfig:
 
 RECIPE = Recipe(
     "recall",
-    "associative recall and copying, made as training goes on: what mixers remember",
+    "associative recall, made as training goes on: what mixers remember",
     ROWS,
     "attention",
     build,

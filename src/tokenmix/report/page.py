@@ -16,6 +16,7 @@ from ..system.text import Table
 from .biases import bias_pictures
 from .differences import differences_table, not_comparable
 from .figures import Picture, loss_curves
+from .lengths import length_pictures
 from .pictures import attention_pictures
 from .runs import TEXT, Run, load_model, named_apart, read_run
 from .tables import facts_table, summary_table
@@ -83,7 +84,7 @@ def write_report(
         lead=[*lead, *([warning] if warning else [])],
         first=pictures[:1],
         tables=[*(tables or []), *([differences] if differences else []), summary_table(runs)],
-        curves=[("Loss", [*pictures[1:], *curves])],
+        curves=[("Loss", [*pictures[1:], *curves]), ("Beyond the sizes of training", length_pictures(runs))],
         attention=[
             (r.name, look["attention"])
             for r, look in zip(runs, looks, strict=True)

@@ -19,7 +19,11 @@ WEIGHTS, AVERAGE = "model.safetensors", "ema.safetensors"  # a run that averages
 
 
 def on_most_data(evals: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the evaluations on the most data; a score of a hundred bytes has no place beside them."""
+    """Return the evaluations on the most data; a score of a hundred bytes has no place beside them.
+
+    Nor have those of other sizes or passes than the model was trained with.
+    """
+    evals = [e for e in evals if "grid" not in e and "passes" not in e]
     sizes = [next((e[unit] for unit in ("bytes", "images") if isinstance(e.get(unit), int)), 0) for e in evals]
     most = max(sizes, default=0)
     return [e for e, size in zip(evals, sizes, strict=True) if size == most]

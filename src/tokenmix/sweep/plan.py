@@ -44,6 +44,9 @@ class SweepPlan(Json):
         hopeless: a rate is given up half-way through its tuning run if its score is worse there than that of an earlier
             rate of the row by more than this share; None: never.
         test_bytes: leading bytes of the test split on which final language models are scored; None: no test.
+        lengths: lengths beyond those of training at which final runs are scored too, which the table then shows:
+            sizes of synthetic sequences, as by `tokenmix eval --lengths`, with the share of exact answers; for text,
+            windows in bytes, with the bits per byte of what has more context than training had. Empty: none.
         modules: Python files that register mixers of your own (``register_mixer``), imported before anything else here
             and in every run; relative to the working directory.
     """
@@ -61,10 +64,11 @@ class SweepPlan(Json):
     seconds: float | None = None
     hopeless: float | None = 0.1
     test_bytes: int | None = None
+    lengths: tuple[int, ...] = ()
     modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("rates", "seeds", "modules"):
+        for name in ("rates", "seeds", "lengths", "modules"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         self._check_types()
         if not all(0 < rate < sys.float_info.max for rate in self.rates):
@@ -99,6 +103,7 @@ class SweepPlan(Json):
         for name, kind, what in (
             ("rates", (int, float), "numbers"),
             ("seeds", int, "integers"),
+            ("lengths", int, "integers"),
             ("modules", str, "names"),
         ):
             for value in getattr(self, name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -175,7 +176,7 @@ def results_table(results: Results) -> Table:
     plan = results.plan
     columns = ["row", "score", "spread", "n", "best rate", "parameters", results.unit(), "seconds", "peak MiB"]
     stated = any("state_bytes" in r for r in results.runs.values())  # of language models, since they are recorded
-    columns += ["state bytes"] * stated
+    columns += ["state bytes"] * stated + ["beyond", "spread beyond"] * bool(plan.lengths)
     lines = []
     for row in plan.rows:
         scores, final = list(results.scores(row).values()), results.finals(row)
@@ -191,20 +192,36 @@ def results_table(results: Results) -> Table:
         line += [number(mean(r["seconds"] for r in final) if final else None, 0)]
         line += [number(max(r["peak_mib"] for r in final) if final else None, 0)]
         line += [number(final[-1].get("state_bytes") if final else None, 0)] * stated
+        if plan.lengths:
+            shares = [r["beyond"] for r in final if r.get("beyond") is not None]
+            line += [number(mean(shares) if shares else None), number(spread(shares)) if len(shares) > 1 else "-"]
         lines.append(line)
-    order = sorted(lines, key=lambda line: (line[3] == "0", float(line[1].replace(",", "")) if line[3] != "0" else 0.0))
-    if results.higher_is_better():
-        order = [line for line in reversed(order) if line[3] != "0"] + [line for line in order if line[3] == "0"]
+    sign = -1 if results.higher_is_better() else 1
+    by = len(columns) - 2 if plan.lengths else 1
+    order = sorted(lines, key=lambda line: (line[3] == "0", sign * _number(line[by], sign * math.inf)))
     notes = [f"score: {results.metric()} on validation, mean over the seeds; spread: standard deviation over them."]
     notes += [f"{name}: {value:.3f} on the same bytes" for name, value in results.yardsticks.items()]
     machines = sorted({r.get("cpu", results.machine.get("cpu")) or "" for r in results.runs.values()})
     notes += [f"seconds: of runs on different machines ({', '.join(machines)})"] * (len(machines) > 1)
     notes += ["*: the best rate is the lowest or the highest that was tried"] * any("*" in line[4] for line in lines)
     notes += ["state bytes: what a model holds after one sequence; not measured where a mixer cannot stream"] * stated
+    if plan.lengths and results.higher_is_better():
+        notes += [f"beyond: share of answers right throughout at sizes {', '.join(map(str, plan.lengths))}"]
+        notes[-1] += " and their pairs, where the largest is beyond those of training"
+    elif plan.lengths:
+        notes += [f"beyond: bits per byte of bytes with more context than training had, up to {max(plan.lengths):,}"]
     shell, tuning = plan.shell or "the recipe's", f"not tuned: one rate, {plan.rates[0]:g}"
     if len(plan.rates) > 1:
         tuning = f"tuned over {len(plan.rates)} rates x {plan.tune:g} of the steps each, seed {plan.seeds[0]}"
     return Table(f"{plan.recipe}, shell: {shell}, equal {plan.equal}; {tuning}", columns, order, notes)
+
+
+def _number(cell: str, otherwise: float) -> float:
+    """Return a cell's number, or another where it holds none."""
+    try:
+        return float(cell.replace(",", ""))
+    except ValueError:
+        return otherwise
 
 
 def markdown(table: Table) -> str:

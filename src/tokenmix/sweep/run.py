@@ -227,6 +227,7 @@ class Queue:
                 "cores": pinned(slot, self.jobs.threads),
                 "limits": {} if probe else self.limits(job),
                 "test_bytes": self.plan.test_bytes if job.phase == "final" else None,
+                "lengths": self.plan.lengths if job.phase == "final" else (),
                 "final": job.phase == "final",
                 "probe": probe,
                 "modules": [str(Path(file).resolve()) for file in self.plan.modules],

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ..errors import MixerError
 from ..models import build_model
 from ..system.files import write_json
 from ..system.machine import cpu_name, peak_mib
-from ..train import RunConfig, evaluate_run, resume, train
+from ..train import DataConfig, RunConfig, SyntheticDataConfig, evaluate_run, resume, train
 from ..train.config import known_fields
 from ..train.loop import Diverged
 from ..train.rundir import RunDir
@@ -60,6 +61,8 @@ def run(config: RunConfig, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         summary = train(config, folder, limits=limits, verbose=False)
     found = record(config, folder, summary, time.process_time() - began, job["test_bytes"])
+    if job["lengths"]:
+        found |= beyond(config, folder, job)
     return found | ({"state_bytes": state_bytes(config)} if job["final"] and config.model.kind == "lm" else {})
 
 
@@ -123,6 +126,39 @@ def record(
         found["test"] = evaluate_run(folder, **options).bits_per_byte
         found["by_context"] = evaluate_run(folder, by_context=True, **options).by_context
     return found
+
+
+def beyond(config: RunConfig, folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
+    """Score a run beyond the lengths of its training: as "beyond", and in detail.
+
+    On synthetic sequences that is the share of exact answers at the sizes ``plan["lengths"]`` and their pairs, where
+    the largest is beyond ``data.longest``; on text the bits per byte of bytes with more context than ``data.seq_len``,
+    in windows of the largest length, or None for a model that is not built for it.
+
+    Raises:
+        MixerError: for other data, and where nothing lies beyond.
+    """
+    lengths = tuple(plan["lengths"])
+    if isinstance(config.data, SyntheticDataConfig):
+        trained, name = config.data.longest, "data.longest"
+    elif isinstance(config.data, DataConfig):
+        trained, name = config.data.seq_len, "data.seq_len"
+    else:
+        raise MixerError(f"sweep: lengths are for text and synthetic sequences, not for {config.data.kind}.")
+    if max(lengths) <= trained:
+        raise MixerError(f"sweep: no size of lengths={list(lengths)} lies beyond {name}={trained}.")
+    options: dict[str, Any] = {"device": "cpu", "record": False}
+    if isinstance(config.data, SyntheticDataConfig):
+        score = evaluate_run(folder, lengths=lengths, **options)
+        further = [cell.exact for cell in score.grid if max(cell.sizes) > trained]
+        return {"beyond": mean(further), "grid": [[*cell.sizes, round(cell.exact, 4)] for cell in score.grid]}
+    longest = build_model(config.model).max_len
+    if longest is not None and longest < max(lengths):
+        return {"beyond": None}
+    options |= {"max_bytes": plan["test_bytes"]}
+    parts = evaluate_run(folder, by_context=True, seq_len=max(lengths), **options).by_context
+    later = [(most + 1 - least, bits) for least, most, bits in parts if least > trained]
+    return {"beyond": sum(n * bits for n, bits in later) / sum(n for n, _ in later), "by_context_beyond": parts}
 
 
 def probe(config: RunConfig, folder: Path) -> dict[str, Any]:

@@ -69,7 +69,9 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
     if value is None and type(None) in options:
         return None
     several = [o for o in options if dataclasses.is_dataclass(o)]
-    hint = _of_kind(several, value, where) if len(several) > 1 else next(o for o in options if o is not type(None))
+    plain = [o for o in options if o is not type(None)]
+    fitting = [o for o in plain if type(value) is (typing.get_origin(o) or o)]  # "learned" or {"name": "learned"}
+    hint = _of_kind(several, value, where) if len(several) > 1 else (fitting or plain)[0]
     if dataclasses.is_dataclass(hint):
         return from_json(typing.cast(type, hint), value, where=where)
     origin = typing.get_origin(hint) or hint
@@ -82,6 +84,7 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
         value = float(value) if abs(value) < 1 << 1023 else value  # what is larger is refused below
     if origin in (int, float, str, bool) and type(value) is not origin:
         optional = " or null" if type(None) in options else ""
+        optional = " or an object" * any(typing.get_origin(o) is dict for o in plain) + optional
         raise MixerError(
             f"config: {where} must be {'an' if origin is int else 'a'} {origin.__name__}{optional}, got {value!r}."
         )

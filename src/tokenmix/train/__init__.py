@@ -1,6 +1,7 @@
 """Training: a config in, a run directory out. Any run can be stopped at any point and resumed bit for bit."""
 
-from .config import DataConfig, ImageDataConfig, OptimConfig, RunConfig, SyntheticDataConfig, TrainConfig
+from .config import OptimConfig, RunConfig, TrainConfig
+from .data_config import DataConfig, ImageDataConfig, SyntheticDataConfig
 from .evaluate import EvalResult, evaluate
 from .init_from import load_model
 from .loop import resume, train

@@ -22,7 +22,8 @@ from ..errors import MixerError
 from ..models import evaluating
 from ..system.files import whole_file
 from ..system.machine import autocast
-from .config import ImageDataConfig, RunConfig
+from .config import RunConfig
+from .data_config import ImageDataConfig
 from .task import Task
 from .text_task import streaming_cost
 

@@ -80,8 +80,8 @@ def evaluate_run(
     If the run has a metrics.csv, the result is added there too. A warning says so if metrics.jsonl cannot be written.
 
     Args:
-        options: stride, seq_len, max_bytes and by_context for text, image_size and max_images for images, nothing for
-            synthetic sequences; None: the default, which is the whole split.
+        options: stride, seq_len, max_bytes and by_context for text, image_size and max_images for images, lengths,
+            samples and passes for synthetic sequences; None: the default, which is the whole split.
     """
     run = RunDir.open(path)
     model, config = load_run(path, step=step, device=device)
@@ -108,9 +108,9 @@ def evaluate_run(
 def _check_options(task: Any, path: Path | str, options: dict[str, Any]) -> None:
     """Refuse options that the kind of run does not have, and counts below 1, which would score all but the last."""
     wrong = [name for name in options if name not in task.options]
-    if wrong and task.options:  # evaluate() of a task without options refuses them itself
+    if wrong:
         raise MixerError(f"eval: the score of {path} takes {', '.join(task.options)}; leave out {', '.join(wrong)}.")
-    for name in ("max_bytes", "max_images"):
+    for name in ("max_bytes", "max_images", "samples", "passes"):
         if options.get(name, 1) < 1:
             raise MixerError(f"eval: {name} must be at least 1, got {options[name]}.")
 
@@ -130,7 +130,7 @@ def _can_record(run: RunDir) -> bool:
 
 def eval_line(split: str, step: int, result: Any) -> dict[str, Any]:
     """Return an evaluation as a line of metrics.jsonl."""
-    fields = {name: value for name, value in asdict(result).items() if value is not None}
+    fields = {name: value for name, value in asdict(result).items() if value is not None and value != ()}
     if "by_context" in fields:
         fields["by_context"] = {f"{least}-{most}": bits for least, most, bits in fields["by_context"]}
     return {"kind": "eval", "split": split, "step": step, **fields, "seconds": round(result.seconds, 3)}

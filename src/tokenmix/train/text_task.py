@@ -15,7 +15,8 @@ from ..errors import MixerError
 from ..mixers import Mixer, state_bytes
 from ..models import evaluating
 from ..system.files import whole_file
-from .config import DataConfig, RunConfig
+from .config import RunConfig
+from .data_config import DataConfig
 from .evaluate import EvalResult, evaluate
 from .task import Task
 

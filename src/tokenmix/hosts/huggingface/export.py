@@ -98,6 +98,9 @@ def _check_equal(model: nn.Module, new: Any, sample: Tensor) -> None:
 
 def lm_config(config: LMConfig) -> TokenMixConfig:
     """Return the transformers config of the same language model."""
+    if config.loop is not None or isinstance(config.positions, dict):
+        what = "loop" if config.loop is not None else f"positions={config.positions!r}"
+        raise MixerError(f"export: models for transformers have no {what}; use tokenmix's own LM.")
     return TokenMixConfig(
         vocab_size=config.vocab,
         hidden_size=config.dim,

@@ -1,0 +1,65 @@
+"""What a model adds to its embedding: positions by name and options."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import nn
+
+from ..errors import MixerError
+from ..system.config import nearest
+from .digits import AbacusPositions, CoupledPositions
+from .learned import LearnedPositions
+from .sinusoidal import SinusoidalPositions
+
+ADDED_POSITIONS: dict[str, type[nn.Module]] = {
+    "learned": LearnedPositions,
+    "sinusoidal": SinusoidalPositions,
+    "abacus": AbacusPositions,
+    "coupled": CoupledPositions,
+}
+
+
+def build_added_positions(spec: Any, dim: int, max_len: int, who: str) -> Any:
+    """Build what is added to the embedding; None: nothing.
+
+    Args:
+        spec: None, a name in ``ADDED_POSITIONS``, or an object of the name and options such as
+            ``{"name": "abacus", "max_offset": 50}``. Options not given have their defaults; ``max_len`` of "learned" is
+            that of the model.
+        dim: features per token.
+        max_len: longest sequence of the model.
+        who: named in errors.
+
+    Raises:
+        MixerError: for an unknown name or option.
+    """
+    if spec is None:
+        return None
+    cls, options = _choice(spec, who)
+    if cls is LearnedPositions:
+        options.setdefault("max_len", max_len)
+    return cls(dim, **options)
+
+
+def check_added_positions(spec: Any, who: str) -> None:
+    """Refuse an unknown name or option of what is added to the embedding; ``who`` is named in the error."""
+    if spec is not None:
+        _choice(spec, who)
+
+
+def _choice(spec: Any, who: str) -> tuple[Any, dict[str, Any]]:
+    """Return the class that a spec names and the options that it gives."""
+    options = {"name": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, dict) else {}
+    name = options.pop("name", None)
+    if not isinstance(name, str) or name not in ADDED_POSITIONS:
+        raise MixerError(
+            f"{who}: positions={spec!r} is unknown; choose {', '.join(map(repr, ADDED_POSITIONS))} or null."
+        )
+    cls = ADDED_POSITIONS[name]
+    known = [option for option in inspect.signature(cls).parameters if option != "dim"]
+    for option in options:
+        if option not in known:
+            raise MixerError(f"{who}: positions {name!r} have no option {option!r}; {nearest(option, known)}.")
+    return cls, options

@@ -1,0 +1,82 @@
+"""Other positions while a model trains, so that it has seen those of longer sequences.
+
+Each sampler maps the positions of a batch to others that still rise along each row. Models apply it in training only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import MixerError
+from ..system.config import nearest
+from .checks import whole
+
+Sampler = Callable[[Tensor, int], Tensor]
+
+
+def offset(positions: Tensor, longest: int) -> Tensor:
+    """Shift each row by one number, drawn evenly from those that keep it below ``longest`` (SHAPE, Kiyono et al. 2021,
+    arXiv 2109.05644)."""
+    free = longest - positions.shape[1]
+    return positions + torch.randint(free + 1, (len(positions), 1), device=positions.device)
+
+
+def randomised(positions: Tensor, longest: int) -> Tensor:
+    """Give each row a sorted subset of 0 .. longest - 1, drawn evenly, without repetition (Ruoss et al. 2023,
+    arXiv 2305.16843)."""
+    drawn = torch.rand(len(positions), longest, device=positions.device).argsort(1)[:, : positions.shape[1]]
+    return drawn.sort(1).values.gather(1, positions)
+
+
+def pose(positions: Tensor, longest: int) -> Tensor:
+    """Cut each row into two parts at an even place and skip positions between them (PoSE, Zhu et al. 2023,
+    arXiv 2309.10400).
+
+    The first part begins at 0, as in a prompt; the second is shifted by a number drawn evenly from those that keep it
+    below ``longest``. Zhu et al. shift the text along with the positions, which is left out: text here is drawn anew.
+    """
+    shape, device = (len(positions), 1), positions.device
+    cut = torch.randint(1, max(positions.shape[1], 2), shape, device=device)
+    skip = torch.randint(longest - positions.shape[1] + 1, shape, device=device)
+    return torch.where(positions >= cut, positions + skip, positions)
+
+
+SAMPLERS: dict[str, Sampler] = {"offset": offset, "randomised": randomised, "pose": pose}
+
+
+def check_sampler(spec: Any, max_len: int | None, who: str) -> None:
+    """Refuse what is no sampler, or one beyond what a model was built for.
+
+    Args:
+        spec: None, or an object such as ``{"name": "offset", "longest": 512}``: positions stay below ``longest``.
+        max_len: longest sequence of the model; None: it has none.
+        who: named in errors.
+    """
+    if spec is None:
+        return
+    if not isinstance(spec, dict) or set(spec) != {"name", "longest"} or not whole(spec["longest"], 1):
+        raise MixerError(f'{who}: sample_positions must be like {{"name": "offset", "longest": 512}}, got {spec!r}.')
+    if spec["name"] not in SAMPLERS:
+        raise MixerError(f"{who}: there is no sampler {spec['name']!r}; {nearest(str(spec['name']), SAMPLERS)}.")
+    if max_len is not None and spec["longest"] > max_len:
+        raise MixerError(
+            f"{who}: sample_positions would draw positions up to {spec['longest'] - 1}, but the model has "
+            + f"max_len={max_len}; give a larger one."
+        )
+
+
+def sampled(spec: dict[str, Any], positions: Tensor, who: str) -> Tensor:
+    """Return the positions (B, T) that a sampler draws in place of ``positions``, which count from 0.
+
+    It draws from torch's generator of the device.
+
+    Raises:
+        MixerError: for more tokens than the sampler has positions.
+    """
+    if positions.shape[1] > spec["longest"]:
+        raise MixerError(f"{who}: sample_positions has longest={spec['longest']}, got {positions.shape[1]} tokens.")
+    return SAMPLERS[spec["name"]](positions, spec["longest"])
