@@ -1,7 +1,8 @@
-"""Transformers Can Do Arithmetic with the Right Embeddings: Abacus embeddings. Not built yet, but for its sums."""
+"""Transformers Can Do Arithmetic with the Right Embeddings: Abacus embeddings."""
 
 from __future__ import annotations
 
+from . import places
 from .claim import Claim, Number, Paper
 from .rows import trained
 
@@ -30,8 +31,12 @@ def state() -> tuple[Claim, ...]:
             "Abacus embeddings",
             "Each digit learns its place within its number: 1, 2, 3 .. in each run of digits, 0 elsewhere; in training "
             "one random offset is added to all of them.",
-            trained({"largest offset (100 in the configuration)": "99"}, source=OFFICIAL, built=False),
+            (
+                Number("rows for 12+345=753 in evaluation", "1 2 0 1 2 3 0 1 2 3", measure=places.abacus_places),
+                Number("largest offset", "99", measure=places.abacus_offset, source=OFFICIAL),
+            ),
             "id = place in the run of digits + k",
+            "positions.digits.AbacusPositions",
         ),
         Claim(
             "Addition",
@@ -45,9 +50,8 @@ def state() -> tuple[Claim, ...]:
                         "100 digits": "99",
                     },
                     "%",
-                    built=False,
                 ),
-                *trained({"longest generalisation, digits": "120", "the same, times": "6"}, built=False),
+                *trained({"longest generalisation, digits": "120", "the same, times": "6"}),
                 Number("errors removed", "87", "%", error_removed, "recomputed from the printed rows"),
             ),
         ),
@@ -55,23 +59,32 @@ def state() -> tuple[Claim, ...]:
             "Input injection and looping",
             "Injection of the input alone halves the errors of generalisation, and so do eight layers run twice "
             "against sixteen.",
-            trained({"injection alone": "about 50", "8 x 2 against 16 x 1": "about 50"}, "% fewer", built=False),
+            trained({"injection alone": "about 50", "8 x 2 against 16 x 1": "about 50"}, "% fewer"),
         ),
         Claim(
             "Table 3, parameters",
-            "Sixteen layers with Abacus and injection; looping needs a tenth of them.",
-            trained({"16 x 1": "122"}, "M", source=SECOND_HAND, built=False),
+            "Sixteen layers with Abacus and injection; looping one layer needs a tenth of them.",
+            (
+                Number("16 x 1", "122", "M", lambda: places.abacus_parameters(16), SECOND_HAND),
+                Number(
+                    "1 x 16, share of them",
+                    "10",
+                    "%",
+                    lambda: 100 * places.abacus_parameters(1) / places.abacus_parameters(16),
+                ),
+            ),
         ),
         Claim(
             "FIRE and NoPE",
             "The relative bias FIRE, and no positions at all, are what the embeddings are compared with.",
-            trained({"FIRE, hidden width": "32"}, source=OFFICIAL, built=False),
+            (Number("FIRE, hidden width", "32", measure=places.fire_width, source=OFFICIAL),),
             "b(i, j) = MLP(log(|c (i - j)| + 1) / log(|c max(i, L)| + 1))",
+            "positions.pair.Fire",
         ),
         Claim(
             "Tables 1 and 2, sorting",
             "Sorting gains from the embeddings too; the numbers are not at hand.",
-            trained({"accuracies": "not at hand"}, built=False),
+            trained({"accuracies": "not at hand"}),
         ),
     )
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from . import identities
+from . import identities, places
 from .claim import Claim, Number, Paper
 from .rows import trained
 
 
 def state() -> tuple[Claim, ...]:
     """Return the claims."""
-    return (*absolute(), *relative(), *scaling(), *unbuilt())
+    return (*absolute(), *relative(), *scaling(), *samplers(), *unbuilt())
 
 
 def absolute() -> tuple[Claim, ...]:
@@ -117,10 +117,36 @@ def scaling() -> tuple[Claim, ...]:
     )
 
 
+def samplers() -> tuple[Claim, ...]:
+    """Return the ways to let a model see longer positions in training, each measured on 4 tokens of 8 positions."""
+    return (
+        Claim(
+            "SHAPE",
+            "One random shift of all positions of a sequence in training.",
+            (Number("rows of 4 that it can draw below 8", "5 rows", measure=places.sampled("offset")),),
+            "n -> n + k",
+            "positions.samplers.offset",
+        ),
+        Claim(
+            "Randomised positions",
+            "A sorted subset of a longer range, drawn anew for each sequence in training.",
+            (Number("rows of 4 that it can draw below 8", "70 rows", measure=places.sampled("randomised")),),
+            "n -> the n-th smallest of T of 0 .. M - 1",
+            "positions.samplers.randomised",
+        ),
+        Claim(
+            "PoSE",
+            "Chunks keep their consecutive positions, with random skips between them.",
+            (Number("rows of 4 that it can draw below 8, two chunks", "13 rows", measure=places.sampled("pose")),),
+            "n -> n + k beyond a random place",
+            "positions.samplers.pose",
+        ),
+    )
+
+
 def unbuilt() -> tuple[Claim, ...]:
     """Return the entries of Table 1 and of Section 4 that the library does not have."""
     table = {
-        "SHAPE": "one random shift of all positions in training",
         "CAPE (2021)": "random shifts and scale of sinusoids in training",
         "Complex": "each word a trainable rotation",
         "FLOATER": "positions from a neural differential equation",
@@ -129,11 +155,9 @@ def unbuilt() -> tuple[Claim, ...]:
         "xPOS": "RoPE, queries and keys scaled by position",
         "CoPE, TISE, bilevel": "discussed beside the table",
     }
-    random = {"randomised positions": "a sorted subset of a longer range", "PoSE": "chunks with random skips"}
     truncated = {"truncated basis": "theta >= b kept, a constant between, 0 below a"}
     return (
         Claim("Table 1, other rows", "Encodings without a module here.", trained(table, built=False)),
-        Claim("Randomised positions", "Longer positions are seen in training.", trained(random, built=False)),
         Claim("Truncated basis", "Slow pairs are set to a constant or to 0.", trained(truncated, built=False)),
     )
 
