@@ -54,12 +54,14 @@ def state() -> tuple[Claim, ...]:
                 *trained({"longest generalisation, digits": "120", "the same, times": "6"}),
                 Number("errors removed", "87", "%", error_removed, "recomputed from the printed rows"),
             ),
+            code="recipes.arithmetic.build",
         ),
         Claim(
             "Input injection and looping",
             "Injection of the input alone halves the errors of generalisation, and so do eight layers run twice "
             "against sixteen.",
             trained({"injection alone": "about 50", "8 x 2 against 16 x 1": "about 50"}, "% fewer"),
+            code="models.looped.Loop",
         ),
         Claim(
             "Table 3, parameters",
@@ -85,6 +87,7 @@ def state() -> tuple[Claim, ...]:
             "Tables 1 and 2, sorting",
             "Sorting gains from the embeddings too; the numbers are not at hand.",
             trained({"accuracies": "not at hand"}),
+            code="recipes.arithmetic.build",
         ),
     )
 
