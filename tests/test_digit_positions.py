@@ -109,6 +109,12 @@ def test_left_padding_changes_nothing():
     assert (lm(padded, key_mask=mask)[:, 3:] - lm(tokens)).abs().max() < 1e-6
 
 
+def test_no_tokens_are_no_positions():
+    lm = model(positions=ABACUS)
+    assert lm(torch.zeros(2, 0, dtype=torch.long)).shape == (2, 0, 16)
+    assert lm(torch.zeros(0, 5, dtype=torch.long)).shape == (0, 5, 16)
+
+
 def test_a_number_longer_than_the_table_is_refused():
     lm = model(positions={**ABACUS, "max_len": 8, "max_offset": 2})
     lm(torch.ones(1, 7, dtype=torch.long))

@@ -21,7 +21,7 @@ from tokenmix.export.dynamic_shapes import Sizes
 from tokenmix.export.inputs import find_port
 from tokenmix.export.onnx_model import difference
 from tokenmix.mixers import CORE
-from tokenmix.models import LM, LMConfig, build_model
+from tokenmix.models import LM, LMConfig, LoopConfig, build_model
 from tokenmix.testing.subject import perturb
 
 REST = [case for case in CASES if CASES[case][0] in CORE and case != FIRST[CASES[case][0]]]
@@ -182,6 +182,24 @@ def test_program_of_torch():
     got, after = run(tokens[:2, 9:10], state)
     assert difference(got, model(tokens[:2, :10])[:, -1:]) < 1e-5
     assert type(after) is type(state)
+
+
+def test_a_looped_model_that_counts_digits(tmp_path):
+    """Whole and one token at a time, from inside a number on."""
+    model = lm(
+        positions={"name": "abacus", "digits": [0, 6], "max_len": 30, "max_offset": 5},
+        loop=LoopConfig(2, "concat", "layer"),
+    )
+    assert export_onnx(model, tmp_path / "whole.onnx", length=12).difference < 1e-4
+    assert export_onnx(model, tmp_path / "step.onnx", decode=True).difference < 1e-4
+    whole, step = (OnnxModel(tmp_path / f"{name}.onnx") for name in ("whole", "step"))
+    tokens = torch.tensor([[1, 2, 8, 3, 4, 5, 9, 1]])
+    logits = whole(tokens)
+    state = step.init_state(1)
+    for t in range(8):
+        y, state = step.extend(tokens[:, t : t + 1], state)
+        assert difference(y, model(tokens[:, : t + 1])[:, -1:]) < 1e-4
+    assert difference(logits, model(tokens)) < 1e-4
 
 
 def test_a_program_whose_steps_depend_on_the_length_pads():

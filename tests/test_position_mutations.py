@@ -57,8 +57,8 @@ BUGS = [
     Bug(
         "padding counts as a digit",
         "positions/digits.py",
-        "counted = valid.long().cumsum(1)",
-        "counted = torch.ones_like(valid).long().cumsum(1)",
+        "counted = valid & ~digit, valid.long().cumsum(1)",
+        "counted = valid & ~digit, torch.ones_like(valid).long().cumsum(1)",
         "test_digit_positions",
         "test_places_equal_those_of_a_loop_with_padding_and_any_start",
     ),

@@ -175,7 +175,7 @@ class LM(Trunk):
             return x, run
         if not self._reads_tokens:
             return x + self.positions(at).to(x.dtype), run
-        before = run[0] if run else tokens.new_zeros(len(tokens), dtype=torch.long)
+        before = run[0] if run else tokens.new_zeros(tokens.shape[0], dtype=torch.long)
         added, after = self.positions(tokens, key_mask, before)
         return x + added.to(x.dtype), (after,)
 

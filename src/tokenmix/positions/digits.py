@@ -27,11 +27,14 @@ def digit_places(digit: Tensor, key_mask: Tensor | None, run: Tensor) -> tuple[T
         The places (B, T), int64, and the length (B,) of the run that the rows end in now.
     """
     valid = torch.ones_like(digit) if key_mask is None else key_mask
-    counted = valid.long().cumsum(1)
-    # Count of valid tokens at the last one that was no digit; minus the run, where none was so far.
-    last = torch.where(valid & ~digit, counted, -run[:, None]).cummax(1).values
-    length = counted - last
-    return torch.where(valid & digit, length, 0), length[:, -1]
+    other, counted = valid & ~digit, valid.long().cumsum(1)
+    # At index n, the count of tokens up to the n-th that is no digit (ONNX has no running maximum); the last is unused.
+    nth = other.long().cumsum(1)
+    ends = torch.cat([-run[:, None], torch.zeros_like(counted), torch.zeros_like(run)[:, None]], 1)
+    ends = ends.scatter(1, torch.where(other, nth, digit.shape[1] + 1), counted)
+    length = counted - ends.gather(1, nth)
+    run = torch.cat([run[:, None], length], 1)[:, -1]
+    return torch.where(valid & digit, length, 0), run
 
 
 class DigitPositions(nn.Module):
