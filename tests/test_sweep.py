@@ -12,16 +12,20 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 from matplotlib.figure import Figure
 
 from tokenmix import MixerError, cli
+from tokenmix.models import build_model
 from tokenmix.report.checks import check_page
 from tokenmix.report.figures import Picture
 from tokenmix.sweep import Results, SweepPlan, compare, curves, results_table, shortcomings, sweep, worker
 from tokenmix.sweep import run as run_module
 from tokenmix.sweep.curves import final_pictures, tuning_pictures
+from tokenmix.sweep.modules import load_modules
 from tokenmix.sweep.page import comparison_table, write_sweep_page
 from tokenmix.sweep.plan import Job, Jobs
 from tokenmix.sweep.results import markdown
@@ -29,6 +33,7 @@ from tokenmix.sweep.run import Queue, middle_first
 from tokenmix.system.lock import locked
 from tokenmix.train.rundir import RunDir
 
+ROOT = Path(__file__).parents[1]
 SMALL = {"model.dim": 16, "model.layers": 1, "model.max_len": 16, "data.seq_len": 16, "train.batch_size": 2}
 SMALL |= {"train.eval_bytes": 200, "train.eval_batch": 4}
 PLAN = SweepPlan("text", {"aft_simple": {}, "hydra": {}}, rates=(1e-3, 1e-2, 1e-1), seeds=(0, 1), steps=8, tune=0.5)
@@ -580,3 +585,20 @@ def test_text_is_scored_beyond_the_length_of_training(plan, tmp_path, inline):
     assert [line[0] for line in table.rows] == ["attention", "aft_simple"]
     assert table.rows[1][-2] == "not measured"
     assert any("more context than training had, up to 64" in note for note in table.notes)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/sweeps").glob("*.json")), ids=lambda path: path.stem)
+def test_every_row_of_the_projects_plans_can_be_built(path, monkeypatch):
+    monkeypatch.chdir(ROOT)  # modules of plans are relative to it
+    plan = SweepPlan.from_json(json.loads(path.read_text()))
+    load_modules(plan.modules)
+    for row in plan.rows:
+        with torch.device("meta"):
+            model = build_model(plan.config(row).model)
+        assert sum(p.numel() for p in model.parameters()) > 0
+        if plan.lengths and plan.config(row).data.kind == "synthetic":
+            sequences = plan.config(row).data.sequences(model.vocab)
+            assert max(plan.lengths) > sequences.longest
+            assert (
+                model.max_len is None or sequences.tokens((max(plan.lengths),) * len(sequences.sizes)) <= model.max_len
+            )

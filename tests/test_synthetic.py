@@ -22,7 +22,7 @@ from tokenmix.report import read_run
 from tokenmix.report.curves import Screen, frame
 from tokenmix.report.tables import summary_table
 from tokenmix.report.watch import Watch
-from tokenmix.sweep import SweepPlan, results_table, sweep
+from tokenmix.sweep import Results, SweepPlan, compare, results_table, sweep
 from tokenmix.train import (
     OptimConfig,
     RunConfig,
@@ -365,6 +365,7 @@ def test_a_sweep_scores_lengths(tmp_path):
     table = results_table(found)
     assert table.columns[-2:] == ["beyond", "spread beyond"]
     assert any("at sizes 2, 3 and their pairs" in note for note in table.notes)
+    assert found.scores("nope") == {r["seed"]: r["beyond"] for r in found.of("final", "nope")}
     for lengths, words in (((2,), "lies beyond data.longest=2"),):
         with in_this_process(), pytest.raises(MixerError, match=words):
             sweep(replace(plan, lengths=lengths), tmp_path / "other")
@@ -377,3 +378,13 @@ def test_every_recipe_of_arithmetic_takes_its_first_steps(name, tmp_path):
     for task in tasks:
         given = changes if task is None else {**changes, "data.task": task}
         assert train(RECIPES[name].config().override(given), tmp_path / str(task))["step"] == 2
+
+
+def test_rows_on_other_sequences_are_not_compared(tmp_path):
+    """Coupled positions are trained on padded numbers, which their recipe says and no plan."""
+    plan = SweepPlan("arithmetic_addition", {"abacus": {}, "nope": {}, "coupled": {}}, (1e-3,), lengths=(9,))
+    found = Results(tmp_path / "results.json", plan)
+    common = {"phase": "final", "rate": 1e-3, "seed": 0, "score": 0.5, "beyond": 0.1, "tokens": 9, "higher": True}
+    found.runs = {row: {**common, "row": row} for row in plan.rows}
+    assert "the rows differ in data.pad" in compare(found, "coupled", "abacus").why
+    assert not any("differ" in why for why in compare(found, "nope", "abacus").why)

@@ -16,7 +16,8 @@ NORMAL = 1.959964
 """That of the normal distribution."""
 SCORED = (
     *("data.source", "data.path", "data.split", "data.valid", "train.eval_bytes", "train.eval_images"),
-    *("data.task", "data.pairs", "data.vocab", "data.held_out"),
+    *("data.task", "data.pairs", "data.vocab", "data.held_out", "data.shortest", "data.longest", "data.pad"),
+    "data.symbols",
 )
 """Fields that say on what a row is scored; rows of one comparison share them."""
 
@@ -116,7 +117,7 @@ def compare(results: Results, first: str, second: str) -> Comparison:
 
 def _unlike(results: Results, first: str, second: str) -> list[str]:
     """List what two rows would have to share for a comparison and do not: what they are scored on, and the tokens."""
-    one, other = (results.plan.changes | results.plan.rows[row] for row in (first, second))
+    one, other = (results.plan.given(row) for row in (first, second))
     found = [f"the rows differ in {name}" for name in SCORED if one.get(name) != other.get(name)]
     seen = [sorted({r["tokens"] for r in results.finals(row) if r["score"] is not None}) for row in (first, second)]
     if results.plan.equal == "tokens" and seen[0] != seen[1]:

@@ -13,7 +13,7 @@ from ..models import SHELLS, in_shell
 from ..recipes import find_recipe
 from ..system.config import Json, nearest
 from ..train import RunConfig, match_data
-from ..train.config import MOST_THREADS, check_seed
+from ..train.config import MOST_THREADS, check_seed, known_fields
 
 Phase = Literal["tune", "final"]
 RECIPE_ROW = "row"
@@ -137,6 +137,16 @@ class SweepPlan(Json):
     def total(self) -> int:
         """Return the number of runs."""
         return len(self.rows) * ((len(self.rates) if self.tries_rates() else 0) + len(self.seeds))
+
+    def given(self, row: str) -> dict[str, Any]:
+        """Return the dotted fields of a row as its recipe gives them, with the changes of plan and row.
+
+        No file of data is opened. Of a row that the recipe does not have, these are the changes alone.
+        """
+        changes = self.changes | self.rows[row]
+        recipe, name = find_recipe(self.recipe), changes.get(RECIPE_ROW, row)
+        start = known_fields(recipe.config(name, self.size).to_json()) if name in recipe.rows else {}
+        return start | changes
 
     def config(self, row: str) -> RunConfig:
         """Return the config of a row at its full length, with the first seed and the recipe's rate."""

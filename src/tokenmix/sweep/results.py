@@ -125,8 +125,12 @@ class Results:
         return set(tried) == set(self.plan.rates) and not any(score is not None for score in tried.values())
 
     def scores(self, row: str) -> dict[int, float]:
-        """Return the final scores of a row by seed; runs that diverged are left out."""
-        return {r["seed"]: r["score"] for r in self.finals(row) if r["score"] is not None}
+        """Return the final scores of a row by seed; runs that diverged are left out.
+
+        With ``lengths`` in the plan they are those beyond the lengths of training, which rows are compared by.
+        """
+        name = "beyond" if self.plan.lengths else "score"
+        return {r["seed"]: r[name] for r in self.finals(row) if r.get(name) is not None}
 
 
 def portable(plan: SweepPlan) -> dict[str, Any]:
@@ -179,7 +183,8 @@ def results_table(results: Results) -> Table:
     columns += ["state bytes"] * stated + ["beyond", "spread beyond"] * bool(plan.lengths)
     lines = []
     for row in plan.rows:
-        scores, final = list(results.scores(row).values()), results.finals(row)
+        final = results.finals(row)
+        scores = [r["score"] for r in final if r["score"] is not None]
         tuned = len(plan.rates) > 1
         diverged = tuned and results.all_diverged(row)
         rate = None if diverged else results.best_rate(row) if tuned else plan.rates[0]
@@ -193,8 +198,8 @@ def results_table(results: Results) -> Table:
         line += [number(max(r["peak_mib"] for r in final) if final else None, 0)]
         line += [number(final[-1].get("state_bytes") if final else None, 0)] * stated
         if plan.lengths:
-            shares = [r["beyond"] for r in final if r.get("beyond") is not None]
-            line += [number(mean(shares) if shares else None), number(spread(shares)) if len(shares) > 1 else "-"]
+            beyond = list(results.scores(row).values())
+            line += [number(mean(beyond) if beyond else None), number(spread(beyond)) if len(beyond) > 1 else "-"]
         lines.append(line)
     sign = -1 if results.higher_is_better() else 1
     by = len(columns) - 2 if plan.lengths else 1
