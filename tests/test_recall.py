@@ -1,4 +1,4 @@
-"""The tasks of associative recall and copying ask what they say."""
+"""The task of associative recall asks what it says."""
 
 from __future__ import annotations
 
