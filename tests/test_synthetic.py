@@ -33,6 +33,7 @@ from tokenmix.train import (
     sample_run,
     train,
 )
+from tokenmix.train.synthetic_task import answer
 from tokenmix.train.tasks import open_task
 
 ROOT = Path(__file__).parents[1]
@@ -166,7 +167,7 @@ def test_options_of_other_data_are_refused(whole):
         evaluate_run(whole, stride=4, seq_len=8)
     with pytest.raises(MixerError, match="recall has no split 'tests'"):
         evaluate_run(whole, split="tests")
-    with pytest.raises(MixerError, match="trained on data of kind 'synthetic', not on text"):
+    with pytest.raises(MixerError, match="sequences of recall are no text; only addition, "):
         sample_run(whole)
     with pytest.raises(MixerError, match="kind 'lm' is trained on data of kind 'text' or 'synthetic', got 'images'"):
         config().override({"data": {"kind": "images"}})
@@ -310,6 +311,18 @@ def test_exact_answers_are_those_that_generation_writes(sums):
         written = model.generate(row[None, :start], len(answer), temperature=0)[0, start:]
         right += int(torch.equal(written, answer))
     assert score.grid[0].exact == pytest.approx(right / 60)
+
+
+def test_a_run_answers_questions(sums, capsys):
+    assert cli.main(["sample", str(sums), "--prompt", "12+34="]) == 0
+    said = capsys.readouterr().out.rstrip("\n")
+    assert said.startswith("12+34=")
+    assert cli.main(["sample", str(sums), "--prompt", "12-34="]) == 2
+    assert "error: sample: a prompt for addition (a+b=sum) is made of 0123456789+x=,;_abc" in capsys.readouterr().err
+    model = build_model(RunConfig.from_json(json.loads((sums / "config.json").read_text())).model)
+    model.generate = lambda tokens, n, **_: torch.cat([tokens, torch.tensor([[4, 6, 14, 3]])], 1)
+    assert answer(model, "addition", b"12+34=", 9) == b"12+34=46;"
+    assert answer(model, "addition", b"1", 9) == b"146;"
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ class Sample:
     """Text: number of bytes to generate. Default: 500, or as many as the model's length allows."""
 
     prompt: str = "\n"
-    """Text: prompt to continue. Default: a line break."""
+    """Text: prompt to continue. Default: a line break. Arithmetic and strings: the question, such as 12+345= ."""
 
     images: int = 16
     """Density models: number of images to draw."""
@@ -239,7 +239,7 @@ class Sample:
     """Density models: PNG file to write. Default: sample.png in the run directory."""
 
     temperature: float | None = None
-    """Sampling temperature; 0 always takes the most likely value. Default: 0.8 for text, 1 for images."""
+    """Sampling temperature; 0 takes the most likely value. Default: 0.8 for text, 0 for answers, 1 for images."""
 
     top_k: int | None = None
     """Sample among the k most likely values. Default: all."""
@@ -284,9 +284,11 @@ class Sample:
 
     def _write(self) -> int:
         from ..train import sample_run
+        from ..train.rundir import RunDir
 
         start = os.fsencode(self.prompt)  # the bytes that were typed, whether or not they are valid text
-        text = sample_run(self.dir, n=self.bytes, prompt=start, **self._sampling(0.8))
+        answers = RunDir.open(self.dir).config().data.kind == "synthetic"
+        text = sample_run(self.dir, n=self.bytes, prompt=start, **self._sampling(0.0 if answers else 0.8))
         if self.json:
             say(json.dumps({"prompt": self.prompt, "text": text[len(start) :].decode(errors="replace")}))
         else:

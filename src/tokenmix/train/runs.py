@@ -16,7 +16,9 @@ from ..models import build_model
 from ..system.machine import pick_device
 from .checkpoint import list_steps, load_checkpoint
 from .config import RunConfig, check_seed, check_unchanged
+from .data_config import SyntheticDataConfig
 from .rundir import RunDir
+from .synthetic_task import answer
 from .tasks import open_task
 from .text_task import continue_bytes
 
@@ -150,8 +152,12 @@ def sample_run(
 ) -> bytes:
     """Continue a prompt with a run's language model and return prompt and continuation as bytes.
 
+    A model of sequences of characters (``data.CHARACTER_TASKS``) writes an answer to a prompt such as ``b"12+345="``,
+    up to its ";".
+
     Args:
-        n: bytes to generate; default 500, or as many as fit into the model's length.
+        n: bytes to generate; default 500, or as many as fit into the model's length. For characters: the most there may
+            be, by default twice the prompt and 8 more.
     """
     check_seed(seed, "sample: seed")
     model, config = load_run(path, step=step, device=device)
@@ -160,8 +166,9 @@ def sample_run(
             f"{path} holds a model of kind {config.model.kind!r}, which generates no text; "
             + "use --images to sample from a density model."
         )
-    if config.data.kind != "text":
-        raise MixerError(f"{path} holds a model that was trained on data of kind {config.data.kind!r}, not on text.")
+    if isinstance(config.data, SyntheticDataConfig):
+        sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+        return answer(model, config.data.task, prompt, 2 * len(prompt) + 8 if n is None else n, **sampling)
     if n is None:
         longest: Any = model.max_len
         n = 500 if longest is None else max(1, min(500, longest - len(prompt)))

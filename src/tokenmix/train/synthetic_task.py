@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..data.characters import CHARACTER_TASKS, CHARACTERS, text_of
 from ..data.recall import IGNORED
 from ..errors import MixerError
 from ..models import evaluating
@@ -219,3 +220,23 @@ class SyntheticTask(Task):
 
     def model_facts(self, model: Any) -> dict[str, Any]:
         return streaming_cost(model, self.sequences.longest_row())
+
+
+def answer(model: Any, task: str, prompt: bytes, n: int, **sampling: Any) -> bytes:
+    """Return a prompt of characters with the answer that a model writes, up to its ";" or at most n characters.
+
+    Raises:
+        MixerError: for a task without characters, and for a prompt with others.
+    """
+    if task not in CHARACTER_TASKS:
+        raise MixerError(f"sample: sequences of {task} are no text; only {', '.join(CHARACTER_TASKS)} are.")
+    text = prompt.decode(errors="replace")
+    if not text or any(c not in CHARACTERS for c in text):
+        raise MixerError(
+            f"sample: a prompt for {task} ({CHARACTER_TASKS[task].about}) is made of {CHARACTERS}, as in "
+            + f"'12+345=' for addition; got {text!r}."
+        )
+    tokens = torch.tensor([[CHARACTERS.index(c) for c in text]], device=next(model.parameters()).device)
+    written = text_of(model.generate(tokens, n, **sampling)[0, len(text) :])
+    end = written.find(";")
+    return (text + (written if end < 0 else written[: end + 1])).encode()
