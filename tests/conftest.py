@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 
 import pytest
 import torch
 
 from suites import is_more
+from tokenmix import MIXERS
 from tokenmix.kernels import cpu
 from tokenmix.system.torchvision import ensure_torchvision
 
@@ -53,3 +55,13 @@ def pytest_collection_finish():
 def pytest_terminal_summary(terminalreporter):
     if not cpu.available():
         terminalreporter.write_line(f"the tests of the C kernels were deselected: {cpu.why_not()}", yellow=True)
+
+
+@pytest.fixture
+def controls():
+    """The mixers of the controls, registered for one test only."""
+    before = dict(MIXERS)
+    yield
+    for name in set(MIXERS) - set(before):
+        del MIXERS[name]
+    sys.modules.pop("tokenmix_sweep_controls", None)

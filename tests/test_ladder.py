@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 import torch
 
 import ladder
-from tokenmix import MIXERS, MixerError, build_mixer
+from tokenmix import MixerError, build_mixer
 from tokenmix.sweep.modules import load_modules
 
 PARTS = ladder.opened("aft_parts")
@@ -37,16 +36,6 @@ def test_states_are_those_of_a_growing_history_and_of_a_few_tokens():
     kept = {row: found["state_bytes"] for row, found in RECORD["rungs"].items()}
     assert 0 <= kept["attention"] - RECORD["context"] * 4 * 2 * 128 * 4 < RECORD["context"] * 4 * 16
     assert 0 <= kept["aft_forget"] - 4 * (3 * 3 * 128 * 4 + 3 * 128 * 8) < 1024
-
-
-@pytest.fixture
-def controls():
-    """The mixers of the controls, registered for one test only."""
-    before = dict(MIXERS)
-    yield
-    for name in set(MIXERS) - set(before):
-        del MIXERS[name]
-    sys.modules.pop("tokenmix_sweep_controls", None)
 
 
 @pytest.mark.usefixtures("controls")

@@ -587,6 +587,7 @@ def test_text_is_scored_beyond_the_length_of_training(plan, tmp_path, inline):
     assert any("more context than training had, up to 64" in note for note in table.notes)
 
 
+@pytest.mark.usefixtures("controls")
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/sweeps").glob("*.json")), ids=lambda path: path.stem)
 def test_every_row_of_the_projects_plans_can_be_built(path, monkeypatch):
     monkeypatch.chdir(ROOT)  # modules of plans are relative to it
