@@ -239,6 +239,8 @@ def test_a_model_samples_in_training_alone_and_tells_its_mixers():
         ),
         ({"positions": {"dim": 3}}, r"positions=\{'dim': 3\} is unknown"),
         ({"positions": {"name": "abacus", "offset": 3}}, "'abacus' have no option 'offset'; nearest: max_offset"),
+        ({"positions": {"name": "abacus", "digits": 9}}, "digits must be the first and the last token"),
+        ({"positions": {"name": "abacus", "init_std": -1}}, "AbacusPositions: init_std must be a number >= 0, got -1"),
         ({"positions": {"name": "abacus", "digits": [9, 0]}}, "digits must be the first and the last token"),
         ({"positions": {"name": "coupled", "max_len": 50}}, "1 <= max_offset < max_len, got 50 and 100"),
         ({"sample_positions": {"name": "offset"}}, r'sample_positions must be like \{"name": "offset"'),

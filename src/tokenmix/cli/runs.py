@@ -267,12 +267,13 @@ class Sample:
             return sample_host(self)
         if self.tokens is not None:
             raise MixerError(f"sample: --tokens is for a host's folder; the model of {self.dir} counts --bytes.")
-        if RunDir.open(self.dir).config().model.kind == "image_density":
+        config = RunDir.open(self.dir).config()
+        if config.model.kind == "image_density":
             return self._draw()
-        return self._write()
+        return self._write(0.0 if config.data.kind == "synthetic" else 0.8)
 
     def _sampling(self, temperature: float) -> dict[str, Any]:
-        """Return the options that text and images share; ``temperature`` is the default of the kind."""
+        """Return the options that all kinds share; ``temperature`` is the default of the kind."""
         temperature = temperature if self.temperature is None else self.temperature
         chosen: dict[str, Any] = {
             "temperature": temperature,
@@ -282,13 +283,11 @@ class Sample:
         }
         return {**chosen, "step": self.step, "device": self.device}
 
-    def _write(self) -> int:
+    def _write(self, temperature: float) -> int:
         from ..train import sample_run
-        from ..train.rundir import RunDir
 
         start = os.fsencode(self.prompt)  # the bytes that were typed, whether or not they are valid text
-        answers = RunDir.open(self.dir).config().data.kind == "synthetic"
-        text = sample_run(self.dir, n=self.bytes, prompt=start, **self._sampling(0.0 if answers else 0.8))
+        text = sample_run(self.dir, n=self.bytes, prompt=start, **self._sampling(temperature))
         if self.json:
             say(json.dumps({"prompt": self.prompt, "text": text[len(start) :].decode(errors="replace")}))
         else:

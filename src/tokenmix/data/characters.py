@@ -73,9 +73,9 @@ def _constant(batch: int, token: int) -> Piece:
 
 
 def _number(lengths: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw numbers of so many digits (B,): (B, W), least significant digit first, 0 behind the last.
+    """Draw numbers with the given lengths (B,) as digits (B, W), least significant first, with zeros behind the last.
 
-    The last digit is not 0, except in numbers of one digit.
+    The most significant digit is not 0, except in numbers of one digit.
     """
     width = int(lengths.max()) if len(lengths) else 0
     digits = torch.randint(0, 10, (len(lengths), width), generator=generator)
@@ -130,9 +130,8 @@ def _sorting(sizes: Tensor, options: Options, generator: torch.Generator) -> tup
     for column in range(digits.shape[2]):  # stable, from the least significant digit on
         key = digits[:, :, column].gather(1, order)
         order = order.gather(1, key.argsort(dim=1, stable=True))
-    order = order.gather(
-        1, (~there.gather(1, order)).long().argsort(dim=1, stable=True)
-    )  # what is not there comes last
+    absent = (~there).gather(1, order).long()
+    order = order.gather(1, absent.argsort(dim=1, stable=True))  # numbers that a row does not have come last
     prompt: list[Piece] = []
     for i in range(most):
         one = there[:, i].long()

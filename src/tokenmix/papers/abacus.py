@@ -73,6 +73,7 @@ def state() -> tuple[Claim, ...]:
                     "10",
                     "%",
                     lambda: 100 * places.abacus_parameters(1) / places.abacus_parameters(16),
+                    "recomputed from the paper's layers",
                 ),
             ),
         ),

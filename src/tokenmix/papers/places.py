@@ -27,7 +27,7 @@ def abacus_places() -> str:
 
 
 def abacus_parameters(layers: int) -> float:
-    """Count the parameters, in millions, of the paper's model of so many layers, from its sizes.
+    """Compute the parameters (in millions) of the paper's model with a given number of layers.
 
     Of each layer, with D = 1024: attention 4 D^2, a gated MLP of inner width 1024 3 D^2, two LayerNorms 4 D; besides
     those a head of 3 D^2, 1,024 rows of Abacus embeddings, embedding and decoder of 118 symbols, two LayerNorms. No

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from .checks import whole
+from .checks import check_init_std, whole
 
 
 def digit_places(digit: Tensor, key_mask: Tensor | None, run: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,7 +67,9 @@ class DigitPositions(nn.Module):
     ):
         super().__init__()
         name = type(self).__name__
-        if len(digits) != 2 or not all(whole(d, 0) for d in digits) or digits[0] > digits[1]:
+        check_init_std(name, init_std)
+        ends = digits if isinstance(digits, (tuple, list)) else ()
+        if len(ends) != 2 or not all(whole(d, 0) for d in ends) or ends[0] > ends[1]:
             raise MixerError(f"{name}: digits must be the first and the last token that is one, got {digits!r}.")
         if not whole(max_len, 2) or not whole(max_offset, 1) or max_offset > max_len - 1:
             raise MixerError(

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
+from .checks import check_init_std
 from .grid import regrown
 
 
@@ -15,8 +16,7 @@ class LearnedPositions(nn.Module):
 
     def __init__(self, dim: int, *, max_len: int, init_std: float = 0.02):
         super().__init__()
-        if not isinstance(init_std, (int, float)) or isinstance(init_std, bool) or not 0 <= init_std < float("inf"):
-            raise MixerError(f"LearnedPositions: init_std must be a number >= 0, got {init_std!r}.")
+        check_init_std("LearnedPositions", init_std)
         self.max_len, self.init_std = max_len, init_std
         self.weight = nn.Parameter(torch.empty(max_len, dim))
         self.reset_parameters()

@@ -18,9 +18,9 @@ from typing import Any
 
 from ..data import Synthetic
 from ..models import LMConfig, LoopConfig, in_shell
-from ..train.config import OptimConfig, RunConfig, TrainConfig
+from ..train.config import RunConfig, TrainConfig
 from ..train.data_config import SyntheticDataConfig
-from .recipe import Recipe, shrink_spec
+from .recipe import MUON, Recipe, shrink_spec
 
 SHAPES: dict[str, dict[str, int]] = {
     "smoke": {"dim": 128, "heads": 4, "layers": 4, "longest": 8, "steps": 1000, "batch_size": 64},
@@ -34,17 +34,7 @@ LONGEST = {  # where it is not that of the shape
 }
 MAX_LEN = 4096  # bounds nothing but mixers that have a length
 VOCAB = 64
-OPTIM = OptimConfig(
-    name="muon",
-    lr=0.003,
-    muon_lr=0.02,
-    betas=(0.9, 0.95),
-    weight_decay=0.01,
-    schedule="wsd",
-    decay=0.5,
-    min_lr_ratio=0.0,
-    warmup=20,
-)
+OPTIM = replace(MUON, lr=0.003, muon_lr=0.02, decay=0.5)
 DIGITS = {"digits": [0, 9], "max_len": 1024}
 ABACUS, COUPLED = ({"name": name, **DIGITS} for name in ("abacus", "coupled"))
 INJECTED, LOOPED = LoopConfig(inject="add", every="layer"), LoopConfig(16, inject="add")

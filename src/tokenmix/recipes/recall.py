@@ -8,12 +8,13 @@ All sizes have the blocks of today (``in_shell(..., "modern")``). ``smoke``: 2 l
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..models import LMConfig, in_shell
-from ..train.config import OptimConfig, RunConfig, TrainConfig
+from ..train.config import RunConfig, TrainConfig
 from ..train.data_config import SyntheticDataConfig
-from .recipe import Recipe, Row, shrink_spec
+from .recipe import MUON, Recipe, Row, shrink_spec
 
 LAYERS, DIM, SEQ_LEN, HEADS = 2, 512, 512, 8
 SHAPES: dict[str, dict[str, int]] = {
@@ -29,17 +30,7 @@ SHAPES: dict[str, dict[str, int]] = {
         "batch_size": 64,
     },
 }
-OPTIM = OptimConfig(  # Muon at 0.02 leaves attention on the plateau of guessing among a sequence's values
-    name="muon",
-    lr=0.0024,
-    muon_lr=0.004,
-    betas=(0.9, 0.95),
-    weight_decay=0.01,
-    schedule="wsd",
-    decay=0.6,
-    min_lr_ratio=0.0,
-    warmup=20,
-)
+OPTIM = replace(MUON, lr=0.0024, muon_lr=0.004)  # a muon_lr of 0.02 leaves attention guessing among a row's values
 
 
 def row(about: str, *mixers: dict[str, Any]) -> Row:

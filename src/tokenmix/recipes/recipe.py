@@ -9,10 +9,14 @@ from typing import Any
 from ..errors import MixerError
 from ..models import in_shell
 from ..system.config import nearest
-from ..train.config import RunConfig
+from ..train.config import OptimConfig, RunConfig
 from .tuned import TUNED
 
 SIZES = ("smoke", "gpu", "paper")
+MUON = OptimConfig(
+    name="muon", betas=(0.9, 0.95), weight_decay=0.01, schedule="wsd", decay=0.6, min_lr_ratio=0.0, warmup=20
+)
+"""What recipes on synthetic sequences train with, beside their rates."""
 
 
 @dataclass(frozen=True)

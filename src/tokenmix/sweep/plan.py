@@ -141,7 +141,7 @@ class SweepPlan(Json):
     def given(self, row: str) -> dict[str, Any]:
         """Return the dotted fields of a row as its recipe gives them, with the changes of plan and row.
 
-        No file of data is opened. Of a row that the recipe does not have, these are the changes alone.
+        It opens no data files. For a row that the recipe does not have, it returns the changes alone.
         """
         changes = self.changes | self.rows[row]
         recipe, name = find_recipe(self.recipe), changes.get(RECIPE_ROW, row)

@@ -181,8 +181,11 @@ def results_table(results: Results) -> Table:
     columns = ["row", "score", "spread", "n", "best rate", "parameters", results.unit(), "seconds", "peak MiB"]
     stated = any("state_bytes" in r for r in results.runs.values())  # of language models, since they are recorded
     columns += ["state bytes"] * stated + ["beyond", "spread beyond"] * bool(plan.lengths)
+    sign = -1 if results.higher_is_better() else 1
+    compared = {row: list(results.scores(row).values()) for row in plan.rows}
+    means = {row: mean(found) if found else sign * math.inf for row, found in compared.items()}
     lines = []
-    for row in plan.rows:
+    for row in sorted(plan.rows, key=lambda row: sign * means[row]):
         final = results.finals(row)
         scores = [r["score"] for r in final if r["score"] is not None]
         tuned = len(plan.rates) > 1
@@ -198,12 +201,9 @@ def results_table(results: Results) -> Table:
         line += [number(max(r["peak_mib"] for r in final) if final else None, 0)]
         line += [number(final[-1].get("state_bytes") if final else None, 0)] * stated
         if plan.lengths:
-            beyond = list(results.scores(row).values())
+            beyond = compared[row]
             line += [number(mean(beyond) if beyond else None), number(spread(beyond)) if len(beyond) > 1 else "-"]
         lines.append(line)
-    sign = -1 if results.higher_is_better() else 1
-    by = len(columns) - 2 if plan.lengths else 1
-    order = sorted(lines, key=lambda line: (line[3] == "0", sign * _number(line[by], sign * math.inf)))
     notes = [f"score: {results.metric()} on validation, mean over the seeds; spread: standard deviation over them."]
     notes += [f"{name}: {value:.3f} on the same bytes" for name, value in results.yardsticks.items()]
     machines = sorted({r.get("cpu", results.machine.get("cpu")) or "" for r in results.runs.values()})
@@ -218,15 +218,7 @@ def results_table(results: Results) -> Table:
     shell, tuning = plan.shell or "the recipe's", f"not tuned: one rate, {plan.rates[0]:g}"
     if len(plan.rates) > 1:
         tuning = f"tuned over {len(plan.rates)} rates x {plan.tune:g} of the steps each, seed {plan.seeds[0]}"
-    return Table(f"{plan.recipe}, shell: {shell}, equal {plan.equal}; {tuning}", columns, order, notes)
-
-
-def _number(cell: str, otherwise: float) -> float:
-    """Return a cell's number, or another where it holds none."""
-    try:
-        return float(cell.replace(",", ""))
-    except ValueError:
-        return otherwise
+    return Table(f"{plan.recipe}, shell: {shell}, equal {plan.equal}; {tuning}", columns, lines, notes)
 
 
 def markdown(table: Table) -> str:

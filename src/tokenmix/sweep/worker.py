@@ -152,7 +152,8 @@ def beyond(config: RunConfig, folder: Path, plan: dict[str, Any]) -> dict[str, A
         score = evaluate_run(folder, lengths=lengths, **options)
         further = [cell.exact for cell in score.grid if max(cell.sizes) > trained]
         return {"beyond": mean(further), "grid": [[*cell.sizes, round(cell.exact, 4)] for cell in score.grid]}
-    longest = build_model(config.model).max_len
+    with torch.device("meta"):
+        longest = build_model(config.model).max_len
     if longest is not None and longest < max(lengths):
         return {"beyond": None}
     options |= {"max_bytes": plan["test_bytes"]}

@@ -110,13 +110,13 @@ class SyntheticDataConfig(Json):
         try:
             return Synthetic(
                 self.task,
-                self.seq_len,
-                vocab if self.vocab is None else self.vocab,
-                self.pairs,
-                self.shortest,
-                self.longest,
-                self.pad,
-                self.symbols,
+                seq_len=self.seq_len,
+                vocab=vocab if self.vocab is None else self.vocab,
+                pairs=self.pairs,
+                shortest=self.shortest,
+                longest=self.longest,
+                pad=self.pad,
+                symbols=self.symbols,
             )
         except MixerError as why:
             raise MixerError(f"config: data: {why}") from None

@@ -89,7 +89,7 @@ class _Answers(NamedTuple):
 
 @contextmanager
 def _passes(model: Any, passes: int | None) -> Iterator[None]:
-    """Let a looped model make so many passes inside the block; None: as many as it does."""
+    """Set the number of passes of a looped model inside the block; None leaves it as it is."""
     if passes is None:
         yield
         return
