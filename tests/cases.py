@@ -38,6 +38,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "attention-kerple": ("attention", {"heads": 2, "bias": {"name": "kerple", "kind": "power"}}),
+    "attention-xpos": (
+        "attention",
+        {"heads": 4, "kv_heads": 2, "positions": {"name": "xpos", "scale_base": 32.0, "layout": "interleaved"}},
+    ),
+    "attention-shaw": ("attention", {"heads": 4, "kv_heads": 2, "bias": {"name": "shaw", "max_distance": 3}}),
+    "attention-cope": ("attention", {"heads": 4, "kv_heads": 2, "scale": 0.3, "bias": {"name": "cope", "longest": 4}}),
+    "attention-cape": (
+        "attention",
+        {
+            "heads": 2,
+            "positions": {"name": "rotary"},
+            "bias": {"name": "cape", "of": {"name": "fire", "hidden": 3, "threshold": 4.0}, "hidden": 5},
+        },
+    ),
     "attention-fire": ("attention", {"heads": 2, "bias": {"name": "fire", "hidden": 3, "threshold": 4.0}}),
     "aft_full": ("aft_full", {"max_len": 13, "rank": None}),
     "aft_full-factors": ("aft_full", {"max_len": 13, "rank": 3, "gate": None}),
@@ -53,6 +67,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "aft_local",
         {"window": 4, "outside": "none", "bias": {"name": "t5", "buckets": 8, "max_distance": 6, "two_sided": True}},
     ),
+    "aft_local-fire": ("aft_local", {"window": 3, "bias": {"name": "fire", "hidden": 3, "threshold": 4.0}}),
     "aft_local-kerple": ("aft_local", {"window": 3, "bias": {"name": "kerple"}}),
     "aft_simple": ("aft_simple", {}),
     "aft_simple-relu": ("aft_simple", {"gate": "relu", "qkv_bias": False}),
@@ -61,6 +76,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "aft_conv-raw": ("aft_conv", {"heads": 4, "kernel_size": 5, "ndim": 1, "reparam": False}),
     "aft_conv-channels": ("aft_conv", {"heads": 8, "kernel_size": 3, "ndim": 1}),
     "aft_conv-none": ("aft_conv", {"heads": 2, "kernel_size": 3, "ndim": 1, "outside": "none"}),
+    "aft_conv-kerple": ("aft_conv", {"heads": 2, "kernel_size": 5, "ndim": 1, "bias": {"name": "kerple"}}),
     "aft_conv-2d": ("aft_conv", {"heads": 2, "kernel_size": 3, "ndim": 2}),
     "aft_conv-2d-prefix": ("aft_conv", {"heads": 2, "kernel_size": 3, "ndim": 2, "reparam": False, "gate": None}),
     "aft_conv-3d": ("aft_conv", {"heads": 2, "kernel_size": 3, "ndim": 3}),
@@ -106,7 +122,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"max_len": 13, "heads": 4, "head_dim": 3, "hidden": 5, "share_heads": True, "bias": False},
     ),
     "synthesizer_dense-linear": ("synthesizer_dense", {"max_len": 12, "heads": 2, "hidden": 0, "qkv_bias": False}),
+    "synthesizer_dense-alibi": (
+        "synthesizer_dense",
+        {"max_len": 12, "heads": 4, "head_dim": 3, "pair_bias": {"name": "alibi", "learned": True}},
+    ),
     "synthesizer_random": ("synthesizer_random", {"max_len": 13, "heads": 2}),
+    "synthesizer_random-fire": (
+        "synthesizer_random",
+        {
+            "max_len": 12,
+            "heads": 2,
+            "share_heads": True,
+            "pair_bias": {"name": "fire", "hidden": 3, "threshold": 4.0},
+        },
+    ),
     "synthesizer_random-fixed": (
         "synthesizer_random",
         {"max_len": 12, "heads": 4, "head_dim": 3, "trainable": False, "share_heads": True, "out_bias": False},
@@ -121,6 +150,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"max_len": 13, "heads": 2, "rank": 3, "init_std": 0.1},
     ),
     "synthesizer_mixture": ("synthesizer_mixture", {"max_len": 13, "heads": 2}),
+    "synthesizer_mixture-t5": (
+        "synthesizer_mixture",
+        {"max_len": 12, "heads": 2, "pair_bias": {"name": "t5", "buckets": 8, "max_distance": 6}},
+    ),
     "synthesizer_mixture-all": (
         "synthesizer_mixture",
         {
@@ -150,14 +183,40 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "rfa-arccos": ("rfa", {"heads": 2, "num_features": 9, "feature": "arccos", "gate": True}),
     # local and other patterns
     "local": ("local", {"window": 3, "heads": 2}),
+    "local-alibi": ("local", {"window": 3, "heads": 4, "bias": {"name": "alibi", "learned": True}}),
+    "local-pool-t5": (
+        "local",
+        {
+            "window": 4,
+            "heads": 2,
+            "outside": "pool",
+            "bias": {"name": "t5", "buckets": 8, "max_distance": 6, "two_sided": True},
+        },
+    ),
     "local-pool": ("local", {"window": 3, "heads": 2, "outside": "pool"}),
     "strided": ("strided", {"stride": 3, "heads": 4}),
+    "strided-alibi": ("strided", {"stride": 3, "heads": 4, "bias": {"name": "alibi", "learned": True}}),
     "strided-merged": ("strided", {"stride": 2, "heads": 1, "merged": True, "qkv_bias": False}),
     "fixed": ("fixed", {"stride": 4, "columns": 2, "heads": 4}),
+    "fixed-kerple": ("fixed", {"stride": 3, "columns": 1, "heads": 2, "merged": True, "bias": {"name": "kerple"}}),
     "fixed-merged": ("fixed", {"stride": 3, "columns": 1, "heads": 1, "merged": True, "out_bias": False}),
     "longformer": ("longformer", {"window": 2, "dilation": [1, 2], "global_tokens": 2, "heads": 2}),
+    "longformer-t5": (
+        "longformer",
+        {
+            "window": 4,
+            "dilation": [2, 1, 1, 2],
+            "global_tokens": 2,
+            "heads": 4,
+            "bias": {"name": "t5", "buckets": 8, "max_distance": 6, "two_sided": True},
+        },
+    ),
     "etc": ("etc", {"radius": 1, "global_tokens": 2, "heads": 2}),
     "bigbird": ("bigbird", {"block": 2, "random_blocks": 1, "global_blocks": 1, "seed": 3, "heads": 2}),
+    "bigbird-kerple": (
+        "bigbird",
+        {"block": 2, "random_blocks": 2, "global_blocks": 1, "seed": 3, "heads": 4, "bias": {"name": "kerple"}},
+    ),
     # low rank
     "linformer": ("linformer", {"max_len": 13, "rank": 3, "heads": 2}),
     "linformer-heads": (
@@ -254,6 +313,11 @@ GRIDS: dict[str, tuple[tuple[int, ...], int]] = {
 """Case id -> (grid, prefix), for the cases that mix grids. These have no causal form."""
 
 
+ONLY_CAUSAL = ("attention-xpos", "attention-cope")
+"""Cases whose options are defined for causal mixers alone."""
+
+BOTH_WAYS = [case for case in CASES if case not in ONLY_CAUSAL]
+
 FIRST = {name: case for case, (name, _) in reversed(CASES.items())}
 """Mixer -> its first case."""
 
@@ -264,8 +328,10 @@ QUICK = os.environ.get("TOKENMIX_QUICK")
 def forms() -> list[tuple[str, bool]]:
     """Every case, bidirectional and, but for those on grids, causal."""
     chosen = [case for case in CASES if QUICK in (None, CASES[case][0])]
-    return [
-        (case, causal)
-        for case in chosen
-        for causal in ((False,) if case in GRIDS or not MIXERS[CASES[case][0]].supports_causal else (False, True))
-    ]
+    return [(case, causal) for case in chosen for causal in _ways(case)]
+
+
+def _ways(case: str) -> tuple[bool, ...]:
+    if case in ONLY_CAUSAL:
+        return (True,)
+    return (False,) if case in GRIDS or not MIXERS[CASES[case][0]].supports_causal else (False, True)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cases import CASES
+from cases import BOTH_WAYS, CASES
 from tokenmix import MIXERS, MixerError, build_mixer
 from tokenmix.hosts import convert_command, convert_vit, read_weights, save_converted, to_hf
 from tokenmix.mixers import CORE, register_mixer
@@ -101,7 +101,7 @@ def test_the_same_mixer_is_the_same_model(spec):
         assert torch.equal(model.eval()(x), source(x))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", BOTH_WAYS)
 def test_into_every_mixer(case):
     name, options = CASES[case]
     if name not in CORE:

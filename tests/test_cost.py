@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from cases import CASES, GRIDS
+from cases import CASES, GRIDS, ONLY_CAUSAL
 from tokenmix import MIXERS, MixerError, build_mixer, state_bytes, use_backend
 
 DIM, LONG = 32, 256
@@ -62,7 +62,7 @@ def kept_bytes(mixer, x, given) -> int:
 @pytest.mark.parametrize("case", CASES)
 def test_flops(case):
     T = length(case, LONG)
-    mixer, given = built(case, T, causal=False)
+    mixer, given = built(case, T, causal=case in ONLY_CAUSAL)
     cost, mixing = mixer.cost(T), mixer.mixing_cost(T)
     got = counted(mixer, torch.randn(1, T, DIM), given)
     if mixing.counted is None:
@@ -78,7 +78,7 @@ def test_flops(case):
 @pytest.mark.parametrize("case", CASES)
 def test_bytes_kept_for_backward(case):
     T = length(case, 2 * LONG)
-    mixer, given = built(case, T, causal=False)
+    mixer, given = built(case, T, causal=case in ONLY_CAUSAL)
     want, got = mixer.cost(T).activations, kept_bytes(mixer, torch.randn(1, T, DIM), given)
     assert want / 2 <= got <= 2 * want, f"{got} bytes are kept, the formula says {want}"
 

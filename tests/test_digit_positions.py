@@ -11,6 +11,7 @@ from tokenmix import MixerError
 from tokenmix.models import LM, LMConfig, LoopConfig, in_shell
 from tokenmix.positions import SAMPLERS, AbacusPositions, CoupledPositions, SinusoidalPositions
 from tokenmix.positions.digits import digit_places
+from tokenmix.positions.samplers import jittered, sampled
 
 ATTENTION, SIMPLE = {"name": "attention", "heads": 2}, {"name": "aft_simple"}
 ABACUS, COUPLED = ({"name": name, "digits": [0, 9], "max_len": 64, "max_offset": 20} for name in ("abacus", "coupled"))
@@ -227,6 +228,40 @@ def test_a_model_samples_in_training_alone_and_tells_its_mixers():
     assert len({tuple(row) for row in positions.tolist()}) > 1
 
 
+def test_cape_jitters_what_is_added_and_leaves_the_mixers_alone():
+    seen = []
+    cape = {"name": "cape", "global_shift": 5.0, "local_shift": 0.5, "scale": 1.1}
+    lm = model(mixers=(ATTENTION,), positions="sinusoidal", sample_positions=cape)
+    lm.blocks[0].mixer.register_forward_pre_hook(lambda m, a, k: seen.append(k.get("positions")), with_kwargs=True)
+    tokens = torch.randint(0, 16, (4, 9))
+    plain = model(mixers=(ATTENTION,), positions="sinusoidal")
+    assert torch.equal(lm(tokens), plain(tokens))
+    torch.manual_seed(3)
+    got = lm.train()(tokens)
+    assert seen == [None, None]
+    torch.manual_seed(3)
+    at = sampled(cape, torch.arange(9).expand(4, 9), "test")
+    x = plain.embed(tokens) + SinusoidalPositions(16)(at).float()
+    assert torch.equal(got, plain._logits(plain.blocks[0](x)))
+
+
+def test_cape_draws_within_its_bounds_and_evenly():
+    torch.manual_seed(0)
+    at = torch.arange(50).expand(20_000, 50)
+    shifted = jittered(at, global_shift=4.0, local_shift=0.0, scale=1.0) - at
+    assert float((shifted - shifted[:, :1]).abs().max()) < 1e-12
+    assert float(shifted.abs().max()) <= 4 < 4.01 * float(shifted.abs().max())
+    moved = jittered(at, global_shift=0.0, local_shift=0.5, scale=1.0)
+    assert bool((moved.diff(dim=1) > 0).all())
+    assert float((moved - at).abs().max()) <= 0.5
+    assert float((moved - at).std()) == pytest.approx(12**-0.5, rel=0.01)
+    grown = (jittered(at, global_shift=0.0, local_shift=0.0, scale=2.0)[:, 1:] / at[:, 1:]).log2()
+    assert float((grown - grown[:, :1]).abs().max()) < 1e-12
+    assert float(grown.abs().max()) <= 1
+    assert float(grown.mean()) == pytest.approx(0, abs=0.02)
+    assert torch.equal(jittered(at[:2], global_shift=0.0, local_shift=0.0, scale=1.0), at[:2].double())
+
+
 # --- what is refused
 
 
@@ -244,8 +279,16 @@ def test_a_model_samples_in_training_alone_and_tells_its_mixers():
         ({"positions": {"name": "abacus", "digits": [9, 0]}}, "digits must be the first and the last token"),
         ({"positions": {"name": "coupled", "max_len": 50}}, "1 <= max_offset < max_len, got 50 and 100"),
         ({"sample_positions": {"name": "offset"}}, r'sample_positions must be like \{"name": "offset"'),
-        ({"sample_positions": {"name": "shape", "longest": 9}}, "no sampler 'shape'; nearest: pose"),
+        ({"sample_positions": {"name": "shape", "longest": 9}}, "no sampler 'shape'; nearest: cape"),
         ({"sample_positions": {"name": "pose", "longest": 99}}, "positions up to 98, but the model has max_len=64"),
+        ({"sample_positions": {"name": "cape"}}, "'cape' takes global_shift >= 0, local_shift >= 0, scale >= 1, all"),
+        (
+            {
+                "positions": "learned",
+                "sample_positions": {"name": "cape", "global_shift": 1, "local_shift": 0.5, "scale": 1.0},
+            },
+            "positions that are no integers, which positions='sinusoidal' can take and positions='learned' cannot",
+        ),
         ({"loop": {"times": 3}}, "loop must be a LoopConfig or None"),
     ],
 )

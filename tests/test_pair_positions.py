@@ -15,7 +15,16 @@ from tokenmix import MIXERS, MixerError, build_mixer
 from tokenmix.functional import aft_full, aft_local
 from tokenmix.functional import attention as attend
 from tokenmix.models import LM, LMConfig
-from tokenmix.positions import PAIR_POSITIONS, ALiBi, Fire, Kerple, Sandwich, T5Bias, build_pair_positions
+from tokenmix.positions import (
+    PAIR_POSITIONS,
+    ALiBi,
+    Fire,
+    Kerple,
+    LearnedPositions,
+    Sandwich,
+    T5Bias,
+    build_pair_positions,
+)
 from tokenmix.positions.pair import alibi_slopes
 
 FAR = 3000
@@ -326,7 +335,11 @@ def test_a_model_without_a_longest_sequence():
         ("attention", {"bias": {"name": "fire", "c": float("nan")}}, r"Fire: c must be a positive number"),
         ("attention", {"bias": {"name": "kerple", "kind": "linear"}}, r"Kerple: kind must be 'log' or 'power'"),
         ("aft_full", {}, r"build_mixer: aft_full needs the option 'max_len'; its options are .*bias"),
-        ("aft_local", {"window": 4, "bias": {"name": "fire"}}, r"AFTLocal: .*takes biases by distance"),
+        (
+            "local",
+            {"window": 4, "heads": 2, "bias": {"name": "fire"}},
+            r"Local: .*its pattern takes biases by distance",
+        ),
         ("aft_local", {"window": 0, "bias": {"name": "t5"}}, r"AFTLocal: .*window=0 has no bias"),
     ],
 )
@@ -363,3 +376,31 @@ def test_misfits_are_refused():
 
 def test_every_bias_is_listed():
     assert {spec["name"] for spec in SPECS} == set(PAIR_POSITIONS)
+
+
+FLOATS = torch.arange(5.0).expand(2, 5)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: LearnedPositions(8, max_len=9)(FLOATS),
+            r"expects integer positions, got torch.float32",
+        ),
+        (lambda: LearnedPositions(8, max_len=3)(FLOATS.long()), r"positions 0..2, got positions 0..4"),
+        (lambda: LearnedPositions(8, max_len=9)(FLOATS.long() - 1), r"positions 0..8, got positions -1..3"),
+        (
+            lambda: T5Bias(2)(FLOATS, FLOATS.long(), torch.float32),
+            r"T5Bias: expects integer positions, got",
+        ),
+        (
+            lambda: Fire(2)(FLOATS.bool(), FLOATS.bool(), torch.float32),
+            r"Fire: expects integer positions, got torch.bool",
+        ),
+    ],
+)
+def test_positions_outside_of_a_table_or_no_integers_are_one_line(call, message):
+    with pytest.raises(MixerError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)

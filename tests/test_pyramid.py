@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cases import CASES
+from cases import BOTH_WAYS, CASES
 from tokenmix import MixerError
 from tokenmix.models import Pyramid, PyramidConfig, build_model, replace_layers
 from tokenmix.papers.pvt import EXACT
@@ -109,7 +109,7 @@ def test_every_mixer_runs_and_every_parameter_learns(name, options):
     assert not [n for n in idle if not n.endswith("k_proj.bias")], idle
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if CASES[c][1].get("ndim") != 3])
+@pytest.mark.parametrize("case", [c for c in BOTH_WAYS if CASES[c][1].get("ndim") != 3])
 def test_every_mixer_stands_in_every_stage(case):
     """With the options of the contract suite; the model fills in how many tokens each stage has, and on which grid."""
     name, options = CASES[case]

@@ -10,7 +10,7 @@ import inspect
 import pytest
 import torch
 
-from cases import CASES
+from cases import BOTH_WAYS
 from test_contract import subject_of
 from tokenmix import MixerError, build_mixer, functional, merge
 from tokenmix.testing.building import VALUES
@@ -49,7 +49,7 @@ def test_x_longer_than_the_context_it_is_for_itself():
         build_mixer("aft_full", 8, max_len=12, max_context_len=4, causal=True)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith(FORMS)])
+@pytest.mark.parametrize("case", [case for case in BOTH_WAYS if case.startswith(FORMS)])
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 def test_options_of_functional_forms_work_or_are_refused_by_name(case, backend):
     s = subject_of(case, False)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import kill_nine
-from cases import CASES
+from cases import CASES, ONLY_CAUSAL
 from tokenmix import MixerError, build_mixer
 from tokenmix.mixers.parts.short_conv import ShortConv
 from tokenmix.models import LM, LMConfig
@@ -812,7 +812,7 @@ def test_the_handler_of_a_program_around_is_left_alone(tmp_path, text):
 def test_mixer_lr_moves_what_is_the_mixers_own(case):
     """Biases, tables, filters and memories, in child modules too; no projection, convolution of torch or norm."""
     name, options = CASES[case]
-    model = nn.ModuleDict({"mixer": build_mixer(name, 8, **options)})
+    model = nn.ModuleDict({"mixer": build_mixer(name, 8, **options, causal=case in ONLY_CAUSAL)})
     names = {id(p): n.removeprefix("mixer.") for n, p in model.named_parameters()}
     moved = {
         names[id(p)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cases import CASES
+from cases import BOTH_WAYS, CASES
 from tokenmix import MixerError
 from tokenmix.models import MODELS, ViT, ViTConfig, build_model, replace_layers
 from tokenmix.models.vit import filled
@@ -309,7 +309,7 @@ def test_channels_last_half_precision_and_compile(name):
     assert bool(model.bfloat16()(images.bfloat16()).isfinite().all())
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", BOTH_WAYS)
 def test_every_mixer_stands_in_a_vit(case):
     """With the options of the contract suite; the model fills in how many tokens there are."""
     name, options = CASES[case]

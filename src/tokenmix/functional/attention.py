@@ -47,7 +47,7 @@ def attention(
         k, v: (B, S, kv_heads * e); head i of the queries reads key head i // (heads / kv_heads).
         w: log-weights (1 or B, 1 or heads, T, S), a position bias for instance; None: 0. Given as a function, w(start,
             stop) returns those of the queries start .. stop - 1; it is called for 512 queries at a time, and again in
-            the backward pass, so that T x S numbers for all heads are never held.
+            the backward pass, so that T x S numbers for all heads are never held. Such a function must not give NaN.
         scale: default 1 / sqrt(e).
 
     A query with nothing to attend gives exactly 0. Second derivatives are those of the eager form; on CUDA torch's
@@ -106,11 +106,19 @@ def attention_by_head(
     }
     # each query attends every valid key
     all_meet = attn_mask is None and (q.shape[2] == 1 or not causal) and not torch.is_grad_enabled()
-    if q.is_cuda or all_meet or nothing_to_hide(q, k, v):  # on CUDA hiding costs more than fused attention
+    weights = (w,) if isinstance(w, Tensor) else ()
+    if q.is_cuda or all_meet or nothing_to_hide(q, k, v, *weights):  # on CUDA hiding costs more than fused attention
         return _mixed(q, k, v, **given)
+    own = _mark(q)
+    if isinstance(w, Tensor):
+        unknown = ~(w.detach() < float("inf"))  # -inf forbids a pair
+        given["w"] = torch.where(unknown, 0.0, w)
+        (B, _, T, _), S = q.shape, k.shape[2]
+        ok = allowed(B, T, S, causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
+        own = own.masked_fill((unknown.any(1) & ok).any(-1, keepdim=True), float("nan"))
     y = _mixed(clean(q), clean(k), clean(v), **given)
     met = over_keys(_mark(k) + _mark(v), q.shape[2], causal=causal, attn_mask=attn_mask)
-    return put_back(y, met + _mark(q))
+    return put_back(y, met + own)
 
 
 def _mark(a: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from ..errors import MixerError
 from ..kernels.backend import Backend
 from .layout.blocks import (
     FLOOR,
+    ByDistance,
     Part,
     Ready,
     band,
@@ -27,6 +28,7 @@ from .layout.blocks import (
     dense,
     in_classes,
     joined,
+    of_heads,
     own_positions,
     pairs_of,
     part_of,
@@ -38,7 +40,7 @@ from .layout.blocks import (
 from .layout.checks import check_key_mask, check_name
 from .layout.positions import Positions, in_order
 from .sums.outside import LOCAL_OUTSIDES, LocalOutside
-from .sums.precision import exact
+from .sums.precision import at_least_float32, exact
 
 
 @exact
@@ -46,6 +48,7 @@ def local(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    w: Tensor | None = None,
     *,
     window: int,
     heads: int,
@@ -56,10 +59,12 @@ def local(
     positions: Positions | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Compute y_t = sum_s exp(l_ts) v_s / sum_s exp(l_ts), l_ts = q_t . k_s / sqrt(e) where |t - s| < window.
+    """Compute y_t = sum_s exp(l_ts) v_s / sum_s exp(l_ts), l_ts = q_t . k_s / sqrt(e) + w_ts where |t - s| < window.
 
     Args:
         q: (B, T, D); k, v: (B, S, D).
+        w: taps, log-weights by distance (heads, n): tap j is that of t - s = window - 1 - j, with n = window when
+            causal and 2 window - 1 otherwise. None: 0.
         window: a row sees 2 window - 1 keys, window when causal.
         outside: "none": nothing outside the window is attended; "pool": every key counts there with l_ts = 0, as in
             AFT-local (bias, not mask).
@@ -71,13 +76,14 @@ def local(
     check("local", q, k, v, heads, backend, window=window)
     check_key_mask("local", key_mask, k)
     check_name("local", "outside", outside, LOCAL_OUTSIDES)
+    _check_taps(w, window, heads, causal)
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
+    r = ready(q, k, v, heads, key_mask, _taps(w, window))
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
         positions = own_positions(q, k, None) if positions is None else positions
         rows, cols, ok = pairs_of(positions, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
-        return joined(ratio(_near_part(ready(q, k, v, heads, key_mask), (rows - cols).abs() < window, ok, outside)), q)
-    r = ready(q, k, v, heads, key_mask)
+        return joined(ratio(_near_part(r, rows - cols, window, ok, outside)), q)
     parts = [band(*r, back=window - 1, ahead=0 if causal else window - 1)]
     if outside == "pool":
         parts += [_pooled(r, window)] if causal else [_pooled(r, window), _flipped(_pooled(_turned(r), window))]
@@ -89,6 +95,7 @@ def local_chunk(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    w: Tensor | None,
     positions: tuple[Tensor, Tensor],
     far: tuple[Tensor, Tensor],
     *,
@@ -102,7 +109,7 @@ def local_chunk(
     The values of the older tokens sum to far[0] (B, D) over far[1] (B,) tokens, all of them outside every window.
     """
     rows, cols, ok = pairs_of(positions, q, k, causal=True, key_mask=key_mask, attn_mask=None)
-    near = _near_part(ready(q, k, v, heads, key_mask), (rows - cols).abs() < window, ok, outside)
+    near = _near_part(ready(q, k, v, heads, key_mask, _taps(w, window)), rows - cols, window, ok, outside)
     if outside == "none":
         return joined(ratio(near), q)
     num, den = (
@@ -112,11 +119,33 @@ def local_chunk(
     return joined(ratio(near, Part(_zero_logit(den), num, den)), q)
 
 
-def _near_part(r: Ready, near: Tensor, ok: Tensor, outside: LocalOutside) -> Part:
-    """Compute the dense form: outside the window either no pair or the logit 0."""
+def _near_part(r: Ready, far: Tensor, window: int, ok: Tensor, outside: LocalOutside) -> Part:
+    """Compute the dense form for distances t - s: outside the window either no pair or the logit 0."""
+    near = far.abs() < window
+    logits = products(r.q, r.k)
+    logits = logits if r.added is None else logits + r.added(far).transpose(0, 1).to(logits.dtype)
     if outside == "none":
-        return part_of(r.q, r.k, r.v, (ok & near)[:, None])
-    return sums_of(torch.where(near[:, None], products(r.q, r.k), 0.0), ok[:, None], r.q, r.v)
+        return sums_of(logits, (ok & near)[:, None], r.q, r.v)
+    return sums_of(torch.where(near[:, None], logits, 0.0), ok[:, None], r.q, r.v)
+
+
+def _taps(w: Tensor | None, window: int) -> ByDistance | None:
+    """Return the function that looks the taps (heads, n) of distances t - s up; beyond the window it gives any."""
+    if w is None:
+        return None
+    taps = at_least_float32(w)
+
+    def added(far: Tensor) -> Tensor:
+        which = (window - 1 - far).clamp(0, taps.shape[1] - 1)
+        return taps.index_select(1, which.flatten()).unflatten(1, which.shape)
+
+    return added
+
+
+def _check_taps(w: Tensor | None, window: int, heads: int, causal: bool) -> None:
+    fits = (heads, window if causal else 2 * window - 1)
+    if w is not None and tuple(w.shape) != fits:
+        raise MixerError(f"local: with window={window} and causal={causal}, w must be {fits}, got {tuple(w.shape)}.")
 
 
 def _pooled(r: Ready, window: int) -> Part:
@@ -156,6 +185,7 @@ def strided(
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
     positions: Positions | None = None,
+    added: ByDistance | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
     """Attend in the strided pattern of the Sparse Transformer (Sec. 4.2).
@@ -166,6 +196,7 @@ def strided(
         merged: False: the first half of the heads attends |t - s| <= stride, the second half (t - s) mod stride = 0.
             True: every head attends both.
         positions: as in ``local``; only their differences count.
+        added: a bias by distance, added to the logits: it maps integers t - s of any shape to (heads, *shape).
 
     Time and memory O(T (stride + T / stride) D) at default positions.
     """
@@ -173,13 +204,13 @@ def strided(
     _check_halves("strided", heads, merged)
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
+    r = ready(q, k, v, heads, key_mask, added)
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
         positions = own_positions(q, k, None) if positions is None else positions
         rows, cols, ok = pairs_of(positions, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
         near, column = (rows - cols).abs() <= stride, torch.remainder(rows - cols, stride) == 0
-        return joined(dense(ready(q, k, v, heads, key_mask), _by_half(near & ok, column & ok, heads, merged)), q)
+        return joined(dense(r, _by_half(near & ok, column & ok, heads, merged), rows - cols), q)
 
-    r = ready(q, k, v, heads, key_mask)
     one, two = _halves(r, heads, merged)
     lines = -(-q.shape[1] // stride)
     window = band(*one, back=stride, ahead=0 if causal else stride)
@@ -201,6 +232,7 @@ def fixed(
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
     positions: Positions | None = None,
+    added: ByDistance | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
     """Attend in the fixed pattern of the Sparse Transformer (Sec. 4.2).
@@ -211,6 +243,7 @@ def fixed(
         merged: False: the first half of the heads attends floor(s / stride) = floor(t / stride), the second half
             s mod stride >= stride - columns. True: every head attends both.
         positions: as in ``local``; blocks start at each row's position 0.
+        added: as in ``strided``.
 
     Time and memory O(T (stride + columns T / stride) D) at default positions.
     """
@@ -220,15 +253,16 @@ def fixed(
         raise MixerError(f"fixed: columns={columns} must be at most stride={stride}.")
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
+    r = ready(q, k, v, heads, key_mask, added)
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
         positions = own_positions(q, k, key_mask) if positions is None else positions
         rows, cols, ok = pairs_of(positions, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
         near = torch.div(rows, stride, rounding_mode="floor") == torch.div(cols, stride, rounding_mode="floor")
         column = torch.remainder(cols, stride) >= stride - columns
-        return joined(dense(ready(q, k, v, heads, key_mask), _by_half(near & ok, column & ok, heads, merged)), q)
+        return joined(dense(r, _by_half(near & ok, column & ok, heads, merged), rows - cols), q)
 
     return in_order(
-        partial(_fixed_blocks, stride=stride, columns=columns, heads=heads, merged=merged, causal=causal),
+        partial(_fixed_blocks, stride=stride, columns=columns, heads=heads, merged=merged, causal=causal, added=added),
         (q, k, v),
         key_mask,
     )
@@ -245,9 +279,10 @@ def _fixed_blocks(
     heads: int,
     merged: bool,
     causal: bool,
+    added: ByDistance | None,
 ) -> Tensor:
     """Compute ``fixed`` where index = position."""
-    one, two = _halves(ready(q, k, v, heads, key_mask), heads, merged)
+    one, two = _halves(ready(q, k, v, heads, key_mask, added), heads, merged)
     near = blockwise(*one, stride, 0, 0, lambda rows, cols: cols <= rows if causal else (cols >= 0) & (rows >= 0))
     return joined(_together(near, _summaries(two, stride, columns, causal=causal, merged=merged), merged), q)
 
@@ -267,7 +302,7 @@ def _summaries(r: Ready, stride: int, columns: int, *, causal: bool, merged: boo
         ok = ok & (block.expand(n, stride).flatten()[:T, None] != block.expand(n, columns).flatten())
     if r.valid is not None:
         ok = ok & cut(r.valid[..., None], n, stride)[..., stride - columns :, :].flatten(-3, -2).mT
-    return part_of(r.q, k, v, ok)
+    return part_of(r.q, k, v, ok, None if r.added is None else r.added(index[:, None] - position))
 
 
 def _check_halves(who: str, heads: int, merged: bool) -> None:
@@ -280,8 +315,8 @@ def _check_halves(who: str, heads: int, merged: bool) -> None:
 def _halves(r: Ready, heads: int, merged: bool) -> tuple[Ready, Ready]:
     if merged:
         return r, r
-    h = heads // 2
-    return Ready(r.q[:, :h], r.k[:, :h], r.v[:, :h], r.valid), Ready(r.q[:, h:], r.k[:, h:], r.v[:, h:], r.valid)
+    both = list(range(heads))
+    return of_heads(r, both[: heads // 2]), of_heads(r, both[heads // 2 :])
 
 
 def _together(near: Part, column: Part, merged: bool) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..errors import MixerError
 from ..kernels.backend import Backend
 from .layout.blocks import (
+    ByDistance,
     Part,
     Ready,
     blockwise,
@@ -22,6 +23,7 @@ from .layout.blocks import (
     dense,
     in_classes,
     joined,
+    of_heads,
     own_positions,
     pairs_of,
     part_of,
@@ -51,6 +53,7 @@ def longformer(
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
     positions: Positions | None = None,
+    added: ByDistance | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
     """Attend in a sliding window, dilated per head, and to global tokens: those at positions below ``global_tokens``.
@@ -62,6 +65,7 @@ def longformer(
     Args:
         dilation: d, one for all heads or one for each.
         positions: (B, T) if they are not the defaults, or a pair, of queries and of keys.
+        added: as in ``patterns.strided``; for the global rows too.
 
     Time and memory O(T (reach + global_tokens) D) at default positions.
     """
@@ -77,8 +81,8 @@ def longformer(
         positions = own_positions(q, k, key_mask) if positions is None else positions
         rows, cols, ok = pairs_of(positions, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
         near = _dilated(rows, cols, reach, dilations) | (cols < global_tokens)[:, None]
-        y = dense(ready(q, k, v, heads, key_mask), near & ok[:, None])
-        own = dense(ready(q_global, k_global, v_global, heads, key_mask), ok)
+        y = dense(ready(q, k, v, heads, key_mask, added), near & ok[:, None], rows - cols)
+        own = dense(ready(q_global, k_global, v_global, heads, key_mask, added), ok, rows - cols)
         return joined(torch.where((rows < global_tokens)[:, None], own, y), q)
 
     form = partial(
@@ -88,6 +92,7 @@ def longformer(
         g=min(global_tokens, q.shape[1]),
         heads=heads,
         causal=causal,
+        added=added,
     )
     return in_order(form, (q, k, v, q_global, k_global, v_global), key_mask)
 
@@ -106,12 +111,14 @@ def _longformer_blocks(
     g: int,
     heads: int,
     causal: bool,
+    added: ByDistance | None,
 ) -> Tensor:
     """Compute ``longformer`` where index = position."""
-    y = _window_and_shared(ready(q, k, v, heads, key_mask), reach, dilations, g, causal)
+    y = _window_and_shared(ready(q, k, v, heads, key_mask, added), reach, dilations, g, causal)
     if g:
         end = g if causal else k.shape[1]  # a causal global row does not see further
-        own = ready(qg[:, :g], kg[:, :end], vg[:, :end], heads, None if key_mask is None else key_mask[:, :end])
+        mask = None if key_mask is None else key_mask[:, :end]
+        own = ready(qg[:, :g], kg[:, :end], vg[:, :end], heads, mask, added)
         y = torch.cat([_everything(own, causal), y[:, :, g:]], 2)
     return joined(y, q)
 
@@ -131,6 +138,7 @@ def longformer_chunk(
     heads: int,
     key_mask: Tensor,
     global_mask: Tensor,
+    added: ByDistance | None = None,
 ) -> Tensor:
     """Compute the causal form for the last T of S tokens.
 
@@ -140,10 +148,11 @@ def longformer_chunk(
     rows, cols, ok = pairs_of(positions, q, k, causal=True, key_mask=key_mask, attn_mask=None)
     dilations = dilation if isinstance(dilation, list) else [dilation] * heads
     near = _dilated(rows, cols, reach, dilations) | (cols < g)[:, None]
-    y = dense(ready(q, k, v, heads, key_mask), near & ok[:, None])
+    y = dense(ready(q, k, v, heads, key_mask, added), near & ok[:, None], rows - cols)
     if g:
-        before = (torch.arange(g, device=q.device) <= rows) & global_mask[:, None]
-        y = torch.where((rows < g)[:, None], dense(ready(q_global, k_global, v_global, heads, global_mask), before), y)
+        at = torch.arange(g, device=q.device)
+        own = ready(q_global, k_global, v_global, heads, global_mask, added)
+        y = torch.where((rows < g)[:, None], dense(own, (at <= rows) & global_mask[:, None], rows - at), y)
     return joined(y, q)
 
 
@@ -161,8 +170,9 @@ def _window_and_shared(r: Ready, reach: int, dilations: list[int], g: int, causa
     pieces: dict[int, Tensor] = {}
     for d in sorted(set(dilations)):
         mine = [h for h, other in enumerate(dilations) if other == d]
-        part = r if len(mine) == len(dilations) else Ready(r.q[:, mine], r.k[:, mine], r.v[:, mine], r.valid)
-        parts = [in_classes(part.q, part.k, part.v, valid, d, back=reach, ahead=0 if causal else reach)]
+        part = (r if len(mine) == len(dilations) else of_heads(r, mine))._replace(valid=valid)
+        parts = [in_classes(*part, d, back=reach, ahead=0 if causal else reach)]
+        part = part._replace(valid=r.valid)
         if g:
             parts.append(_shared(part, g, index, causal))
         pieces |= (
@@ -183,14 +193,16 @@ def _shared(r: Ready, g: int, index: Tensor, causal: bool) -> Part:
     """Attend from every row to the first g keys."""
     ok = (index[:g] <= index[:, None]) if causal else (index[:g] >= 0)[None]
     k, v = (a[:, :, :g].contiguous() for a in (r.k, r.v))  # views would keep all keys for backward
-    return part_of(r.q, k, v, ok if r.valid is None else ok & r.valid[:, :, None, :g])
+    added = None if r.added is None else r.added(index[:, None] - index[:g])
+    return part_of(r.q, k, v, ok if r.valid is None else ok & r.valid[:, :, None, :g], added)
 
 
 def _everything(r: Ready, causal: bool) -> Tensor:
     """Attend from the first rows to all given keys."""
     rows, cols = (torch.arange(a.shape[-2], device=a.device) for a in (r.q, r.k))
     ok = cols <= rows[:, None] if causal else (cols >= 0)[None]
-    return ratio(part_of(r.q, r.k, r.v, ok if r.valid is None else ok & r.valid[:, :, None]))
+    added = None if r.added is None else r.added(rows[:, None] - cols)
+    return ratio(part_of(r.q, r.k, r.v, ok if r.valid is None else ok & r.valid[:, :, None], added))
 
 
 @exact
@@ -208,6 +220,7 @@ def bigbird(
     causal: bool = False,
     key_mask: Tensor | None = None,
     positions: Positions | None = None,
+    added: ByDistance | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
     """Attend from each block of queries to blocks around it, to global blocks, and to random ones.
@@ -222,6 +235,7 @@ def bigbird(
             it.
         positions: as in ``patterns.local``; blocks start at each row's position 0, and the row ends with its last valid
             key.
+        added: as in ``patterns.strided``.
 
     Time and memory O(T block (window_blocks + random_blocks + global_blocks) D) at default positions.
     """
@@ -246,9 +260,9 @@ def bigbird(
         positions = own_positions(q, k, key_mask) if positions is None else positions
         rows, cols, ok = pairs_of(positions, q, k, causal=causal, key_mask=key_mask, attn_mask=None)
         pattern = _blocks_seen(rows, cols, block, None if causal else _length(cols[:, 0], key_mask), draw)
-        return joined(dense(ready(q, k, v, heads, key_mask), pattern & ok[:, None]), q)
+        return joined(dense(ready(q, k, v, heads, key_mask, added), pattern & ok[:, None], rows - cols), q)
 
-    form = partial(_bigbird_blocks, block=block, side=window_blocks // 2, draw=draw, causal=causal)
+    form = partial(_bigbird_blocks, block=block, side=window_blocks // 2, draw=draw, causal=causal, added=added)
     return in_order(form, (q, k, v), key_mask)
 
 
@@ -262,11 +276,13 @@ def _bigbird_blocks(
     side: int,
     draw: dict[str, int],
     causal: bool,
+    added: ByDistance | None,
 ) -> Tensor:
     """Compute ``bigbird`` where index = position."""
-    r, T = ready(q, k, v, draw["heads"], key_mask), q.shape[1]
+    r, T = ready(q, k, v, draw["heads"], key_mask, added), q.shape[1]
     index, g = torch.arange(T, device=q.device), min(draw["first"] * block, T)
-    parts = [blockwise(r.q, r.k, r.v, _without(r, g), block, side, 0 if causal else side, _before if causal else _all)]
+    window = r._replace(valid=_without(r, g))
+    parts = [blockwise(*window, block, side, 0 if causal else side, _before if causal else _all)]
     if g:
         parts.append(_shared(r, g, index, causal))
     if draw["count"]:
@@ -357,4 +373,10 @@ def _random_part(r: Ready, chosen: Tensor, block: int) -> Part:
     )
     valid = inside.expand(B, H, n, block).gather(2, index.expand(-1, -1, -1, block)).view(B, H, n, count, block)
     ok = (valid & (chosen >= 0)[..., None]).flatten(-2)[..., None, :]
-    return Part(*(a.flatten(-3, -2)[..., :T, :] for a in part_of(cut(r.q, n, block), k, v, ok)))
+    added = None
+    if r.added is not None:
+        place = torch.arange(n * block, device=r.q.device)
+        keys = (chosen.clamp_min(0)[..., None] * block + place[:block]).flatten(3)
+        far = place.view(n, block, 1) - keys[:, :, :, None]  # (B, H, n, block, count * block)
+        added = torch.stack([r.added(far[:, h])[h] for h in range(H)], 1)
+    return Part(*(a.flatten(-3, -2)[..., :T, :] for a in part_of(cut(r.q, n, block), k, v, ok, added)))

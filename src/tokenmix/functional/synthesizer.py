@@ -168,6 +168,7 @@ def synthesizer_dense(
     *,
     rectify: bool = True,
     positions: Tensor | None = None,
+    added: Tensor | None = None,
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
@@ -181,13 +182,14 @@ def synthesizer_dense(
         dense: (W2,) or (W2, b2), (H, e, N) and (H, N), or with 1 in place of H.
         rectify: False leaves the relu out.
         positions: (B, T), where the tokens stand; default: 0..T-1.
+        added: a position bias, added to the logits, (1 or B, H, T, T).
 
     Returns (B, T, D). Time O(T N e H + T^2 D).
     """
     rows, cols = _positions("synthesizer_dense", v, dense[0].shape[-1], positions)
     _check_tables("synthesizer_dense", q, v, dense[:1], dense[1:])
     return synthesize(
-        dense_logits(q, dense, rows, cols, rectify=rectify),
+        _with(dense_logits(q, dense, rows, cols, rectify=rectify), added),
         v,
         causal=causal,
         key_mask=key_mask,
@@ -202,6 +204,7 @@ def synthesizer_random(
     w: Tensor,
     *,
     positions: Tensor | None = None,
+    added: Tensor | None = None,
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
@@ -211,7 +214,12 @@ def synthesizer_random(
     Other arguments as in ``synthesizer_dense``."""
     rows, cols = _positions("synthesizer_random", v, w.shape[-1], positions)
     return synthesize(
-        random_logits(v, (w,), rows, cols), v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend
+        _with(random_logits(v, (w,), rows, cols), added),
+        v,
+        causal=causal,
+        key_mask=key_mask,
+        attn_mask=attn_mask,
+        backend=backend,
     )
 
 
@@ -224,6 +232,7 @@ def synthesizer_factorized_dense(
     *,
     rectify: bool = True,
     positions: Tensor | None = None,
+    added: Tensor | None = None,
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
@@ -234,7 +243,7 @@ def synthesizer_factorized_dense(
     of_a, of_b = factorized_dense[:2]
     rows, cols = _positions("synthesizer_factorized_dense", v, of_a.shape[-1] * of_b.shape[-1], positions)
     _check_tables("synthesizer_factorized_dense", q, v, factorized_dense[:2], factorized_dense[2:])
-    logits = factorized_dense_logits(q, factorized_dense, rows, cols, rectify=rectify)
+    logits = _with(factorized_dense_logits(q, factorized_dense, rows, cols, rectify=rectify), added)
     return synthesize(logits, v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
 
@@ -244,6 +253,7 @@ def synthesizer_factorized_random(
     w: Tables,
     *,
     positions: Tensor | None = None,
+    added: Tensor | None = None,
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
@@ -253,7 +263,7 @@ def synthesizer_factorized_random(
     Other arguments as in ``synthesizer_random``."""
     rows, cols = _positions("synthesizer_factorized_random", v, w[1].shape[-2], positions)
     return synthesize(
-        factorized_random_logits(v, w, rows, cols),
+        _with(factorized_random_logits(v, w, rows, cols), added),
         v,
         causal=causal,
         key_mask=key_mask,
@@ -279,6 +289,7 @@ def synthesizer_mixture(
     join: str = "softmax",
     scale: float | None = None,
     positions: Tensor | None = None,
+    added: Tensor | None = None,
     causal: bool = False,
     key_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
@@ -314,7 +325,15 @@ def synthesizer_mixture(
     _check_mixture(q, k, v, tables, parts, heads)
     keys = k if key_mask is None else torch.where(key_mask[..., None], k, 0.0)
     logits = mixture_logits(q, keys, alpha, tables, rows, cols, parts=parts, join=join, heads=heads, scale=scale)
+    logits = _with(logits, added)
     return synthesize(logits, v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
+
+
+def _with(logits: Tensor, added: Tensor | None) -> Tensor:
+    """Return logits (B, H, T, S), or (H, T, S) for all rows, with a bias (1 or B, H, T, S) added."""
+    if added is None:
+        return logits
+    return at_least_float32(logits) + (added[0] if logits.ndim == 3 and added.shape[0] == 1 else added)
 
 
 def _covered(name: str, tables: Tables) -> int:

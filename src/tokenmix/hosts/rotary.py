@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from ..errors import MixerError
@@ -52,17 +51,12 @@ def rotary_spec(
 
 
 def _yarn(given: dict[str, Any], max_len: int | None) -> dict[str, Any]:
-    """Compute what YaRN's fields do not state directly.
-
-    These are the factor, from two lengths, and the factor on queries and keys, from two scales of it.
-    """
+    """Return YaRN's factor, from two lengths if it is not given, and its two scales, which work together."""
     factor = given.get("factor")
     if factor is None:
         if max_len is None or "original_max_position_embeddings" not in given:
             needs = "needs original_max_position_embeddings and max_len, the extended length"
             raise MixerError(f"rotary_spec: yarn without a factor {needs}.")
         factor = max_len / given["original_max_position_embeddings"]
-    if "attention_factor" in given or not (given.get("mscale") and given.get("mscale_all_dim")):
-        return {"factor": factor}
-    above, below = (1 + 0.1 * given[name] * math.log(max(factor, 1.0)) for name in ("mscale", "mscale_all_dim"))
-    return {"factor": factor, "attention_factor": above / below}
+    scales = {name: given.get(name) for name in ("mscale", "mscale_all_dim")}
+    return {"factor": factor, **(scales if all(scales.values()) else {})}

@@ -291,8 +291,9 @@ class AFTLocal(PairBiased):
         window: s of the paper, in tokens: the bias covers 2 window - 1 positions, or window when causal. 0 is
             AFT-simple, without a bias to learn; window >= T is AFT-full.
         outside: "zero" (default) gives tokens outside of the window a bias of 0; "none" does not attend them.
-        bias: as in AFTFull, but for "fire", which is not a function of the distance alone. A bias that falls with the
-            distance gives tokens inside the window less weight than those outside of it, unless ``outside="none"``.
+        bias: as in AFTFull. One of the distance alone becomes one row of taps; "fire" makes T x T numbers. A bias that
+            falls with the distance gives tokens inside the window less weight than those outside of it, unless
+            ``outside="none"``.
         max_len, max_context_len, rank, init_std, gate: as in AFTFull.
 
     Parameters: as in AFTFull; no bias with ``window=0``. Time O(T window D). The streaming state is the last window - 1
@@ -344,9 +345,8 @@ class AFTLocal(PairBiased):
         self.gate = gate
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
         self.bias = self.build_bias(bias, max_len, max_context_len, rank, init_std, empty=window == 0)
-        if isinstance(self.bias, PairPositions) and (window == 0 or not self.bias.by_distance):
-            why = "window=0 has no bias" if window == 0 else "its window takes biases by distance; aft_full takes any"
-            self.refuse(f"bias={bias!r}: {why}")
+        if isinstance(self.bias, PairPositions) and window == 0:
+            self.refuse(f"bias={bias!r}: window=0 has no bias")
 
     def pair_log_weights(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return w_ts like ``PairBiased``; outside of the window it is 0, or -inf with ``outside="none"``."""
@@ -369,7 +369,7 @@ class AFTLocal(PairBiased):
         keys = x if context is None else context
         w = (
             self.taps(x, self.window)
-            if isinstance(self.bias, PairPositions)
+            if isinstance(self.bias, PairPositions) and self.bias.by_distance
             else self.weights(x, context, positions, key_mask)
         )
         args = queries(self, x), self.k_proj(keys), self.v_proj(keys), w
@@ -383,10 +383,14 @@ class AFTLocal(PairBiased):
         # the band is computed in blocks of 8, 16, 32 ... tokens that hold the window
         block = 8 << max(0, (ring - 1).bit_length() - 3)
         kept = 28 if s == 0 else 64 + 24 * block if self.outside == "none" else 108
+        flops, activations = 4 * T * D * max(2 * s, 1), kept * T * D + 24 * block * T
+        if isinstance(self.bias, PairPositions) and not self.bias.by_distance:
+            flops += (self.bias.pair_products() + self.bias.pair_flops()) * T * T
+            activations += (16 + 4 * self.bias.pair_kept()) * T * T
         return MixingCost(
-            flops=4 * T * D * max(2 * s, 1),
+            flops=flops,
             counted=None,
-            activations=kept * T * D + 24 * block * T,
+            activations=activations,
             state=ring * (8 * D + 9) + 24 * D + 8,
         )
 

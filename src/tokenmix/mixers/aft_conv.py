@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from ..functional import aft_chunk as chunk
 from ..functional.sums.gates import Gate
 from ..functional.sums.outside import OUTSIDES, Outside
+from ..positions import build_pair_positions
 from .base import About, Arguments, Kernels, Mixer
 from .cost import MixingCost
 from .parts.aft import add_projections, empty_ring, queries, ring_step
@@ -25,6 +28,9 @@ class AFTConv(Mixer):
         heads: h; must divide dim. Each head has one key and one filter, which its dim / h channels share.
         kernel_size: s, the number of taps along each axis; odd.
         ndim: 1 (default) for sequences, causal or not; 2 or 3 for grids, whose size is given at call time.
+        bias: None (default), or a function of the distance instead of learned filters, one for each head: {"name":
+            "alibi", "t5", "kerple" or "sandwich"} with the options of the class in ``tokenmix.positions``. With
+            ``ndim=1`` only; ``reparam`` and ``init_std`` are not used.
         reparam: True (default): w^i = gamma^i (raw^i - mean) / std + beta^i as in the paper, gamma and beta starting at
             0; False: w is the raw filter.
         init_std: standard deviation of the raw filter at the start, 0.02 by default; used with ``reparam=False`` only,
@@ -35,7 +41,8 @@ class AFTConv(Mixer):
     With ``reparam`` the mixer starts as AFT-simple with one key per head, and raw receives no gradient until gamma has
     moved.
 
-    Parameters: q_proj, k_proj (dim -> h), v_proj, out_proj, raw (h, s, ...), gamma (h), beta (h). Time O(T s D).
+    Parameters: q_proj, k_proj (dim -> h), v_proj, out_proj, raw (h, s, ...), gamma (h), beta (h), or bias. Time O(T s
+    D).
 
     Deviations: the paper does not define the estimator of std; we use the population deviation plus 1e-5, so that a
     kernel of one tap is defined. The causal form is ours.
@@ -66,6 +73,7 @@ class AFTConv(Mixer):
         kernel_size: int,
         causal: bool = False,
         ndim: int = 1,
+        bias: dict[str, Any] | None = None,
         reparam: bool = True,
         init_std: float = 0.02,
         outside: Outside = "zero",
@@ -92,9 +100,14 @@ class AFTConv(Mixer):
             self.refuse(f"outside must be 'zero' or 'none', got {outside!r}")
         self.gate = gate
         add_projections(self, key_width=heads, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
-        self.raw = nn.Parameter(torch.empty(heads, *[kernel_size] * ndim))
-        self.gamma = nn.Parameter(torch.empty(heads)) if reparam else None
-        self.beta = nn.Parameter(torch.empty(heads)) if reparam else None
+        self.bias = None if bias is None else build_pair_positions(bias, heads, owner=type(self).__name__)
+        if self.bias is not None and (ndim > 1 or not self.bias.by_distance):
+            why = f"it needs ndim=1, got {ndim}" if ndim > 1 else "its kernel takes biases by distance"
+            self.refuse(f"bias={bias!r}: {why}")
+        learned, scaled = bias is None, bias is None and reparam
+        self.raw = nn.Parameter(torch.empty(heads, *[kernel_size] * ndim)) if learned else None
+        self.gamma = nn.Parameter(torch.empty(heads)) if scaled else None
+        self.beta = nn.Parameter(torch.empty(heads)) if scaled else None
         self.init_parameters()
 
     @property
@@ -104,13 +117,22 @@ class AFTConv(Mixer):
         return type(base)(**{**vars(base), "grid": not self.causal})
 
     def init_parameters(self) -> None:
-        nn.init.normal_(self.raw, std=1.0 if self.reparam else self.init_std)
+        if self.raw is not None:
+            nn.init.normal_(self.raw, std=1.0 if self.reparam else self.init_std)
         if self.gamma is not None and self.beta is not None:
             nn.init.zeros_(self.gamma)
             nn.init.zeros_(self.beta)
 
-    def kernel(self) -> Tensor:
-        """Return the log-weights (h, s, ...) in use."""
+    def kernel(self, like: Tensor | None = None) -> Tensor:
+        """Return the log-weights (h, s, ...) in use.
+
+        Args:
+            like: its dtype and device are those of taps that are computed from a bias; None: a weight of the mixer.
+        """
+        if self.raw is None:
+            assert self.bias is not None
+            size, x = self.kernel_size, next(self.out_proj.parameters()) if like is None else like
+            return self.bias.taps(size - 1 if self.causal else size // 2, size, x.dtype, x.device)
         if self.gamma is None or self.beta is None:
             return self.raw
         flat = self.raw.flatten(1)
@@ -136,13 +158,13 @@ class AFTConv(Mixer):
             self.refuse(f"was built with ndim={self.ndim} and needs grid=, the {self.ndim} sizes of the token grid")
         if grid is not None and len(grid) != self.ndim:
             self.refuse(f"was built with ndim={self.ndim}, got grid={tuple(grid)}")
-        args = queries(self, x), self.k_proj(x), self.v_proj(x), self.kernel()
+        args = queries(self, x), self.k_proj(x), self.v_proj(x), self.kernel(x)
         options = {"grid": grid, "prefix": prefix, "outside": self.outside, "positions": positions}
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "gate": self.gate}
 
     def mixing_cost(self, T: int) -> MixingCost:
         D, h, ring = self.dim, self.heads, self.kernel_size - 1
-        flops = 2 * (self.raw[0].numel() + 1) * T * (D + h)
+        flops = 2 * (self.kernel_size**self.ndim + 1) * T * (D + h)
         kept = 60 * T * D + (16 * h * T * T if self.ndim > 1 else 240 * h * T)  # grids are computed as dense pairs
         return MixingCost(
             flops=flops, counted=None, activations=kept, state=ring * (4 * D + 4 * h + 9) + 8 * (D + 2 * h) + 8
@@ -155,7 +177,7 @@ class AFTConv(Mixer):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
-        w, near, key_positions = chunk.tap_weights(self.kernel(), positions, state.positions)
+        w, near, key_positions = chunk.tap_weights(self.kernel(x), positions, state.positions)
         return ring_step(
             self,
             x,

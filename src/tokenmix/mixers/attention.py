@@ -12,10 +12,11 @@ from ..errors import MixerError
 from ..functional.attention import ROWS, attention_by_head
 from ..functional.layout.heads import by_head
 from ..functional.layout.masks import valid_mask, zero_masked
-from ..positions import LearnedPositions, RotaryPositions, build_pair_positions
+from ..kernels.backend import watched
+from ..positions import ContentPositions, LearnedPositions, RotaryPositions, XPositions, build_logit_bias
 from .base import QKVO, About, Arguments, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .parts.log_weights import log_weights
+from .parts.log_weights import content_log_weights, log_weights
 from .parts.options import at_least, check_positive, one_of
 from .parts.shared import largest_dot
 from .parts.token_norm import RMSNorm
@@ -39,7 +40,7 @@ class AttentionState(NamedTuple):
 
 @register_state
 class BiasedAttentionState(NamedTuple):
-    """The same with the position of every key, positions (B, S), on which a bias depends."""
+    """The same with the position of every key, positions (B, S), on which a bias or a decay depends."""
 
     keys: Tensor
     values: Tensor
@@ -61,9 +62,11 @@ class Attention(Mixer):
         positions: None (default): no position embedding. {"name": "learned"}: a learned vector per position is added to
             the input of the query and key projections. {"name": "rotary"} with options of ``RotaryPositions``: queries
             and keys are rotated by angles that grow with their positions. Over a context, each side uses its own
-            positions.
-        bias: None (default), or a bias for pairs of positions that is added to the logits: {"name": "alibi", "t5",
-            "kerple", "sandwich" or "fire"} with the options of the class in ``tokenmix.positions``.
+            positions. {"name": "xpos"} with options of ``XPositions``: rotary positions that fade with the distance;
+            causal mixers only.
+        bias: None (default), or a term that is added to the logits, with the options of its class in
+            ``tokenmix.positions``. Of the positions alone: {"name": "alibi", "t5", "kerple", "sandwich" or "fire"}. Of
+            the query and the keys too: "shaw", "cope" (causal mixers only) or "cape".
         max_len: number of learned positions; required for them and ignored otherwise.
         qk_norm: normalisation of queries and keys in each head, before they are rotated; it bounds the logits. "layer"
             (Dehghani et al. 2023, arXiv 2302.05442) or "rms" (Qwen3, Yang et al. 2025, arXiv 2505.09388); the heads
@@ -131,24 +134,28 @@ class Attention(Mixer):
             None if qk_norm is None else NORMS[qk_norm](self.head_dim, eps=norm_eps) for _ in "qk"
         )
         self.positions = None if positions is None else self._build_positions(positions)
-        self.bias = None if bias is None else build_pair_positions(bias, heads, owner=type(self).__name__)
+        if bias is None:
+            self.bias = None
+        else:
+            self.bias = build_logit_bias(bias, heads, self.head_dim, causal=causal, owner=type(self).__name__)
 
     def _build_positions(self, spec: dict[str, Any]) -> LearnedPositions | RotaryPositions:
-        kinds: dict[str, Any] = {"learned": LearnedPositions, "rotary": RotaryPositions}
+        kinds: dict[str, Any] = {"learned": LearnedPositions, "rotary": RotaryPositions, "xpos": XPositions}
         if not isinstance(spec, dict) or not isinstance(spec.get("name"), str) or spec["name"] not in kinds:
-            self.refuse(f'positions={spec!r} is unknown; choose None, {{"name": "learned"}} or {{"name": "rotary"}}')
+            names = ", ".join(f'{{"name": "{name}"}}' for name in kinds)
+            self.refuse(f"positions={spec!r} is unknown; choose None, {names}")
         kind, options = kinds[spec["name"]], {option: value for option, value in spec.items() if option != "name"}
         known = [p for p in inspect.signature(kind).parameters if p not in ("dim", "head_dim", "max_len")]
         if not set(options) <= set(known):
             self.refuse(f"positions={spec!r}: the options of {spec['name']} positions are {', '.join(known)}")
         if kind is LearnedPositions and self.max_len is None:
             self.refuse("learned positions need max_len, the number of positions")
+        if kind is XPositions and not self.causal:
+            self.refuse("positions that fade with the distance (xpos) grow towards the future; they need causal=True")
         try:
-            return (
-                kind(self.head_dim, **options)
-                if kind is RotaryPositions
-                else kind(self.dim, max_len=self.max_len, **options)
-            )
+            learned = kind is LearnedPositions
+            sizes = {"dim": self.dim, "max_len": self.max_len} if learned else {"head_dim": self.head_dim}
+            return kind(**sizes, **options)
         except MixerError as why:
             self.refuse(f"positions={spec!r} with dim={self.dim} and head_dim={self.head_dim}: {str(why).rstrip('.')}")
 
@@ -200,29 +207,61 @@ class Attention(Mixer):
             if key_positions is query_positions
             else (*self._rotated(query_positions, q), *self._rotated(key_positions, k))
         )
+        if isinstance(self.positions, XPositions):
+            both = self._faded(by_head(q, self.heads), by_head(k, self.kv_heads), query_positions, key_positions)
+            q, k = (a.transpose(1, 2).flatten(2) for a in both)
         args: tuple[Any, ...] = (q, k, self.v_proj(keys))
+        masks: dict[str, Any] = {"key_mask": key_mask, "attn_mask": attn_mask}
         if self.bias is not None:
             plain = positions is None and key_mask is None
-            args = (*args, log_weights(self.bias, query_positions, key_positions, plain=plain, dtype=q.dtype))
+            heads = by_head(q, self.heads), by_head(k, self.kv_heads)
+            args = (*args, self._log_weights(*heads, query_positions, key_positions, plain=plain, **masks))
         options = {"heads": self.heads, "kv_heads": self.kv_heads, "scale": self.scale}
-        return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        return args, {**options, "causal": self.causal, **masks}
+
+    def _log_weights(self, q: Tensor, k: Tensor, rows: Tensor, cols: Tensor, *, plain: bool, **masks: Any) -> Any:
+        """Return what the bias adds to the logits of queries and keys by head, as functional forms take it."""
+        if isinstance(self.bias, ContentPositions):
+            options = {"scale": self.scale, "causal": self.causal, **masks}
+            return content_log_weights(self.bias, q, k, rows, cols, **options)
+        return None if self.bias is None else log_weights(self.bias, rows, cols, plain=plain, dtype=q.dtype)
+
+    def _faded(self, q: Tensor, k: Tensor, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries and keys by head with the decay of xPOS, counted from the middle of the queries."""
+        assert isinstance(self.positions, XPositions)
+        if rows.shape[1] == 0:
+            return q, k
+        first, last = rows.amin(1), rows.amax(1)
+        span, most = rows.shape[1], self.positions.longest(q.dtype)
+        if not watched() and rows.stride(0):  # positions that may differ from row to row, so may have gaps
+            span = max(span, int((last - first).max()) + 1)
+        if span > most:
+            kind = str(q.dtype).removeprefix("torch.")
+            self.refuse(f"the decay of xpos in {kind} spans at most {most:,} positions in one call, got {span:,}")
+        middle = torch.div(first + last, 2, rounding_mode="floor")
+        fade = self.positions.faded
+        return fade(q, rows, middle, key=False), fade(k, cols, middle, key=True)
 
     def mixing_cost(self, T: int) -> MixingCost:
         wide, width = self.q_proj.out_features, self.k_proj.out_features
-        counted, turning = (
-            4 * T * T * wide,
-            self.positions.rotary_dim if isinstance(self.positions, RotaryPositions) else 0,
-        )
+        counted = 4 * T * T * wide
+        turning = self.positions.rotary_dim if isinstance(self.positions, RotaryPositions) else 0
         # the fused kernel keeps its inputs and its output, not the T x T weights
         kept = 4 * (2 * wide + 4 * width) * T + 4 * wide * T + 4 * turning * T
         normed = 0 if self.q_norm is None else wide + width
         kept += 4 * normed * T  # the inputs of the norms
         flops = counted + 3 * turning * (self.heads + self.kv_heads) * T + 5 * normed * T
         state = (8 * width + 1) * T + 8
-        if self.bias is not None:  # the weights of at most ROWS queries are kept, and the positions of all keys
-            counted += self.bias.pair_products() * T * T
-            flops += (self.bias.pair_products() + self.bias.pair_flops()) * T * T
+        if isinstance(self.positions, XPositions):
+            flops += (wide + width) * T
+            kept += 8 * (wide + width) * T
+        if self.bias is not None:  # the weights of at most ROWS queries are kept
+            products = self.bias.pair_products() * T * T
+            products += self.bias.row_products() * T if isinstance(self.bias, ContentPositions) else 0
+            counted += products
+            flops += products + self.bias.pair_flops() * T * T
             kept += (8 * self.heads + 4 * self.bias.pair_kept()) * min(T, ROWS) * T
+        if self._keeps_positions:
             state += 8 * T
         return MixingCost(flops=flops, counted=counted, activations=kept, state=state)
 
@@ -231,8 +270,13 @@ class Attention(Mixer):
         dot = largest_dot(args[0], args[1], options["heads"], options["kv_heads"], options["scale"])
         return dot if len(args) < 4 else dot + float(args[3].detach().abs().max())
 
+    @property
+    def _keeps_positions(self) -> bool:
+        """Return whether the state holds the position of every key."""
+        return self.bias is not None or isinstance(self.positions, XPositions)
+
     def _state(self, keys: Tensor, values: Tensor, valid: Tensor, positions: Tensor, position: Tensor) -> Any:
-        if self.bias is None:
+        if not self._keeps_positions:
             return AttentionState(keys, values, valid, position)
         return BiasedAttentionState(keys, values, valid, positions, position)
 
@@ -261,18 +305,21 @@ class Attention(Mixer):
             self.check_range(query_positions)
         inputs = self._with_positions(x, query_positions)
         keys, values, valid, fresh = state.keys, state.values, state.valid, state.valid.shape[1] == 0
-        at = query_positions if self.bias is None else state.positions
+        at = state.positions if self._keeps_positions else query_positions
         if self.causal:
             q, k = self._rotated(query_positions, self._queries(inputs), self._keys(inputs))
             new = self._to_keep(k, self.v_proj(x), key_mask)
             keys, values = (torch.cat([old, a.to(old.dtype)], 2) for old, a in zip((keys, values), new, strict=True))
             valid = torch.cat([valid, valid_mask(x, key_mask)], 1)
-            at = at if self.bias is None else torch.cat([at, query_positions], 1)
+            at = torch.cat([at, query_positions], 1) if self._keeps_positions else at
         else:
             (q,) = self._rotated(query_positions, self._queries(inputs))
         # the first chunk needs no mask, and without one it runs fused
         mask = None if self.causal and key_mask is None and fresh else valid
-        w = None if self.bias is None else log_weights(self.bias, query_positions, at, plain=False, dtype=q.dtype)
+        q, seen = by_head(q, self.heads), keys.to(q.dtype)
+        if isinstance(self.positions, XPositions):
+            q, seen = self._faded(q, seen, query_positions, at)
+        w = self._log_weights(q, seen, query_positions, at, plain=False, key_mask=mask)
         options: dict[str, Any] = {"scale": self.scale, "causal": self.causal, "key_mask": mask}
-        y = attention_by_head(by_head(q, self.heads), keys.to(q.dtype), values.to(q.dtype), w, **options)
+        y = attention_by_head(q, seen, values.to(q.dtype), w, **options)
         return self.out_proj(y), self._state(keys, values, valid, at, next_position)

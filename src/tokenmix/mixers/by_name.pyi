@@ -197,6 +197,7 @@ def build_mixer(
     kernel_size: int,
     causal: bool = False,
     ndim: int = 1,
+    bias: dict[str, Any] | None = None,
     reparam: bool = True,
     init_std: float = 0.02,
     outside: Outside = "zero",
@@ -334,6 +335,7 @@ def build_mixer(
     hidden: int | None = None,
     share_heads: bool = False,
     bias: bool = True,
+    pair_bias: dict[str, Any] | None = None,
     qkv_bias: bool = True,
     out_bias: bool = True,
 ) -> SynthesizerDense: ...
@@ -349,6 +351,7 @@ def build_mixer(
     trainable: bool = True,
     init_std: float | None = None,
     share_heads: bool = False,
+    pair_bias: dict[str, Any] | None = None,
     qkv_bias: bool = True,
     out_bias: bool = True,
 ) -> SynthesizerRandom: ...
@@ -365,6 +368,7 @@ def build_mixer(
     factor: int | None = None,
     share_heads: bool = False,
     bias: bool = True,
+    pair_bias: dict[str, Any] | None = None,
     qkv_bias: bool = True,
     out_bias: bool = True,
 ) -> SynthesizerFactorizedDense: ...
@@ -380,6 +384,7 @@ def build_mixer(
     rank: int = 8,
     init_std: float = 0.02,
     share_heads: bool = False,
+    pair_bias: dict[str, Any] | None = None,
     qkv_bias: bool = True,
     out_bias: bool = True,
 ) -> SynthesizerFactorizedRandom: ...
@@ -400,6 +405,7 @@ def build_mixer(
     init_std: float = 0.02,
     share_heads: bool = False,
     bias: bool = True,
+    pair_bias: dict[str, Any] | None = None,
     qkv_bias: bool = True,
     out_bias: bool = True,
 ) -> SynthesizerMixture: ...
@@ -452,6 +458,7 @@ def build_mixer(
     window: int = 128,
     heads: int = 8,
     outside: LocalOutside = "none",
+    bias: dict[str, Any] | None = None,
     qkv_bias: bool = True,
     out_bias: bool = True,
 ) -> Local: ...
@@ -464,6 +471,7 @@ def build_mixer(
     stride: int = 32,
     heads: int = 8,
     merged: bool = False,
+    bias: dict[str, Any] | None = None,
     qkv_bias: bool = True,
     out_bias: bool = True,
 ) -> Strided: ...
@@ -477,6 +485,7 @@ def build_mixer(
     columns: int = 4,
     heads: int = 8,
     merged: bool = False,
+    bias: dict[str, Any] | None = None,
     qkv_bias: bool = True,
     out_bias: bool = True,
 ) -> Fixed: ...
@@ -490,6 +499,7 @@ def build_mixer(
     dilation: int | list[int] = 1,
     global_tokens: int = 1,
     heads: int = 8,
+    bias: dict[str, Any] | None = None,
     qkv_bias: bool = True,
     out_bias: bool = True,
 ) -> Longformer: ...
@@ -502,6 +512,7 @@ def build_mixer(
     radius: int = 64,
     global_tokens: int = 16,
     heads: int = 8,
+    bias: dict[str, Any] | None = None,
     qkv_bias: bool = True,
     out_bias: bool = True,
 ) -> ETC: ...
@@ -517,6 +528,7 @@ def build_mixer(
     global_blocks: int = 2,
     seed: int = 0,
     heads: int = 8,
+    bias: dict[str, Any] | None = None,
     qkv_bias: bool = True,
     out_bias: bool = True,
 ) -> BigBird: ...

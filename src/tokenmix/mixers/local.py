@@ -16,7 +16,7 @@ from .base import QKVO, About, Arguments, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .parts.history import HistoryState, empty_history, newest
 from .parts.options import at_least
-from .parts.patterns import BlockCost, kept_bytes
+from .parts.patterns import BlockCost, build_distance_bias, kept_bytes
 from .parts.shared import add_projections, check_positions, has_holes, in_pieces, largest_dot, valid_mask
 
 
@@ -49,9 +49,11 @@ class Local(Mixer):
         heads: number of heads, 8 by default; must divide dim.
         outside: "none" (default): tokens outside of the window are not attended. "pool": they count with logit 0, as
             with AFT-local's bias, so that the output is (sum_in e^{q.k} v + sum_out v) / (sum_in e^{q.k} + n_out).
+        bias: None (default), or a function of the distance that is added to the logits inside of the window: {"name":
+            "alibi", "t5", "kerple" or "sandwich"} with the options of the class in ``tokenmix.positions``.
 
-    Parameters: q_proj, k_proj, v_proj, out_proj. Time and memory O(T window D). The streaming state is the last window
-    - 1 tokens, and with "pool" one vector of D numbers.
+    Parameters: q_proj, k_proj, v_proj, out_proj, and those of the bias. Time and memory O(T window D). The streaming
+    state is the last window - 1 tokens, and with "pool" one vector of D numbers.
 
     Raises:
         MixerError: if an option is out of its range.
@@ -77,6 +79,7 @@ class Local(Mixer):
         window: int = 128,
         heads: int = 8,
         outside: LocalOutside = "none",
+        bias: dict[str, Any] | None = None,
         qkv_bias: bool = True,
         out_bias: bool = True,
     ):
@@ -86,6 +89,14 @@ class Local(Mixer):
         if outside not in LOCAL_OUTSIDES:
             self.refuse(f"outside must be 'none' or 'pool', got {outside!r}")
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        self.bias = build_distance_bias(self, bias, heads)
+
+    def _taps(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return what the bias adds to the logits by distance, as the functional form takes it; () without a bias."""
+        if self.bias is None:
+            return ()
+        many = self.window if self.causal else 2 * self.window - 1
+        return (self.bias.taps(self.window - 1, many, x.dtype, x.device),)
 
     def functional_args(
         self,
@@ -110,7 +121,7 @@ class Local(Mixer):
             "outside": self.outside,
             "positions": query_and_key_positions,
         }
-        return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), {
+        return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys), *self._taps(x)), {
             **options,
             "causal": self.causal,
             "key_mask": key_mask,
@@ -124,6 +135,7 @@ class Local(Mixer):
         D, R = self.dim, self.window - 1
         pairs = BlockCost(T).band(R, R)
         flops = 4 * D * pairs.pairs + (4 * D * T if self.outside == "pool" else 0)
+        flops += 0 if self.bias is None else self.heads * pairs.pairs
         kept = kept_bytes(D, self.heads, T, [pairs], pools=2 if self.outside == "pool" else 0)
         return MixingCost(
             flops=flops, counted=4 * D * pairs.pairs, activations=kept, state=R * (8 * D + 9) + 8 * D + 16
@@ -131,7 +143,8 @@ class Local(Mixer):
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
-        return largest_dot(args[0], args[1], options["heads"])
+        dot = largest_dot(args[0], args[1], options["heads"])
+        return dot if len(args) < 4 else dot + float(args[3].detach().abs().max())
 
     def empty_state(self, batch_size, *, device, dtype):
         keys = torch.zeros(batch_size, self.window - 1, self.dim, device=device, dtype=dtype)
@@ -162,6 +175,7 @@ class Local(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
+        w = self._taps(x)
         if not self.causal:
             options = {
                 "window": self.window,
@@ -170,11 +184,11 @@ class Local(Mixer):
                 "positions": (query_positions, state.positions),
             }
             return self.out_proj(
-                functional.local(self.q_proj(x), state.keys, state.values, key_mask=state.valid, **options)
+                functional.local(self.q_proj(x), state.keys, state.values, *w, key_mask=state.valid, **options)
             ), state._replace(position=next_position)
         check_positions(self, positions, key_mask, rising=True, past=(state.valid, state.positions))
         y, state = in_pieces(
-            partial(self._mix_piece, holes=has_holes(state.valid, key_mask)),
+            partial(self._mix_piece, w=w[0] if w else None, holes=has_holes(state.valid, key_mask)),
             x,
             state,
             query_positions,
@@ -182,7 +196,7 @@ class Local(Mixer):
         )
         return self.out_proj(y), state._replace(position=next_position)
 
-    def _mix_piece(self, x, state, positions, valid, *, holes=False):
+    def _mix_piece(self, x, state, positions, valid, *, w=None, holes=False):
         """Mix new tokens with the ring and each other; tokens that leave the ring are added to the sums."""
         new = self.k_proj(x).to(state.keys.dtype), self.v_proj(x).to(state.values.dtype), valid, positions
         keys, values, key_valid, key_positions = (torch.cat(pair, 1) for pair in zip(state[:4], new, strict=True))
@@ -192,7 +206,7 @@ class Local(Mixer):
             {"window": self.window, "heads": self.heads, "outside": self.outside},
         )
         y = local_chunk(
-            q, keys.to(q.dtype), values.to(q.dtype), (positions, key_positions), far, key_mask=key_valid, **options
+            q, keys.to(q.dtype), values.to(q.dtype), w, (positions, key_positions), far, key_mask=key_valid, **options
         )
         n = x.shape[1]
         ring = newest(

@@ -11,7 +11,7 @@ from .base import QKVO, About, Arguments, Mixer
 from .cost import MixingCost
 from .parts.history import empty_history
 from .parts.options import at_least, true_or_false
-from .parts.patterns import BlockCost, explicit, history_step, kept_bytes
+from .parts.patterns import BlockCost, added, build_distance_bias, explicit, history_step, kept_bytes
 from .parts.shared import add_projections, check_positions, largest_dot
 
 
@@ -26,9 +26,11 @@ class Strided(Mixer):
             form attends l positions on each side.
         heads: number of heads, 8 by default; must divide dim, and be even unless ``merged``.
         merged: True: every head attends both sets in one softmax (the paper's merged head). Default False.
+        bias: None (default), or a function of the distance that is added to the logits: {"name": "alibi", "t5",
+            "kerple" or "sandwich"} with the options of the class in ``tokenmix.positions``.
 
-    Parameters: q_proj, k_proj, v_proj, out_proj. Time O(T (l + T / l) D). The streaming state is the history of keys
-    and values.
+    Parameters: q_proj, k_proj, v_proj, out_proj, and those of the bias. Time O(T (l + T / l) D). The streaming state is
+    the history of keys and values.
 
     Raises:
         MixerError: if an option is out of its range.
@@ -47,6 +49,7 @@ class Strided(Mixer):
         stride: int = 32,
         heads: int = 8,
         merged: bool = False,
+        bias: dict[str, Any] | None = None,
         qkv_bias: bool = True,
         out_bias: bool = True,
     ):
@@ -55,6 +58,7 @@ class Strided(Mixer):
         at_least(self, 1, stride=stride)
         true_or_false(self, merged=merged)
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        self.bias = build_distance_bias(self, bias, heads)
         if heads % 2 and not merged:
             self.refuse(
                 f"each half of the heads uses one pattern, so heads must be even, got {heads}; or use merged=True"
@@ -79,6 +83,7 @@ class Strided(Mixer):
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         return args, {
             **self._pattern(),
+            **added(self.bias, x),
             "positions": positions,
             "causal": self.causal,
             "key_mask": key_mask,
@@ -89,8 +94,9 @@ class Strided(Mixer):
         counts, share = BlockCost(T), 1 if self.merged else 2
         parts = [counts.band(self.stride, self.stride), counts.columns(self.stride)]
         flops = sum(4 * self.dim * p.pairs for p in parts) // share
+        biased = 0 if self.bias is None else sum(self.heads * p.pairs for p in parts) // share
         kept = kept_bytes(self.dim, self.heads, T, parts, share=share)
-        return MixingCost(flops=flops, counted=flops, activations=kept, state=(8 * self.dim + 9) * T + 8)
+        return MixingCost(flops=flops + biased, counted=flops, activations=kept, state=(8 * self.dim + 9) * T + 8)
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
@@ -112,10 +118,10 @@ class Fixed(Mixer):
     Args:
         stride: l of the paper, the block size in tokens, 32 by default.
         columns: c of the paper, 4 by default; at most ``stride``.
-        heads, merged: as in Strided.
+        heads, merged, bias: as in Strided.
 
-    Parameters: q_proj, k_proj, v_proj, out_proj. Time O(T (l + c T / l) D). The streaming state is the history of keys
-    and values.
+    Parameters: q_proj, k_proj, v_proj, out_proj, and those of the bias. Time O(T (l + c T / l) D). The streaming state
+    is the history of keys and values.
 
     Raises:
         MixerError: if an option is out of its range.
@@ -135,6 +141,7 @@ class Fixed(Mixer):
         columns: int = 4,
         heads: int = 8,
         merged: bool = False,
+        bias: dict[str, Any] | None = None,
         qkv_bias: bool = True,
         out_bias: bool = True,
     ):
@@ -145,6 +152,7 @@ class Fixed(Mixer):
         if columns > stride:
             self.refuse(f"columns={columns} must be at most stride={stride}")
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        self.bias = build_distance_bias(self, bias, heads)
         if heads % 2 and not merged:
             self.refuse(
                 f"each half of the heads uses one pattern, so heads must be even, got {heads}; or use merged=True"
@@ -170,6 +178,7 @@ class Fixed(Mixer):
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         return args, {
             **self._pattern(),
+            **added(self.bias, x),
             "positions": positions,
             "causal": self.causal,
             "key_mask": key_mask,
@@ -180,8 +189,11 @@ class Fixed(Mixer):
         counts, share = BlockCost(T), 1 if self.merged else 2
         parts = [counts.own_block(self.stride), counts.shared(-(-T // self.stride) * self.columns)]
         flops = sum(4 * self.dim * p.pairs for p in parts) // share
-        kept = kept_bytes(self.dim, self.heads, T, parts, share=share)
-        return MixingCost(flops=flops, counted=flops, activations=kept, state=(8 * self.dim + 9) * T + 8)
+        kept, biased = kept_bytes(self.dim, self.heads, T, parts, share=share), 0
+        if self.bias is not None:  # the biases of the columns are computed pair by pair
+            biased = sum(self.heads * p.pairs for p in parts) // share
+            kept += 8 * (1 + self.heads) * parts[1].pairs
+        return MixingCost(flops=flops + biased, counted=flops, activations=kept, state=(8 * self.dim + 9) * T + 8)
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:

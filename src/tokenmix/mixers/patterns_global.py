@@ -13,7 +13,7 @@ from .base import QKVO, About, Arguments, Mixer, chunk_positions, register_state
 from .cost import MixingCost
 from .parts.history import empty_history, joined
 from .parts.options import at_least
-from .parts.patterns import BlockCost, explicit, history_step, kept_bytes
+from .parts.patterns import BlockCost, added, build_distance_bias, explicit, history_step, kept_bytes
 from .parts.shared import add_projections, check_positions, largest_dot, valid_mask
 
 
@@ -54,7 +54,10 @@ def global_cost(mixer, T: int, reach: int, dilations: list[int], g: int) -> Mixi
     windows = [counts.dilated(reach, d) for d in dilations]
     flops = sum(4 * D // mixer.heads * w.pairs for w in windows) + 4 * D * 2 * g * T
     kept = kept_bytes(D, mixer.heads, T, [counts.mean(windows), *([counts.shared(g)] if g else [])], rows=g)
-    return MixingCost(flops=flops, counted=flops, activations=kept, state=(8 * D + 9) * T + 8 + g * (8 * D + 1))
+    biased = 0 if mixer.bias is None else sum(w.pairs for w in windows) + mixer.heads * 2 * g * T
+    return MixingCost(
+        flops=flops + biased, counted=flops, activations=kept, state=(8 * D + 9) * T + 8 + g * (8 * D + 1)
+    )
 
 
 class Longformer(Mixer):
@@ -69,6 +72,8 @@ class Longformer(Mixer):
         global_tokens: g, 1 by default: the tokens at positions 0..g-1 are global. Their rows have projections of their
             own, which start equal to the others (Sec. 5).
         heads: number of heads, 8 by default; must divide dim.
+        bias: None (default), or a function of the distance that is added to the logits: {"name": "alibi", "t5",
+            "kerple" or "sandwich"} with the options of the class in ``tokenmix.positions``.
 
     In the causal form every token attends the global ones before it, and a global row attends only what comes before.
 
@@ -94,6 +99,7 @@ class Longformer(Mixer):
         dilation: int | list[int] = 1,
         global_tokens: int = 1,
         heads: int = 8,
+        bias: dict[str, Any] | None = None,
         qkv_bias: bool = True,
         out_bias: bool = True,
     ):
@@ -101,6 +107,7 @@ class Longformer(Mixer):
         self.window, self.dilation, self.global_tokens, self.heads = window, dilation, global_tokens, heads
         at_least(self, 0, window=window, global_tokens=global_tokens)
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        self.bias = build_distance_bias(self, bias, heads)
         if window % 2:
             self.refuse(f"window={window} must be even; half of it lies on each side")
         self.dilations = list(dilation) if isinstance(dilation, list | tuple) else [dilation] * heads
@@ -139,7 +146,12 @@ class Longformer(Mixer):
         """Return the arguments of ``functional.longformer`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask)
         positions = explicit(x, positions, key_mask, attn_mask)
-        options = {**self._pattern(), "global_tokens": self.global_tokens, "positions": positions}
+        options = {
+            **self._pattern(),
+            **added(self.bias, x),
+            "global_tokens": self.global_tokens,
+            "positions": positions,
+        }
         return global_args(self, x), {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
     def mixing_cost(self, T: int) -> MixingCost:
@@ -163,6 +175,7 @@ class Longformer(Mixer):
         check_positions(self, positions, key_mask, rising=True, past=(state.valid, state.positions))
         query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
         q, k, v, qg, kg, vg = global_args(self, x)
+        pattern = {**self._pattern(), **added(self.bias, x)}
         valid, first = valid_mask(x, key_mask), state.keys.shape[1] == 0 and positions is None
         slots = self._filled(state[5:], kg, vg, query_positions, valid)
         state = (
@@ -172,7 +185,7 @@ class Longformer(Mixer):
         )
         if first:
             y = functional.longformer(
-                q, k, v, qg, kg, vg, **self._pattern(), global_tokens=self.global_tokens, causal=True, key_mask=key_mask
+                q, k, v, qg, kg, vg, **pattern, global_tokens=self.global_tokens, causal=True, key_mask=key_mask
             )
         else:
             keys, values, kg, vg = (a.to(q.dtype) for a in (*state[:2], *slots[:2]))
@@ -185,7 +198,7 @@ class Longformer(Mixer):
                 kg,
                 vg,
                 query_and_key_positions,
-                **self._pattern(),
+                **pattern,
                 key_mask=state.valid,
                 global_mask=slots[2],
             )
@@ -218,6 +231,8 @@ class ETC(Mixer):
         global_tokens: n_g, 16 by default: the first n_g positions are the global input; its rows (g2g, g2l) attend
             everything, with projections of their own.
         heads: number of heads, 8 by default; must divide dim.
+        bias: None (default), or a function of the distance that is added to the logits: {"name": "alibi", "t5",
+            "kerple" or "sandwich"} with the options of the class in ``tokenmix.positions``.
 
     Long rows attend global keys (l2g) and those within the radius (l2l) in one softmax. There is no causal form: the
     global tokens summarise the whole input, and every long token reads them.
@@ -242,6 +257,7 @@ class ETC(Mixer):
         radius: int = 64,
         global_tokens: int = 16,
         heads: int = 8,
+        bias: dict[str, Any] | None = None,
         qkv_bias: bool = True,
         out_bias: bool = True,
     ):
@@ -250,6 +266,7 @@ class ETC(Mixer):
         at_least(self, 0, radius=radius)
         at_least(self, 1, global_tokens=global_tokens)
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        self.bias = build_distance_bias(self, bias, heads)
         add_global_projections(self, qkv_bias=qkv_bias)
 
     def functional_args(
@@ -272,6 +289,7 @@ class ETC(Mixer):
             "global_tokens": self.global_tokens,
             "heads": self.heads,
             "positions": positions,
+            **added(self.bias, x),
         }
         return global_args(self, x), {**options, "key_mask": key_mask, "attn_mask": attn_mask}
 
@@ -298,6 +316,8 @@ class BigBird(Mixer):
         seed: seed of the random blocks, 0 by default. They depend on the seed, the head, the block and the number of
             blocks of the row (causal: the number of blocks before).
         heads: number of heads, 8 by default; must divide dim.
+        bias: None (default), or a function of the distance that is added to the logits: {"name": "alibi", "t5",
+            "kerple" or "sandwich"} with the options of the class in ``tokenmix.positions``.
 
     The causal form keeps only s <= t of all that.
 
@@ -324,6 +344,7 @@ class BigBird(Mixer):
         global_blocks: int = 2,
         seed: int = 0,
         heads: int = 8,
+        bias: dict[str, Any] | None = None,
         qkv_bias: bool = True,
         out_bias: bool = True,
     ):
@@ -336,6 +357,7 @@ class BigBird(Mixer):
         if window_blocks % 2 == 0:
             self.refuse(f"window_blocks={window_blocks} must be odd: the own block and equally many on each side")
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
+        self.bias = build_distance_bias(self, bias, heads)
 
     def _pattern(self):
         names = ("block", "window_blocks", "random_blocks", "global_blocks", "seed", "heads")
@@ -355,7 +377,8 @@ class BigBird(Mixer):
         """Return the arguments of ``functional.bigbird`` for this input: (positional, keyword)."""
         check_positions(self, positions, key_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        return args, {**self._pattern(), "positions": positions, "causal": self.causal, "key_mask": key_mask}
+        options = {**self._pattern(), **added(self.bias, x)}
+        return args, {**options, "positions": positions, "causal": self.causal, "key_mask": key_mask}
 
     def mixing_cost(self, T: int) -> MixingCost:
         counts, D, g = BlockCost(T), self.dim, min(self.global_blocks * self.block, T)
@@ -364,7 +387,8 @@ class BigBird(Mixer):
         parts += [counts.chosen(self.block, self.random_blocks)] if self.random_blocks else []
         flops = sum(4 * D * p.pairs for p in parts) + 4 * D * g * T
         kept = kept_bytes(D, self.heads, T, parts, rows=g)
-        return MixingCost(flops=flops, counted=flops, activations=kept, state=(8 * D + 9) * T + 8)
+        biased = 0 if self.bias is None else self.heads * (sum(p.pairs for p in parts) + g * T)
+        return MixingCost(flops=flops + biased, counted=flops, activations=kept, state=(8 * D + 9) * T + 8)
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:

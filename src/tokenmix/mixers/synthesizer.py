@@ -22,19 +22,21 @@ from .parts.synthesizer import Part
 _PAPER = "Tay et al. 2020, arXiv 2005.00743"
 
 
-def _cost(part: Part, T: int, heads: int, inner: int, kept: int) -> MixingCost:
+def _cost(mixer: Any, T: int, kept: int) -> MixingCost:
     """Compute the cost of one kind of logits: the logits, and their softmax times the values.
 
     Args:
         kept: further numbers that are kept for the backward pass.
     """
+    part: Part = mixer.logits
     flops, counted = part.flops(T)
-    return MixingCost(
-        flops=flops + 2 * T * T * inner,
-        counted=counted + 2 * T * T * inner,
+    cost = MixingCost(
+        flops=flops + 2 * T * T * mixer.inner,
+        counted=counted + 2 * T * T * mixer.inner,
         activations=4 * (part.logit_size(T) + part.kept(T) + kept),
-        state=(4 * inner + 9) * T + 8,
+        state=(4 * mixer.inner + 9) * T + 8,
     )
+    return parts_of.with_pairs(cost, mixer.pair_bias, mixer.heads, T)
 
 
 class SynthesizerDense(Mixer):
@@ -50,6 +52,8 @@ class SynthesizerDense(Mixer):
             heads features of x.
         share_heads: True: one W2 for all heads, as in the official code. Default False.
         bias: whether there is a b2, True by default.
+        pair_bias: None (default), or a function of two positions that is added to the logits: {"name": "alibi", "t5",
+            "kerple", "sandwich" or "fire"} with the options of the class in ``tokenmix.positions``.
 
     Parameters: q_proj (W1, b1), v_proj, out_proj, logits.weight (W2: heads, hidden, max_len) and logits.bias. Time
     O(T^2 D). The streaming state is the history of values.
@@ -77,6 +81,7 @@ class SynthesizerDense(Mixer):
         hidden: int | None = None,
         share_heads: bool = False,
         bias: bool = True,
+        pair_bias: dict[str, Any] | None = None,
         qkv_bias: bool = True,
         out_bias: bool = True,
     ):
@@ -91,6 +96,7 @@ class SynthesizerDense(Mixer):
         self.v_proj = nn.Linear(dim, self.inner, bias=qkv_bias)
         self.out_proj = nn.Linear(self.inner, dim, bias=out_bias)
         self.logits = parts_of.DenseTables(heads, share_heads, each, max_len, bias=bias)
+        self.pair_bias = parts_of.build_pair_bias(self, pair_bias, heads)
 
     def resize(self, max_len: int) -> None:
         """Interpolate W2 and b2 to ``max_len`` positions."""
@@ -111,12 +117,16 @@ class SynthesizerDense(Mixer):
         prefix: int = 0,
     ) -> Arguments:
         """Return the arguments of ``functional.synthesizer_dense`` for this input: (positional, keyword)."""
-        options = {"rectify": self.rectify, "positions": parts_of.explicit_positions(x, positions, key_mask)}
+        options: dict[str, Any] = {
+            "rectify": self.rectify,
+            "positions": parts_of.explicit_positions(x, positions, key_mask),
+        }
         args = self._queries(x), self.v_proj(x), self.read(self.logits, x)
+        options |= parts_of.pair_logits(self.pair_bias, x, options["positions"])
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
     def mixing_cost(self, T: int) -> MixingCost:
-        return _cost(self.logits, T, self.heads, self.inner, (self.dim + 3 * self.inner) * T)
+        return _cost(self, T, (self.dim + 3 * self.inner) * T)
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
@@ -133,7 +143,7 @@ class SynthesizerDense(Mixer):
         logits = synth.dense_logits(
             self._queries(x), self.read(self.logits, x), query_positions, state.positions, rectify=self.rectify
         )
-        return parts_of.read(self, x, state, logits), state
+        return parts_of.read(self, x, state, logits, query_positions), state
 
 
 class SynthesizerRandom(Mixer):
@@ -148,7 +158,7 @@ class SynthesizerRandom(Mixer):
         init_std: standard deviation of R at the start. None: 0.02, with which the mixer starts near the mean of the
             values; 1.0 if R is fixed, which would otherwise stay that mean.
         share_heads: True: one R for all heads. Default False.
-        heads, head_dim: as in SynthesizerDense.
+        heads, head_dim, pair_bias: as in SynthesizerDense.
 
     Parameters: v_proj, out_proj, logits.weight (R: heads, max_len, max_len). Without masks the softmax is computed once
     for the whole batch. Time O(T^2 D).
@@ -176,6 +186,7 @@ class SynthesizerRandom(Mixer):
         trainable: bool = True,
         init_std: float | None = None,
         share_heads: bool = False,
+        pair_bias: dict[str, Any] | None = None,
         qkv_bias: bool = True,
         out_bias: bool = True,
     ):
@@ -186,6 +197,7 @@ class SynthesizerRandom(Mixer):
         self.v_proj = nn.Linear(dim, self.inner, bias=qkv_bias)
         self.out_proj = nn.Linear(self.inner, dim, bias=out_bias)
         self.logits = parts_of.RandomTable(heads, share_heads, max_len, init_std=init_std, trainable=trainable)
+        self.pair_bias = parts_of.build_pair_bias(self, pair_bias, heads)
 
     def resize(self, max_len: int) -> None:
         """Interpolate R to ``max_len`` positions."""
@@ -203,16 +215,17 @@ class SynthesizerRandom(Mixer):
         prefix: int = 0,
     ) -> Arguments:
         """Return the arguments of ``functional.synthesizer_random`` for this input: (positional, keyword)."""
-        options = {
+        options: dict[str, Any] = {
             "positions": parts_of.explicit_positions(x, positions, key_mask),
             "causal": self.causal,
             "key_mask": key_mask,
             "attn_mask": attn_mask,
         }
+        options |= parts_of.pair_logits(self.pair_bias, x, options["positions"])
         return (self.v_proj(x), *self.read(self.logits, x)), options
 
     def mixing_cost(self, T: int) -> MixingCost:
-        return _cost(self.logits, T, self.heads, self.inner, (self.dim + 2 * self.inner) * T)
+        return _cost(self, T, (self.dim + 2 * self.inner) * T)
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
@@ -223,9 +236,8 @@ class SynthesizerRandom(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, state = parts_of.remember(self, x, state, positions, key_mask)
-        return parts_of.read(
-            self, x, state, synth.random_logits(x, self.read(self.logits, x), query_positions, state.positions)
-        ), state
+        logits = synth.random_logits(x, self.read(self.logits, x), query_positions, state.positions)
+        return parts_of.read(self, x, state, logits, query_positions), state
 
 
 class SynthesizerFactorizedDense(Mixer):
@@ -237,7 +249,8 @@ class SynthesizerFactorizedDense(Mixer):
     Args:
         factor: a. None: about sqrt(max_len). One factor is tiled and the other repeated, so that all max_len logits
             differ.
-        max_len, heads, head_dim, hidden, share_heads, bias: as in SynthesizerDense; hidden=0 is not supported.
+        max_len, heads, head_dim, hidden, share_heads, bias, pair_bias: as in SynthesizerDense; hidden=0 is not
+            supported.
 
     Parameters: q_proj (W1, b1, which A and B share), v_proj, out_proj, logits.weight_a, weight_b, bias_a, bias_b. It
     has fewer parameters; time and memory stay those of a softmax over T x T logits.
@@ -266,6 +279,7 @@ class SynthesizerFactorizedDense(Mixer):
         factor: int | None = None,
         share_heads: bool = False,
         bias: bool = True,
+        pair_bias: dict[str, Any] | None = None,
         qkv_bias: bool = True,
         out_bias: bool = True,
     ):
@@ -278,6 +292,7 @@ class SynthesizerFactorizedDense(Mixer):
         self.v_proj = nn.Linear(dim, self.inner, bias=qkv_bias)
         self.out_proj = nn.Linear(self.inner, dim, bias=out_bias)
         self.logits = parts_of.FactorizedDenseTables(heads, share_heads, each, max_len, factor=factor, bias=bias)
+        self.pair_bias = parts_of.build_pair_bias(self, pair_bias, heads)
 
     def resize(self, max_len: int) -> None:
         """Interpolate B to ``max_len`` positions; a stays."""
@@ -295,16 +310,17 @@ class SynthesizerFactorizedDense(Mixer):
         prefix: int = 0,
     ) -> Arguments:
         """Return the arguments of ``functional.synthesizer_factorized_dense`` for this input: (positional, keyword)."""
-        options = {
+        options: dict[str, Any] = {
             "positions": parts_of.explicit_positions(x, positions, key_mask),
             "causal": self.causal,
             "key_mask": key_mask,
             "attn_mask": attn_mask,
         }
+        options |= parts_of.pair_logits(self.pair_bias, x, options["positions"])
         return (self.q_proj(x), self.v_proj(x), self.read(self.logits, x)), options
 
     def mixing_cost(self, T: int) -> MixingCost:
-        return _cost(self.logits, T, self.heads, self.inner, (self.dim + 3 * self.inner) * T)
+        return _cost(self, T, (self.dim + 3 * self.inner) * T)
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
@@ -318,12 +334,10 @@ class SynthesizerFactorizedDense(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, state = parts_of.remember(self, x, state, positions, key_mask)
-        return parts_of.read(
-            self,
-            x,
-            state,
-            synth.factorized_dense_logits(self.q_proj(x), self.read(self.logits, x), query_positions, state.positions),
-        ), state
+        logits = synth.factorized_dense_logits(
+            self.q_proj(x), self.read(self.logits, x), query_positions, state.positions
+        )
+        return parts_of.read(self, x, state, logits, query_positions), state
 
 
 class SynthesizerFactorizedRandom(Mixer):
@@ -335,7 +349,7 @@ class SynthesizerFactorizedRandom(Mixer):
         rank: k, 8 by default.
         init_std: standard deviation of the entries of R at the start, 0.02 by default; R1 and R2 are drawn with
             sqrt(init_std / sqrt(rank)).
-        max_len, heads, head_dim, share_heads: as in SynthesizerRandom.
+        max_len, heads, head_dim, share_heads, pair_bias: as in SynthesizerRandom.
 
     Parameters: v_proj, out_proj, logits.r1, logits.r2 (heads, max_len, rank). Time and memory stay those of a softmax
     over T x T logits.
@@ -361,6 +375,7 @@ class SynthesizerFactorizedRandom(Mixer):
         rank: int = 8,
         init_std: float = 0.02,
         share_heads: bool = False,
+        pair_bias: dict[str, Any] | None = None,
         qkv_bias: bool = True,
         out_bias: bool = True,
     ):
@@ -371,6 +386,7 @@ class SynthesizerFactorizedRandom(Mixer):
         self.v_proj = nn.Linear(dim, self.inner, bias=qkv_bias)
         self.out_proj = nn.Linear(self.inner, dim, bias=out_bias)
         self.logits = parts_of.FactorizedRandomTables(heads, share_heads, max_len, rank=rank, init_std=init_std)
+        self.pair_bias = parts_of.build_pair_bias(self, pair_bias, heads)
 
     def resize(self, max_len: int) -> None:
         """Interpolate R1 and R2 to ``max_len`` positions."""
@@ -388,16 +404,17 @@ class SynthesizerFactorizedRandom(Mixer):
         prefix: int = 0,
     ) -> Arguments:
         """Return the arguments of ``functional.synthesizer_factorized_random``: (positional, keyword)."""
-        options = {
+        options: dict[str, Any] = {
             "positions": parts_of.explicit_positions(x, positions, key_mask),
             "causal": self.causal,
             "key_mask": key_mask,
             "attn_mask": attn_mask,
         }
+        options |= parts_of.pair_logits(self.pair_bias, x, options["positions"])
         return (self.v_proj(x), self.read(self.logits, x)), options
 
     def mixing_cost(self, T: int) -> MixingCost:
-        return _cost(self.logits, T, self.heads, self.inner, (self.dim + 2 * self.inner) * T)
+        return _cost(self, T, (self.dim + 2 * self.inner) * T)
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
@@ -409,9 +426,5 @@ class SynthesizerFactorizedRandom(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, state = parts_of.remember(self, x, state, positions, key_mask)
-        return parts_of.read(
-            self,
-            x,
-            state,
-            synth.factorized_random_logits(x, self.read(self.logits, x), query_positions, state.positions),
-        ), state
+        logits = synth.factorized_random_logits(x, self.read(self.logits, x), query_positions, state.positions)
+        return parts_of.read(self, x, state, logits, query_positions), state

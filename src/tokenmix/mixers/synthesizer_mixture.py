@@ -34,7 +34,7 @@ class SynthesizerMixture(Mixer):
         rank: of "factorized_random", 8 by default.
         factor: of "factorized_dense". None: about sqrt(max_len).
         init_std: of "random" and "factorized_random", 0.02 by default.
-        max_len, heads, head_dim, share_heads, bias: as in the single forms.
+        max_len, heads, head_dim, share_heads, bias, pair_bias: as in the single forms.
 
     Parameters: q_proj if attention or a dense form takes part (they share it: the queries are the hidden layer before
     the relu, as in the official code), k_proj if attention does, v_proj, out_proj, alpha, and the tables of each part
@@ -74,6 +74,7 @@ class SynthesizerMixture(Mixer):
         init_std: float = 0.02,
         share_heads: bool = False,
         bias: bool = True,
+        pair_bias: dict[str, Any] | None = None,
         qkv_bias: bool = True,
         out_bias: bool = True,
     ):
@@ -98,6 +99,7 @@ class SynthesizerMixture(Mixer):
         self._add("random", parts_of.RandomTable, share_heads, **random)
         self._add("factorized_dense", parts_of.FactorizedDenseTables, share_heads, **dense, factor=factor)
         self._add("factorized_random", parts_of.FactorizedRandomTables, share_heads, **random, rank=rank)
+        self.pair_bias = parts_of.build_pair_bias(self, pair_bias, heads)
         count = {"softmax": len(self.parts), "gated": 1, "plus": 0}[join]
         self.alpha = nn.Parameter(torch.empty(count)) if count else None
         self.init_parameters()
@@ -147,7 +149,7 @@ class SynthesizerMixture(Mixer):
         v = self.v_proj(x)
         q = x if self.q_proj is None else self.q_proj(x)
         k = v if self.k_proj is None else self.k_proj(x)
-        options = {
+        options: dict[str, Any] = {
             "parts": self.parts,
             "heads": self.heads,
             "join": self.join,
@@ -155,6 +157,7 @@ class SynthesizerMixture(Mixer):
             "positions": parts_of.explicit_positions(x, positions, key_mask),
         }
         args = q, k, v, self._weights(x), *self._tables(x).values()
+        options |= parts_of.pair_logits(self.pair_bias, x, options["positions"])
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
 
     def mixing_cost(self, T: int) -> MixingCost:
@@ -169,12 +172,13 @@ class SynthesizerMixture(Mixer):
             kept += sum(fresh[part] for part in self.parts)
         streams = 4 * D * (2 if "attention" in self.parts else 1) + 9
         linear = (self.dim + 3 * D + (2 * D if "attention" in self.parts else 0)) * T
-        return MixingCost(
+        cost = MixingCost(
             flops=products + aside + joins,
             counted=products,
             activations=4 * (one + kept + linear),
             state=streams * T + 8,
         )
+        return parts_of.with_pairs(cost, self.pair_bias, self.heads, T)
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
@@ -199,4 +203,4 @@ class SynthesizerMixture(Mixer):
         logits = synth.mixture_logits(
             q, keys, self._weights(x), self._tables(x), query_positions, state.positions, **how
         )
-        return parts_of.read(self, x, state, logits), state
+        return parts_of.read(self, x, state, logits, query_positions), state

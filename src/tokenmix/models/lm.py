@@ -38,7 +38,8 @@ class LMConfig(Json):
         positions: what is added to the embedding: "learned" vectors, fixed "sinusoidal" ones, "abacus" or "coupled"
             ones of digits (``positions.ADDED_POSITIONS``), an object of such a name and options, or None.
         sample_positions: other positions in training, such as ``{"name": "offset", "longest": 512}``, for what is added
-            to the embedding and for the mixers; see ``positions.SAMPLERS``. None: the tokens' own.
+            to the embedding and for the mixers; see ``positions.SAMPLERS``. ``{"name": "cape", "global_shift": 50,
+            "local_shift": 0.5, "scale": 1.03}`` jitters sinusoids alone. None: the tokens' own.
         loop: how often the blocks are applied with the same weights, and whether the embedded input is added in again;
             see ``LoopConfig``. None: once.
         logit_cap: the head's logits l become cap * tanh(l / cap), so that none exceeds it (Gemma 2, arXiv 2408.00118);
@@ -73,7 +74,7 @@ class LMConfig(Json):
         object.__setattr__(self, "mixers", tuple(self.mixers))
         check_trunk(self, "dim", "max_len", "vocab")
         check_loop(self.loop, "LMConfig")
-        check_sampler(self.sample_positions, self.max_len, "LMConfig")
+        check_sampler(self.sample_positions, self.max_len, self.positions, "LMConfig")
 
     def specs(self) -> list[dict[str, Any]]:
         """Return one mixer spec per layer."""
@@ -126,7 +127,9 @@ class LM(Trunk):
         at = token_positions(tokens, key_mask)
         given: dict[str, Any] = {"key_mask": key_mask}
         if self.training and self.config.sample_positions is not None:
-            at = given["positions"] = sampled(self.config.sample_positions, at, "LM")
+            at = sampled(self.config.sample_positions, at, "LM")
+            if not at.is_floating_point():  # mixers count tokens
+                given["positions"] = at
         x, _ = self._placed(tokens, at, key_mask, ())
         return self.read(x, **given)
 

@@ -9,7 +9,7 @@ from .rows import trained
 
 def state() -> tuple[Claim, ...]:
     """Return the claims."""
-    return (*absolute(), *relative(), *scaling(), *samplers(), *unbuilt())
+    return (*absolute(), *relative(), *reading_queries(), *scaling(), *samplers(), *unbuilt())
 
 
 def absolute() -> tuple[Claim, ...]:
@@ -80,6 +80,40 @@ def relative() -> tuple[Claim, ...]:
     )
 
 
+def reading_queries() -> tuple[Claim, ...]:
+    """Return the relative encodings that read more than the distance, or fade with it."""
+    return (
+        Claim(
+            "Shaw",
+            "A learned vector for each clipped distance, added to the key.",
+            (Number("ours against the equation", "equal", measure=places.logit_bias("shaw", places.shaw)),),
+            "q_i (k_j + p_r), r = clip(j - i)",
+            "positions.content.ShawPositions",
+        ),
+        Claim(
+            "xPOS",
+            "RoPE whose products fade with the distance, the fast pairs first.",
+            (Number("ours against the equation, 40 apart", "equal", measure=places.xpos),),
+            "q zeta^i, k zeta^-j, zeta_m = (2 m / d + 0.4) / 1.4, positions / 512",
+            "positions.xpos.XPositions",
+        ),
+        Claim(
+            "CAPE (2024)",
+            "An MLP of the logits and a bias by position of all heads, added to both.",
+            (Number("ours against the equation", "equal", measure=places.logit_bias("cape", places.cape)),),
+            "qk + b(i, j) + f(qk, b(i, j))",
+            "positions.content.AdaptivePositions",
+        ),
+        Claim(
+            "CoPE",
+            "Positions that count the tokens which the query finds relevant.",
+            (Number("ours against the equation", "equal", measure=places.logit_bias("cope", places.cope)),),
+            "q_i e(p_ij), p_ij = sum_(k = j .. i) sigmoid(q_i k_k)",
+            "positions.content.ContextualPositions",
+        ),
+    )
+
+
 def scaling() -> tuple[Claim, ...]:
     """Return the rules for lengths beyond the trained one."""
     return (
@@ -141,19 +175,22 @@ def samplers() -> tuple[Claim, ...]:
             "n -> n + k beyond a random place",
             "positions.samplers.pose",
         ),
+        Claim(
+            "CAPE (2021)",
+            "Sinusoids whose positions are shifted, jittered and scaled in training.",
+            (Number("position 10, shift 4, jitter 0.5, scale 2", "2.75 to 29", measure=places.cape_range),),
+            "n -> c (n + a + e_n)",
+            "positions.samplers.jittered",
+        ),
     )
 
 
 def unbuilt() -> tuple[Claim, ...]:
     """Return the entries of Table 1 and of Section 4 that the library does not have."""
     table = {
-        "CAPE (2021)": "random shifts and scale of sinusoids in training",
         "Complex": "each word a trainable rotation",
         "FLOATER": "positions from a neural differential equation",
-        "Shaw": "q_i (k_j + p_r), r = clip(j - i)",
-        "CAPE (2024)": "qk + f(qk, b(i, j))",
-        "xPOS": "RoPE, queries and keys scaled by position",
-        "CoPE, TISE, bilevel": "discussed beside the table",
+        "TISE, bilevel": "discussed beside the table",
     }
     truncated = {"truncated basis": "theta >= b kept, a constant between, 0 below a"}
     return (

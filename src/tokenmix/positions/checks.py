@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..errors import MixerError
 
 
@@ -17,6 +20,14 @@ def check_init_std(who: str, value: Any) -> None:
     """Refuse what is no standard deviation; ``who`` is named in the error."""
     if not number(value) or value < 0:
         raise MixerError(f"{who}: init_std must be a number >= 0, got {value!r}.")
+
+
+def check_integers(who: str, *positions: Any) -> None:
+    """Refuse positions that are no tensors of integers; ``who`` is named in the error."""
+    for at in positions:
+        if not isinstance(at, Tensor) or at.dtype.is_floating_point or at.dtype == torch.bool:
+            got = f"{at.dtype} {tuple(at.shape)}" if isinstance(at, Tensor) else repr(at)
+            raise MixerError(f"{who}: expects integer positions, got {got}.")
 
 
 def number(value: Any) -> bool:

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from .checks import check_init_std
+from ..kernels.backend import exporting, watched
+from .checks import check_init_std, check_integers
 from .grid import regrown
 
 
@@ -26,7 +27,19 @@ class LearnedPositions(nn.Module):
         nn.init.normal_(self.weight, std=self.init_std)
 
     def forward(self, positions: Tensor) -> Tensor:
-        """Look up integer positions (B, T) -> (B, T, dim)."""
+        """Look up integer positions (B, T) -> (B, T, dim).
+
+        Raises:
+            MixerError: if they are no integers or, on the CPU, not all in 0 .. max_len - 1.
+        """
+        check_integers("LearnedPositions", positions)
+        unseen = watched() or exporting() or torch.jit.is_tracing() or not positions.is_cpu
+        if not unseen and positions.numel():
+            low, high = (int(a) for a in positions.aminmax())
+            if low < 0 or high >= self.max_len:
+                raise MixerError(
+                    f"LearnedPositions: has a table for positions 0..{self.max_len - 1}, got positions {low}..{high}."
+                )
         return F.embedding(positions, self.weight)
 
     def resize(self, max_len: int) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from .checks import number, whole
+from .checks import check_integers, number, whole
 
 
 class PairPositions(nn.Module):
@@ -64,11 +64,11 @@ class PairPositions(nn.Module):
     def forward(
         self,
         rows: Tensor | tuple[int, int],
-        cols: Tensor | int,
+        cols: Tensor | int | None,
         dtype: torch.dtype,
         device: torch.device | None = None,
     ) -> Tensor:
-        """Compute the bias (1 or B, H, T, S).
+        """Compute the bias (1 or B, H, T, S); or, of distances of any shape given as rows without cols, (H, *shape).
 
         Args:
             rows: integer positions of the queries (B, T), or the first and the last plus 1 of consecutive ones.
@@ -76,9 +76,12 @@ class PairPositions(nn.Module):
             dtype: dtype of the result, unless that is narrower than float32.
             device: of the result, where positions are not tensors.
         """
+        check_integers(type(self).__name__, *(a for a in (rows, cols) if isinstance(a, Tensor)))
+        if isinstance(rows, Tensor) and cols is None:
+            return self.of_distance(rows, dtype)
         if isinstance(rows, Tensor) and isinstance(cols, Tensor):
             return self.between(rows, cols, dtype)
-        if isinstance(rows, Tensor) or isinstance(cols, Tensor):
+        if isinstance(rows, Tensor) or isinstance(cols, Tensor) or cols is None:
             self.refuse("expects positions of queries and of keys both as tensors, or both as numbers")
         return self.leading(*rows, cols, dtype, device)
 
@@ -100,6 +103,10 @@ class PairPositions(nn.Module):
         t, s = torch.arange(stop - start, device=device), torch.arange(keys, device=device)
         which = t[:, None] - s + keys - 1
         return every.index_select(-1, which.flatten()).unflatten(-1, (stop - start, keys))[None]
+
+    def taps(self, first: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Compute the bias (H, count) of the distances first, first - 1, ..., as windows take it."""
+        return self(first - torch.arange(count, device=device), None, dtype)
 
     def refuse(self, why: str) -> NoReturn:
         """Raise ``MixerError`` in the name of this bias."""
@@ -342,26 +349,44 @@ PAIR_POSITIONS: dict[str, type[PairPositions]] = {
 """Biases for pairs of positions, by name."""
 
 
-def build_pair_positions(spec: Any, heads: int, *, owner: str) -> PairPositions:
+def build_pair_positions(
+    spec: Any, heads: int, *, owner: str, option: str = "bias", others: tuple[str, ...] = ()
+) -> PairPositions:
     """Build a bias from a spec such as {"name": "fire", "hidden": 16}.
 
     Args:
         owner: who asks, in errors.
+        option: the name of the option that holds the spec, in errors.
+        others: further names that work for who asks.
 
     Raises:
         MixerError: for an unknown name or option.
     """
-    names = ", ".join(PAIR_POSITIONS)
     if not isinstance(spec, dict) or spec.get("name") not in tuple(PAIR_POSITIONS):
-        raise MixerError(f'{owner}: bias must be {{"name": one of {names}, ...}}, got {spec!r}.')
-    kind, options = PAIR_POSITIONS[spec["name"]], {name: value for name, value in spec.items() if name != "name"}
-    known = [name for name in inspect.signature(kind).parameters if name not in ("heads")]
-    if not set(options) <= set(known):
-        raise MixerError(f"{owner}: bias={spec!r}: the options of {spec['name']!r} are {', '.join(known)}.")
+        names = ", ".join((*PAIR_POSITIONS, *others))
+        raise MixerError(f'{owner}: {option} must be {{"name": one of {names}, ...}}, got {spec!r}.')
+    kind = PAIR_POSITIONS[spec["name"]]
+    options = options_of(kind, spec, ("heads",), owner=owner, option=option)
     try:
         return kind(heads, **options)
     except MixerError as why:
-        raise MixerError(f"{owner}: bias={spec!r}: {str(why).rstrip('.')}.") from None
+        raise MixerError(f"{owner}: {option}={spec!r}: {str(why).rstrip('.')}.") from None
+
+
+def options_of(
+    kind: type, spec: dict[str, Any], given: tuple[str, ...], *, owner: str, option: str = "bias"
+) -> dict[str, Any]:
+    """Return the options in a spec of a bias, refusing those that its class does not have.
+
+    Args:
+        given: parameters of the class that are no options.
+        owner, option: as in ``build_pair_positions``.
+    """
+    options = {name: value for name, value in spec.items() if name != "name"}
+    known = [name for name in inspect.signature(kind).parameters if name not in given]
+    if not set(options) <= set(known):
+        raise MixerError(f"{owner}: {option}={spec!r}: the options of {spec['name']!r} are {', '.join(known)}.")
+    return options
 
 
 def alibi_slopes(heads: int) -> list[float]:

@@ -141,27 +141,35 @@ def yarn(
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
     attention_factor: float | None = None,
+    mscale: float | None = None,
+    mscale_all_dim: float | None = None,
     truncate: bool = True,
 ) -> tuple[list[float], float]:
     """Scale to theta_m (1 - r_m) + theta_m r_m / factor. Peng et al. 2023, arXiv 2309.00071.
 
-    Queries and keys are multiplied by 0.1 ln(factor) + 1. r_m rises linearly from 0 at the pair that turns
-    ``beta_fast`` times within ``original_max_len`` to 1 at the pair that turns ``beta_slow`` times. It is linear in m,
-    between whole numbers of pairs unless ``truncate`` is False, as in the authors' code, with which models were
-    trained; in the paper it is linear in the turns.
+    Queries and keys are multiplied by ``attention_factor``, by default 0.1 ln(factor) + 1, or as in DeepSeek's models
+    (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1), if both are given. r_m rises linearly from 0 at
+    the pair that turns ``beta_fast`` times within ``original_max_len`` to 1 at the pair that turns ``beta_slow`` times.
+    It is linear in m, between whole numbers of pairs unless ``truncate`` is False, as in the authors' code, with which
+    models were trained; in the paper it is linear in the turns.
     """
     if beta_fast <= beta_slow:
         _refuse(f"scaling 'yarn' needs beta_fast > beta_slow, got {beta_fast} and {beta_slow}")
     low, high = (
         d * math.log(original_max_len / (beta * 2 * math.pi)) / (2 * math.log(base)) for beta in (beta_fast, beta_slow)
     )
+    if (mscale is None) != (mscale_all_dim is None):
+        _refuse("scaling 'yarn' takes mscale and mscale_all_dim together or neither")
     if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, d - 1)
     width = high - low or 0.001
     ramp = [min(max((m - low) / width, 0.0), 1.0) for m in range(d // 2)]
     thetas = [theta * (1 - r) + theta * r / factor for theta, r in zip(_frequencies(d, base), ramp, strict=True)]
-    return thetas, 0.1 * math.log(factor) + 1 if attention_factor is None else attention_factor
+    if attention_factor is None:
+        above, below = (0.1 * m * math.log(factor) + 1 for m in (mscale or 1.0, mscale_all_dim or 0.0))
+        attention_factor = above / below
+    return thetas, attention_factor
 
 
 def llama3(
@@ -216,7 +224,9 @@ def _check_option(name: str, value: Any) -> None:
     elif name == "factor":
         if not number(value) or value < 1:
             _refuse(f"factor must be a number >= 1, the new length over the old, got {value!r}")
-    elif not (name == "attention_factor" and value is None) and (not number(value) or value <= 0):
+    elif not (name in ("attention_factor", "mscale", "mscale_all_dim") and value is None) and (
+        not number(value) or value <= 0
+    ):
         _refuse(f"{name} must be a positive number, got {value!r}")
 
 

@@ -1,10 +1,12 @@
 """Other positions while a model trains, so that it has seen those of longer sequences.
 
 Each sampler maps the positions of a batch to others that still rise along each row. Models apply it in training only.
+The samplers in ``SAMPLERS`` draw integers below ``longest``; "cape" draws numbers, which only sinusoids can take.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..system.config import nearest
-from .checks import whole
+from .checks import number, whole
 
 Sampler = Callable[[Tensor, int], Tensor]
 
@@ -46,22 +48,43 @@ def pose(positions: Tensor, longest: int) -> Tensor:
 
 
 SAMPLERS: dict[str, Sampler] = {"offset": offset, "randomised": randomised, "pose": pose}
+CAPE = {"global_shift": 0, "local_shift": 0, "scale": 1}
+"""The options of "cape", and the least value of each, with which it changes nothing."""
 
 
-def check_sampler(spec: Any, max_len: int | None, who: str) -> None:
+def jittered(positions: Tensor, *, global_shift: float, local_shift: float, scale: float) -> Tensor:
+    """Map positions to numbers: (t + a + e_t) c, with a and c drawn for each row and e_t for each token (CAPE,
+    Likhomanenko et al. 2021, arXiv 2106.03143, Sec. 4).
+
+    a is uniform within ``global_shift`` of 0, e_t within ``local_shift``, and log c within log ``scale``. Up to a
+    ``local_shift`` of 0.5 the positions still rise.
+    """
+    like = positions.double()
+    a, c = (torch.rand_like(like[:, :1]) * 2 - 1 for _ in range(2))
+    e = torch.rand_like(like) * 2 - 1
+    return (like + a * global_shift + e * local_shift) * (c * math.log(scale)).exp()
+
+
+def check_sampler(spec: Any, max_len: int | None, added: Any, who: str) -> None:
     """Refuse what is no sampler, or one beyond what a model was built for.
 
     Args:
         spec: None, or an object such as ``{"name": "offset", "longest": 512}``: positions stay below ``longest``.
         max_len: longest sequence of the model; None: it has none.
+        added: the spec of what the model adds to its embedding.
         who: named in errors.
     """
     if spec is None:
         return
+    if isinstance(spec, dict) and spec.get("name") == "cape":
+        _check_cape(spec, added, who)
+        return
     if not isinstance(spec, dict) or set(spec) != {"name", "longest"} or not whole(spec["longest"], 1):
         raise MixerError(f'{who}: sample_positions must be like {{"name": "offset", "longest": 512}}, got {spec!r}.')
     if spec["name"] not in SAMPLERS:
-        raise MixerError(f"{who}: there is no sampler {spec['name']!r}; {nearest(str(spec['name']), SAMPLERS)}.")
+        raise MixerError(
+            f"{who}: there is no sampler {spec['name']!r}; {nearest(str(spec['name']), (*SAMPLERS, 'cape'))}."
+        )
     if max_len is not None and spec["longest"] > max_len:
         raise MixerError(
             f"{who}: sample_positions would draw positions up to {spec['longest'] - 1}, but the model has "
@@ -69,14 +92,29 @@ def check_sampler(spec: Any, max_len: int | None, who: str) -> None:
         )
 
 
+def _check_cape(spec: dict[str, Any], added: Any, who: str) -> None:
+    options = {name: value for name, value in spec.items() if name != "name"}
+    fits = set(options) == set(CAPE) and all(number(options[name]) and options[name] >= CAPE[name] for name in CAPE)
+    if not fits:
+        needs = ", ".join(f"{name} >= {least}" for name, least in CAPE.items())
+        raise MixerError(f"{who}: sample_positions 'cape' takes {needs}, all of them numbers, got {spec!r}.")
+    if (added.get("name") if isinstance(added, dict) else added) != "sinusoidal":
+        raise MixerError(
+            f"{who}: sample_positions 'cape' draws positions that are no integers, which positions='sinusoidal' can "
+            + f"take and positions={added!r} cannot."
+        )
+
+
 def sampled(spec: dict[str, Any], positions: Tensor, who: str) -> Tensor:
     """Return the positions (B, T) that a sampler draws in place of ``positions``, which count from 0.
 
-    It draws from torch's generator of the device.
+    They are integers, but float64 for "cape". It draws from torch's generator of the device.
 
     Raises:
         MixerError: for more tokens than the sampler has positions.
     """
+    if spec["name"] == "cape":
+        return jittered(positions, **{name: spec[name] for name in CAPE})
     if positions.shape[1] > spec["longest"]:
         raise MixerError(f"{who}: sample_positions has longest={spec['longest']}, got {positions.shape[1]} tokens.")
     return SAMPLERS[spec["name"]](positions, spec["longest"])

@@ -11,13 +11,20 @@ from torch import Tensor
 MIX, LAST = (0x2C1B3C6D, 0x297A2D39), 2**31 - 1
 
 
-def _softmax(q: Tensor, k: Tensor, v: Tensor, heads: int, pairs: list[Tensor], mask: Tensor | None) -> Tensor:
-    """Compute softmax(q k^T / sqrt(e)) v head by head over that head's pairs (B, T, S) and the mask; none gives 0."""
+def _softmax(
+    q: Tensor, k: Tensor, v: Tensor, heads: int, pairs: list[Tensor], mask: Tensor | None, w: Tensor | None = None
+) -> Tensor:
+    """Compute softmax(q k^T / sqrt(e) + w) v head by head over that head's pairs (B, T, S) and the mask; none gives 0.
+
+    w is (heads, B, T, S).
+    """
     e, outputs = q.shape[-1] // heads, []
     for h in range(heads):
         c = slice(h * e, (h + 1) * e)
         ok = pairs[h] if mask is None else pairs[h] & mask
-        weights = (q[..., c] @ k[..., c].transpose(-1, -2) / e**0.5).masked_fill(~ok, float("-inf")).softmax(-1)
+        logits = q[..., c] @ k[..., c].transpose(-1, -2) / e**0.5
+        logits = logits if w is None else logits + w[h]
+        weights = logits.masked_fill(~ok, float("-inf")).softmax(-1)
         outputs.append(torch.where(ok.any(-1, keepdim=True), weights, 0.0) @ v[..., c])
     return torch.cat(outputs, -1)
 
@@ -32,20 +39,23 @@ def _positions(q: Tensor, k: Tensor, positions, mask: Tensor | None) -> tuple[Te
 
 
 def local(
-    q, k, v, *, window: int, heads: int, outside: str = "none", positions=None, mask: Tensor | None = None
+    q, k, v, w=None, *, window: int, heads: int, outside: str = "none", positions=None, mask: Tensor | None = None
 ) -> Tensor:
-    """Attend with logits q_t . k_s / sqrt(e) where |t - s| < window.
+    """Attend with logits q_t . k_s / sqrt(e) + w where |t - s| < window; w is taps (heads, n), window - 1 first.
 
     Outside there is no pair, or ("pool") the logit 0.
     """
     B, T, S, e = q.shape[0], q.shape[1], k.shape[1], q.shape[-1] // heads
     t, s = _positions(q, k, positions if positions is not None else torch.arange(T).expand(B, T), mask)
     near = ((t - s).abs() < window).expand(B, T, S)
+    taps = torch.zeros(heads, 2 * window - 1) if w is None else w
+    added = taps[:, (window - 1 - (t - s)).clamp(0, taps.shape[1] - 1)]
     if outside == "none":
-        return _softmax(q, k, v, heads, [near] * heads, mask)
+        return _softmax(q, k, v, heads, [near] * heads, mask, added)
     ok, outputs = torch.ones(B, T, S, dtype=torch.bool) if mask is None else mask, []
-    for c in (slice(h * e, (h + 1) * e) for h in range(heads)):
-        logits = torch.where(near, q[..., c] @ k[..., c].transpose(-1, -2) / e**0.5, 0.0)
+    for h in range(heads):
+        c = slice(h * e, (h + 1) * e)
+        logits = torch.where(near, q[..., c] @ k[..., c].transpose(-1, -2) / e**0.5 + added[h], 0.0)
         weights = logits.masked_fill(~ok, float("-inf")).softmax(-1)
         outputs.append(torch.where(ok.any(-1, keepdim=True), weights, 0.0) @ v[..., c])
     return torch.cat(outputs, -1)
@@ -55,16 +65,27 @@ def _halves(one: Tensor, two: Tensor, heads: int, merged: bool) -> list[Tensor]:
     return [one | two] * heads if merged else [one if h < heads // 2 else two for h in range(heads)]
 
 
-def strided(
-    q, k, v, *, stride: int, heads: int, merged: bool = False, positions=None, mask: Tensor | None = None
-) -> Tensor:
+def _added(added, far: Tensor) -> Tensor | None:
+    """Return what a bias by distance adds to the logits at distances t - s, (heads, B, T, S)."""
+    return None if added is None else added(far)
+
+
+def strided(q, k, v, *, stride: int, heads: int, merged: bool = False, positions=None, added=None, mask=None) -> Tensor:
     """Attend as in Child et al. 2019, Sec. 4.2: A1 = {s: t - l <= s <= t}, A2 = {s: (t - s) mod l = 0}, mirrored."""
     t, s = _positions(q, k, positions if positions is not None else torch.arange(k.shape[1]).expand(k.shape[:2]), mask)
-    return _softmax(q, k, v, heads, _halves((t - s).abs() <= stride, (t - s) % stride == 0, heads, merged), mask)
+    return _softmax(
+        q,
+        k,
+        v,
+        heads,
+        _halves((t - s).abs() <= stride, (t - s) % stride == 0, heads, merged),
+        mask,
+        _added(added, t - s),
+    )
 
 
 def fixed(
-    q, k, v, *, stride: int, columns: int, heads: int, merged: bool = False, positions=None, mask: Tensor | None = None
+    q, k, v, *, stride: int, columns: int, heads: int, merged: bool = False, positions=None, added=None, mask=None
 ) -> Tensor:
     """Attend as in Child et al. 2019, Sec. 4.2.
 
@@ -72,7 +93,7 @@ def fixed(
     """
     t, s = _positions(q, k, positions, mask)
     own, column = (s // stride == t // stride) & (t >= 0), (s % stride >= stride - columns) & (t >= 0)
-    return _softmax(q, k, v, heads, _halves(own, column, heads, merged), mask)
+    return _softmax(q, k, v, heads, _halves(own, column, heads, merged), mask, _added(added, t - s))
 
 
 def longformer(
@@ -88,6 +109,7 @@ def longformer(
     global_tokens: int,
     heads: int,
     positions=None,
+    added=None,
     mask=None,
 ) -> Tensor:
     """Attend as in Beltagy et al. 2020, Sec. 3.1: dilated window and global keys for all rows.
@@ -98,8 +120,9 @@ def longformer(
     shared, pairs = (s < global_tokens) & (t >= 0), []
     for d in dilation if isinstance(dilation, list) else [dilation] * heads:
         pairs.append((((t - s).abs() <= reach * d) & ((t - s) % d == 0) & (t >= 0)) | shared)
-    y = _softmax(q, k, v, heads, pairs, mask)
-    own = _softmax(q_global, k_global, v_global, heads, [(t >= 0).expand_as(shared)] * heads, mask)
+    w = _added(added, t - s)
+    y = _softmax(q, k, v, heads, pairs, mask, w)
+    own = _softmax(q_global, k_global, v_global, heads, [(t >= 0).expand_as(shared)] * heads, mask, w)
     return torch.where((t >= 0) & (t < global_tokens), own, y)
 
 
@@ -115,6 +138,7 @@ def bigbird(
     seed,
     heads,
     positions=None,
+    added=None,
     mask: Tensor | None = None,
     causal_taps: bool = False,
 ) -> Tensor:
@@ -140,7 +164,7 @@ def bigbird(
                 pairs[h, b, row] = (
                     True if i < global_blocks else torch.isin(key_positions // block, torch.tensor(blocks))
                 )
-    return _softmax(q, k, v, heads, list(pairs), mask)
+    return _softmax(q, k, v, heads, list(pairs), mask, _added(added, t - s))
 
 
 def _random(i: int, end: int, window: int, first: int, head: int, count: int, seed: int) -> list[int]:

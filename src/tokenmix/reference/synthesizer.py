@@ -9,24 +9,26 @@ import torch
 from torch import Tensor
 
 
-def synthesizer_dense(q, v, dense, *, rectify: bool = True, positions=None, mask=None) -> Tensor:
+def synthesizer_dense(q, v, dense, *, rectify: bool = True, positions=None, added=None, mask=None) -> Tensor:
     """Use the logits B_i = W2 relu(W1 x_i + b1) + b2, with q = W1 x + b1."""
-    return _mixed(_dense(q, dense, rectify), v, positions, mask)
+    return _mixed(_dense(q, dense, rectify), v, positions, mask, added)
 
 
-def synthesizer_random(v, w, *, positions=None, mask=None) -> Tensor:
+def synthesizer_random(v, w, *, positions=None, added=None, mask=None) -> Tensor:
     """Use the logits B = R."""
-    return _mixed(_random(v, w, positions), v, positions, mask)
+    return _mixed(_random(v, w, positions), v, positions, mask, added)
 
 
-def synthesizer_factorized_dense(q, v, factorized_dense, *, rectify: bool = True, positions=None, mask=None) -> Tensor:
+def synthesizer_factorized_dense(
+    q, v, factorized_dense, *, rectify: bool = True, positions=None, added=None, mask=None
+) -> Tensor:
     """Use the logits C_i[j] = A_i[j mod a] * B_i[j div a], A = F_A(x_i) and B = F_B(x_i)."""
-    return _mixed(_factorized_dense(q, factorized_dense, rectify), v, positions, mask)
+    return _mixed(_factorized_dense(q, factorized_dense, rectify), v, positions, mask, added)
 
 
-def synthesizer_factorized_random(v, w, *, positions=None, mask=None) -> Tensor:
+def synthesizer_factorized_random(v, w, *, positions=None, added=None, mask=None) -> Tensor:
     """Use the logits B = R1 R2^T."""
-    return _mixed(_random(v, w[0] @ w[1].transpose(1, 2), positions), v, positions, mask)
+    return _mixed(_random(v, w[0] @ w[1].transpose(1, 2), positions), v, positions, mask, added)
 
 
 def synthesizer_mixture(
@@ -44,6 +46,7 @@ def synthesizer_mixture(
     join="softmax",
     scale=None,
     positions=None,
+    added=None,
     mask=None,
 ) -> Tensor:
     """Use the logits B = sum_i alpha_i S_i, the alpha_i from a softmax.
@@ -71,7 +74,7 @@ def synthesizer_mixture(
                 where,
             )
         total = total + factor * logits
-    return _weighted(total, v, mask)
+    return _weighted(total, v, mask, added)
 
 
 def _dense(q: Tensor, dense, rectify: bool) -> Tensor:
@@ -114,12 +117,13 @@ def _by_key(logits: Tensor, where: Tensor) -> Tensor:
     return torch.stack([logits[b][..., where[b]] for b in range(logits.shape[0])])
 
 
-def _mixed(logits: Tensor, v: Tensor, positions, mask) -> Tensor:
-    return _weighted(_by_key(logits, _where(v, positions)), v, mask)
+def _mixed(logits: Tensor, v: Tensor, positions, mask, added) -> Tensor:
+    return _weighted(_by_key(logits, _where(v, positions)), v, mask, added)
 
 
-def _weighted(logits: Tensor, v: Tensor, mask) -> Tensor:
-    """Compute softmax(B) G(X), head by head; a query that may attend nothing gives 0."""
+def _weighted(logits: Tensor, v: Tensor, mask, added) -> Tensor:
+    """Compute softmax(B + added) G(X), head by head; a query that may attend nothing gives 0."""
+    logits = logits if added is None else logits + added
     H = logits.shape[1]
     e, outputs = v.shape[-1] // H, []
     for h in range(H):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import MixerError
 from . import inputs
 from .report import NotApplicable, differs, fail, same
 from .subject import Subject, allowed
@@ -234,8 +235,12 @@ def attn_mask_equals_causal(s: Subject) -> None:
     T = s.length
     if not s.build().capabilities.attn_mask:
         raise NotApplicable("does not weigh pairs; refusing attn_mask is part of refuses_what_it_cannot")
-    mixer = s.build(causal=False)
-    x, lower, forms = s.x(), allowed(1, T, T, causal=True)[0], [mixer]
+    x, lower = s.x(), allowed(1, T, T, causal=True)[0]
+    try:
+        mixer = s.build(causal=False)
+    except MixerError:  # its options are for causal mixers alone
+        mixer = s.build()
+    forms = [mixer]
     if s.grid is None and s.cls.supports_causal:  # type: ignore[attr-defined]  # elsewhere there is no causal form to compare with
         causal = s.build(causal=True)
         causal.load_state_dict(mixer.state_dict())

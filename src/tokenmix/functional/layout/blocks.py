@@ -27,6 +27,8 @@ from .positions import Positions, first_true
 FLOOR = -1e30  # the maximum over no keys: finite, so that differences are finite too
 LEAST = 16  # smallest block: below it the overhead costs more than the skipped pairs save
 Pairs = Callable[[Tensor, Tensor], Tensor]
+ByDistance = Callable[[Tensor], Tensor]
+"""A bias by distance: it maps integers t - s of any shape to (heads, *shape)."""
 
 
 class Part(NamedTuple):
@@ -42,12 +44,23 @@ class Part(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """Hold the common inputs: q and v (B, H, T, e + 1), k (B, H, T, e), valid (B, 1, T) or None if all keys are."""
+    """Hold the common inputs: q and v (B, H, T, e + 1), k (B, H, T, e), valid (B, 1, T) or None if all keys are.
+
+    added: what is added to the logits of the heads by distance, or None.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
     valid: Tensor | None
+    added: ByDistance | None = None
+
+
+def of_heads(r: Ready, heads: list[int]) -> Ready:
+    """Return the inputs of some of the heads."""
+    added = r.added
+    some = None if added is None else lambda far: added(far)[heads]
+    return Ready(r.q[:, heads], r.k[:, heads], r.v[:, heads], r.valid, some)
 
 
 def check(who: str, q: Tensor, k: Tensor, v: Tensor, heads: int, backend: Backend, **counts: int) -> None:
@@ -64,7 +77,9 @@ def split(a: Tensor, heads: int) -> Tensor:
     return by_head(at_least_float32(a), heads)
 
 
-def ready(q: Tensor, k: Tensor, v: Tensor, heads: int, key_mask: Tensor | None) -> Ready:
+def ready(
+    q: Tensor, k: Tensor, v: Tensor, heads: int, key_mask: Tensor | None, added: ByDistance | None = None
+) -> Ready:
     """Split heads, scale queries by 1 / sqrt(e), and set masked keys and values to zero whatever they hold."""
     k, v = zero_masked(k, key_mask), zero_masked(v, key_mask)
     own, met = marks(q)[:, None], marks(k, v)[:, None]
@@ -73,7 +88,7 @@ def ready(q: Tensor, k: Tensor, v: Tensor, heads: int, key_mask: Tensor | None) 
         torch.cat([a, m.to(a.dtype).expand(-1, heads, -1, -1)], -1)
         for a, m in ((q * q.shape[-1] ** -0.5, own), (v, met))
     )
-    return Ready(q, k, v, None if key_mask is None else key_mask[:, None])
+    return Ready(q, k, v, None if key_mask is None else key_mask[:, None], added)
 
 
 def joined(y: Tensor, like: Tensor) -> Tensor:
@@ -81,12 +96,13 @@ def joined(y: Tensor, like: Tensor) -> Tensor:
     return y.transpose(1, 2).flatten(2).to(like.dtype)
 
 
-def part_of(q: Tensor, k: Tensor, v: Tensor, ok: Tensor) -> Part:
+def part_of(q: Tensor, k: Tensor, v: Tensor, ok: Tensor, added: Tensor | None = None) -> Part:
     """Sum for each query over the keys that ok, broadcast to (..., T, S), allows.
 
-    q (..., T, e + 1), k (..., S, e) and v (..., S, e + 1).
+    q (..., T, e + 1), k (..., S, e) and v (..., S, e + 1); added is what is added to the logits, or None.
     """
-    return sums_of(products(q, k), ok, q, v)
+    logits = products(q, k)
+    return sums_of(logits if added is None else logits + added.to(logits.dtype), ok, q, v)
 
 
 def products(q: Tensor, k: Tensor) -> Tensor:
@@ -115,9 +131,13 @@ def ratio(*parts: Part) -> Tensor:
     return num[..., :-1] / torch.where(den > 0, den, 1.0) + num[..., -1:]
 
 
-def dense(r: Ready, ok: Tensor) -> Tensor:
-    """Compute the masked T x S form, for patterns without structure: ok (B, T, S) or (B, H, T, S)."""
-    return ratio(part_of(r.q, r.k, r.v, ok[:, None] if ok.ndim == 3 else ok))
+def dense(r: Ready, ok: Tensor, far: Tensor) -> Tensor:
+    """Compute the masked T x S form, for patterns without structure.
+
+    ok (B, T, S) or (B, H, T, S); far (B, T, S) holds the distances t - s.
+    """
+    added = None if r.added is None else r.added(far).transpose(0, 1)
+    return ratio(part_of(r.q, r.k, r.v, ok[:, None] if ok.ndim == 3 else ok, added))
 
 
 def pairs_of(
@@ -144,13 +164,22 @@ def own_positions(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
 
 
 def blockwise(
-    q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, size: int, behind: int, before: int, pairs: Pairs
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    valid: Tensor | None,
+    added: ByDistance | None,
+    size: int,
+    behind: int,
+    before: int,
+    pairs: Pairs,
 ) -> Part:
     """Attend from each block of ``size`` queries to the keys nearby that ``pairs`` allows.
 
     These are the keys of its own block, of the ``behind`` blocks before it and of the ``before`` blocks after it.
-    pairs(rows (n, size, 1), cols (n, 1, m size)) takes indices and returns bool. Time and memory O(T m size), with
-    m = behind + 1 + before.
+    pairs(rows (n, size, 1), cols (n, 1, m size)) takes indices and returns bool. added(distances (1, size, m size)) is
+    what is added to the logits, broadcastable to (B, H, n, size, m size); distances are alike in all blocks. Time
+    and memory O(T m size), with m = behind + 1 + before.
     """
     N = q.shape[-2]
     n = -(-N // size)
@@ -163,11 +192,22 @@ def blockwise(
     ok = pairs(rows, cols) & (cols >= 0) & (cols < N)
     if valid is not None:
         ok = ok & neighbours(cut(valid[..., None], n, size), behind, before).mT
-    return Part(*(a.flatten(-3, -2)[..., :N, :] for a in part_of(qb, kb, vb, ok)))
+    part = part_of(qb, kb, vb, ok, None if added is None else added(rows[:1] - cols[:1]))
+    return Part(*(a.flatten(-3, -2)[..., :N, :] for a in part))
 
 
-def band(q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, *, back: int, ahead: int, hole: int = -1) -> Part:
-    """Attend to keys s with t - back <= s <= t + ahead and |t - s| > hole."""
+def band(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    valid: Tensor | None,
+    added: ByDistance | None,
+    *,
+    back: int,
+    ahead: int,
+    hole: int = -1,
+) -> Part:
+    """Attend to keys s with t - back <= s <= t + ahead and |t - s| > hole; ``added`` as in ``blockwise``."""
     N = q.shape[-2]
     size = min(max(back, ahead, LEAST), N)
 
@@ -175,7 +215,7 @@ def band(q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, *, back: int, ah
         ok = (cols >= rows - back) & (cols <= rows + ahead)
         return ok if hole < 0 else ok & ((cols - rows).abs() > hole)
 
-    return blockwise(q, k, v, valid, size, -(-back // size), -(-ahead // size), pairs)
+    return blockwise(q, k, v, valid, added, size, -(-back // size), -(-ahead // size), pairs)
 
 
 def cut(a: Tensor, n: int, size: int) -> Tensor:
@@ -212,7 +252,16 @@ def unclasses(p: Part, T: int) -> Part:
 
 
 def in_classes(
-    q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, step: int, *, back: int, ahead: int, hole: int = -1
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    valid: Tensor | None,
+    added: ByDistance | None,
+    step: int,
+    *,
+    back: int,
+    ahead: int,
+    hole: int = -1,
 ) -> Part:
     """Apply ``band`` among the tokens of one residue modulo ``step``; reaches count in steps."""
     if valid is None and q.shape[-2] % step:
@@ -220,4 +269,5 @@ def in_classes(
         valid = torch.ones(1, 1, q.shape[-2], dtype=torch.bool, device=q.device)
     by_class = None if valid is None else classes(valid[..., None], step).squeeze(-1)
     qc, kc, vc = (classes(a, step) for a in (q, k, v))
-    return unclasses(band(qc, kc, vc, by_class, back=back, ahead=ahead, hole=hole), q.shape[-2])
+    apart = None if added is None else lambda steps: added(step * steps)[:, None]  # (H, 1, ...): alike in all classes
+    return unclasses(band(qc, kc, vc, by_class, apart, back=back, ahead=ahead, hole=hole), q.shape[-2])

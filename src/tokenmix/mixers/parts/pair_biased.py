@@ -98,9 +98,7 @@ class PairBiased(Mixer):
     def taps(self, x: Tensor, window: int) -> Tensor:
         """Return the log-weights by distance (n,), from t - s = window - 1 on, as the functional form takes them."""
         assert isinstance(self.bias, PairPositions)
-        last = torch.full((1, 1), window - 1, device=x.device)
-        many = window if self.causal else 2 * window - 1
-        return self.bias(last, torch.arange(many, device=x.device)[None], x.dtype)[0, 0, 0]
+        return self.bias.taps(window - 1, window if self.causal else 2 * window - 1, x.dtype, x.device)[0]
 
     def decay(self, x: Tensor, gaps: Tensor | None) -> Tensor:
         """Return the log-decay of each token (B, T, D): -m times the positions since the valid token before."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ...functional.layout.blocks import LEAST
+from ...positions import PairPositions, build_pair_positions
 from ..base import chunk_positions, token_positions
 from .history import HistoryState, joined
 from .shared import valid_mask
@@ -16,6 +17,19 @@ from .shared import valid_mask
 def explicit(x: Tensor, positions: Tensor | None, key_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
     """Return explicit positions where an attn_mask requires the dense form."""
     return token_positions(x, key_mask) if positions is None and attn_mask is not None else positions
+
+
+def build_distance_bias(mixer: Any, spec: dict[str, Any] | None, heads: int) -> PairPositions | None:
+    """Build the bias that ``bias`` names; refuse one that is not a function of the distance."""
+    bias = None if spec is None else build_pair_positions(spec, heads, owner=type(mixer).__name__)
+    if bias is not None and not bias.by_distance:
+        mixer.refuse(f"bias={spec!r}: its pattern takes biases by distance; attention takes any")
+    return bias
+
+
+def added(bias: PairPositions | None, x: Tensor) -> dict[str, Any]:
+    """Return what a bias adds to the logits of x, as functional forms take it; nothing without a bias."""
+    return {} if bias is None else {"added": lambda far: bias(far, None, x.dtype)}
 
 
 def history_step(
@@ -34,6 +48,7 @@ def history_step(
     """
     query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
     q, k, v = mixer.q_proj(x), mixer.k_proj(x), mixer.v_proj(x)
+    options = {**options, **added(mixer.bias, x)}
     first = state.keys.shape[1] == 0 and positions is None
     state = joined(state, valid_mask(x, key_mask), query_positions, keys=k, values=v)._replace(position=next_position)
     if first:

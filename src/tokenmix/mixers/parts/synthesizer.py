@@ -9,9 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import functional
+from ...functional.sums.precision import at_least_float32
 from ...functional.synthesizer import Tables
+from ...positions import PairPositions, build_pair_positions
 from ...positions.grid import regrown
 from ..base import Mixer, chunk_positions, register_state, token_positions
+from ..cost import MixingCost
 from .hands_out import HandsOut
 from .options import at_least
 from .shared import valid_mask
@@ -260,6 +263,33 @@ def explicit_positions(x: Tensor, positions: Tensor | None, key_mask: Tensor | N
     return positions if positions is not None or key_mask is None else token_positions(x, key_mask)
 
 
+def build_pair_bias(mixer: Mixer, spec: dict[str, Any] | None, heads: int) -> PairPositions | None:
+    """Build what ``pair_bias`` names."""
+    return None if spec is None else build_pair_positions(spec, heads, owner=type(mixer).__name__, option="pair_bias")
+
+
+def pair_logits(bias: PairPositions | None, x: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
+    """Return what a bias adds to the logits of x over itself, as functional forms take it; none without a bias."""
+    if bias is None:
+        return {}
+    if positions is None:
+        return {"added": bias((0, x.shape[1]), x.shape[1], x.dtype, x.device)}
+    return {"added": bias(positions, positions, x.dtype)}
+
+
+def with_pairs(cost: MixingCost, bias: PairPositions | None, heads: int, T: int) -> MixingCost:
+    """Return a cost with that of a bias for T x T pairs."""
+    if bias is None:
+        return cost
+    assert cost.counted is not None
+    products = bias.pair_products() * T * T
+    return cost._replace(
+        flops=cost.flops + products + bias.pair_flops() * T * T,
+        counted=cost.counted + products,
+        activations=cost.activations + 4 * (heads + bias.pair_kept()) * T * T,
+    )
+
+
 def empty_history(batch_size: int, width: int, *, device: Any, dtype: torch.dtype) -> SynthesizerState:
     """Return the state of a mixer before the first token."""
     positions = torch.zeros(batch_size, 0, dtype=torch.long, device=device)
@@ -286,8 +316,9 @@ def remember(
     return query_positions, state._replace(position=next_position, **grown)
 
 
-def read(mixer: Mixer, x: Tensor, state: Any, logits: Tensor) -> Tensor:
-    """Return the outputs of the chunk's queries over the whole history, which ends with the chunk."""
-    out_proj = mixer.get_submodule("out_proj")
+def read(mixer: Any, x: Tensor, state: Any, logits: Tensor, positions: Tensor) -> Tensor:
+    """Return the outputs of the chunk's queries at ``positions`` over the whole history, which ends with the chunk."""
+    if mixer.pair_bias is not None:
+        logits = at_least_float32(logits) + mixer.pair_bias(positions, state.positions, x.dtype)
     values = state.values.to(x.dtype)
-    return out_proj(functional.synthesize(logits, values, causal=True, key_mask=state.valid))
+    return mixer.out_proj(functional.synthesize(logits, values, causal=True, key_mask=state.valid))
