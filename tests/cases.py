@@ -42,6 +42,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "attention",
         {"heads": 4, "kv_heads": 2, "positions": {"name": "xpos", "scale_base": 32.0, "layout": "interleaved"}},
     ),
+    "attention-xpos-cope": (
+        "attention",
+        {"heads": 2, "positions": {"name": "xpos", "scale_base": 32.0}, "bias": {"name": "cope", "longest": 4}},
+    ),
     "attention-shaw": ("attention", {"heads": 4, "kv_heads": 2, "bias": {"name": "shaw", "max_distance": 3}}),
     "attention-cope": ("attention", {"heads": 4, "kv_heads": 2, "scale": 0.3, "bias": {"name": "cope", "longest": 4}}),
     "attention-cape": (
@@ -313,7 +317,7 @@ GRIDS: dict[str, tuple[tuple[int, ...], int]] = {
 """Case id -> (grid, prefix), for the cases that mix grids. These have no causal form."""
 
 
-ONLY_CAUSAL = ("attention-xpos", "attention-cope")
+ONLY_CAUSAL = ("attention-xpos", "attention-cope", "attention-xpos-cope")
 """Cases whose options are defined for causal mixers alone."""
 
 BOTH_WAYS = [case for case in CASES if case not in ONLY_CAUSAL]

@@ -27,7 +27,7 @@ MUTATIONS = [
     # planted in: autocast
     Mutation(
         "autocast reaches into the forms",
-        "functional/sums/precision.py",
+        "kernels/precision.py",
         "autocast(device, enabled=False)",
         "autocast(device, enabled=True)",
         "transformer_xl",

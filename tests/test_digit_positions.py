@@ -281,7 +281,7 @@ def test_cape_draws_within_its_bounds_and_evenly():
         ({"sample_positions": {"name": "offset"}}, r'sample_positions must be like \{"name": "offset"'),
         ({"sample_positions": {"name": "shape", "longest": 9}}, "no sampler 'shape'; nearest: cape"),
         ({"sample_positions": {"name": "pose", "longest": 99}}, "positions up to 98, but the model has max_len=64"),
-        ({"sample_positions": {"name": "cape"}}, "'cape' takes global_shift >= 0, local_shift >= 0, scale >= 1, all"),
+        ({"sample_positions": {"name": "cape"}}, "'cape' takes the numbers global_shift >= 0, 0 <= local"),
         (
             {
                 "positions": "learned",

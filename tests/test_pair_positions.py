@@ -384,23 +384,23 @@ FLOATS = torch.arange(5.0).expand(2, 5)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: LearnedPositions(8, max_len=9)(FLOATS),
-            r"expects integer positions, got torch.float32",
-        ),
+        (lambda: LearnedPositions(8, max_len=9)(FLOATS), r"expects integer positions, got torch.float32"),
         (lambda: LearnedPositions(8, max_len=3)(FLOATS.long()), r"positions 0..2, got positions 0..4"),
         (lambda: LearnedPositions(8, max_len=9)(FLOATS.long() - 1), r"positions 0..8, got positions -1..3"),
-        (
-            lambda: T5Bias(2)(FLOATS, FLOATS.long(), torch.float32),
-            r"T5Bias: expects integer positions, got",
-        ),
-        (
-            lambda: Fire(2)(FLOATS.bool(), FLOATS.bool(), torch.float32),
-            r"Fire: expects integer positions, got torch.bool",
-        ),
+        (lambda: T5Bias(2)(FLOATS, FLOATS.long(), torch.float32), r"T5Bias: expects integer positions, got"),
+        (lambda: T5Bias(2)(FLOATS.cfloat(), FLOATS.long(), torch.float32), r"T5Bias: expects integer positions, got"),
+        (lambda: Fire(2)(FLOATS.long(), None, torch.float32), r"Fire: expects positions of queries and of keys both"),
+        (lambda: Fire(2)(FLOATS.bool(), FLOATS.bool(), torch.float32), r"Fire: expects integer positions, got"),
     ],
 )
 def test_positions_outside_of_a_table_or_no_integers_are_one_line(call, message):
     with pytest.raises(MixerError, match=message) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+def test_a_table_takes_integers_of_any_width():
+    table = LearnedPositions(8, max_len=9)
+    want = table(torch.arange(5))
+    for dtype in (torch.uint8, torch.int16, torch.int32):
+        assert torch.equal(table(torch.arange(5, dtype=dtype)), want)

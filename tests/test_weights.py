@@ -290,6 +290,15 @@ def test_other_architectures_are_refused(make, words):
     assert "\n" not in str(refused.value)
 
 
+def test_attention_with_a_bias_is_not_written_without_it():
+    attention = {"name": "attention", "heads": 4, "bias": {"name": "alibi"}}
+    model = ViT(ViTConfig(dim=32, image_size=16, patch=8, layers=1, classes=3, mixers=(attention,)))
+    for write in (to_timm, to_hf):
+        with pytest.raises(MixerError, match="only the usual attention, .*bias.*, can be written") as refused:
+            write(model)
+        assert "\n" not in str(refused.value)
+
+
 def test_keys_that_lack_or_do_not_fit_are_named():
     state = {k: v.clone() for k, v in timm_vit().state_dict().items()}
     options = {"heads": 3, "image_size": (24, 32)}

@@ -16,13 +16,13 @@ from torch import Tensor
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose, exporting
 from ..kernels.operator import Operator
+from ..kernels.precision import exact
 from .layout.checks import check_flags
 from .layout.masks import allowed, zero_masked
 from .sums.band import aft_band, band_of, band_sums, causal_sums, window_ratio
 from .sums.gates import Gate, check_gate, gated
 from .sums.nonfinite import over_window
 from .sums.outside import OUTSIDES, Outside
-from .sums.precision import exact
 from .sums.softmax import (
     MASKED_KEY,
     WEIGHT_CAP,

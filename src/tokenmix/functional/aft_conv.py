@@ -12,12 +12,12 @@ from torch import Tensor
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose
 from ..kernels.operator import Operator
+from ..kernels.precision import exact
 from .layout.checks import check_flags, check_key_mask
 from .sums.band import aft_band, band_sums, causal_sums, window_ratio
 from .sums.gates import Gate, check_gate, gated
 from .sums.nonfinite import over_pairs, over_window
 from .sums.outside import OUTSIDES, Outside
-from .sums.precision import exact
 from .sums.softmax import hidden_sums, kernel_sums, literal, merge_heads, over_visible, ratio_of, split_heads64
 from .sums.weights import Dense, Toeplitz
 

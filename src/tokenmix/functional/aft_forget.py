@@ -21,11 +21,11 @@ from ..errors import MixerError
 from ..kernels.backend import Backend, choose, masks, steps
 from ..kernels.cpu import aft_forget as kernel
 from ..kernels.operator import Operator
+from ..kernels.precision import alike, exact, sum_dtype
 from ..kernels.tokenwise import rms_norm
 from .layout.checks import check_eps, check_flags, check_key_mask
 from .sums.gates import Gate, check_gate, gated
 from .sums.nonfinite import honest, honest_chunk, nothing_to_hide, over_keys
-from .sums.precision import alike, exact, sum_dtype
 from .sums.softmax import (
     FLOOR,
     MASKED_KEY,

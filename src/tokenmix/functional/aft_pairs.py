@@ -16,12 +16,12 @@ from ..errors import MixerError
 from ..kernels.backend import Backend, choose, masks, steps
 from ..kernels.cpu import aft_pairs as kernel
 from ..kernels.operator import Operator
+from ..kernels.precision import exact
 from .aft_forget import Past, decayed_sums, finished, later_sums, limited
 from .layout.checks import check_eps, check_flags, check_key_mask
 from .layout.masks import zero_masked
 from .sums.gates import Gate, check_gate, gated
 from .sums.nonfinite import honest, honest_chunk
-from .sums.precision import exact
 from .sums.softmax import Sums, faded, finite_low, gated_after, merge, merge_heads, ratio_of, split_heads64
 
 

@@ -11,12 +11,12 @@ from torch.utils.checkpoint import checkpoint
 
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose, watched
+from ..kernels.precision import alike, exact
 from .layout.checks import check_flags, check_scale
 from .layout.heads import by_head
 from .layout.masks import allowed, check_keys, zero_masked
 from .sums.fused_attention import fused_attention, plain_attention
 from .sums.nonfinite import clean, nothing_to_hide, over_keys, put_back
-from .sums.precision import alike, exact
 
 ROWS = 512  # queries whose biases are held at once
 Bias = Tensor | Callable[[int, int], Tensor]
@@ -45,9 +45,10 @@ def attention(
     Args:
         q: (B, T, heads * e).
         k, v: (B, S, kv_heads * e); head i of the queries reads key head i // (heads / kv_heads).
-        w: log-weights (1 or B, 1 or heads, T, S), a position bias for instance; None: 0. Given as a function, w(start,
-            stop) returns those of the queries start .. stop - 1; it is called for 512 queries at a time, and again in
-            the backward pass, so that T x S numbers for all heads are never held. Such a function must not give NaN.
+        w: log-weights (1 or B, 1 or heads, T, S), a position bias for instance; None: 0. -inf forbids a pair; a query
+            whose w is -inf throughout gives NaN, unlike one that masks leave nothing. Given as a function, w(start,
+            stop) returns those of the queries start .. stop - 1, none of them NaN; it is called for 512 queries at a
+            time, and again in the backward pass, so that T x S numbers for all heads are never held.
         scale: default 1 / sqrt(e).
 
     A query with nothing to attend gives exactly 0. Second derivatives are those of the eager form; on CUDA torch's

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose
+from ..kernels.precision import alike, exact, sum_dtype
 from .layout.lines import Lines, Raster, coordinates, dense, in_lines, mapped
 from .layout.masks import zero_masked
 from .layout.positions import Positions, back_to_place, turned
-from .sums.precision import alike, exact, sum_dtype
 
 
 @exact

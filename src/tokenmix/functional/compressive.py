@@ -7,12 +7,12 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose
+from ..kernels.precision import exact, sum_dtype
 from .layout.lines import picked
 from .layout.masks import allowed, valid_mask
 from .layout.positions import back_to_place, fill_from_last_valid, turned
 from .sums.compressed import POOLS, Sizes, Slots, compress, grouped, over_memories, visible, weigh
 from .sums.nonfinite import clean, marks
-from .sums.precision import exact, sum_dtype
 
 
 @exact

@@ -16,11 +16,11 @@ from torch import Tensor
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose
 from ..kernels.operator import Operator
+from ..kernels.precision import exact, sum_dtype
 from .attention import attention
 from .layout.checks import check_eps, check_flags, check_key_mask, check_name
 from .layout.masks import zero_masked
 from .sums.nonfinite import honest, honest_chunk
-from .sums.precision import exact, sum_dtype
 from .sums.softmax import FLOOR, MASKED_KEY, Sums, merge, prefix_sums
 
 NORMS = ("double", "tokens", "slots")

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose
+from ..kernels.precision import exact
 from .layout.masks import valid_mask
 from .layout.positions import default_positions
 from .sums.nonfinite import hides
-from .sums.precision import exact
 from .sums.taps import silenced
 
 

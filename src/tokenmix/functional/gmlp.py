@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels.backend import Backend, choose
+from ..kernels.precision import at_least_float32, exact
 from .sums.nonfinite import hides
-from .sums.precision import at_least_float32, exact
 from .sums.taps import silenced
 
 EPS = 1e-5

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from ..kernels.backend import Backend, choose
 from ..kernels.operator import Operator
+from ..kernels.precision import at_least_float32, exact
 from .aft import simple_kernel
 from .layout.checks import check_qkv
 from .layout.masks import zero_masked
 from .sums.kernel_attention import EPS, MAPS, absorb, check_feature, empty_sums, extend_sums, read_sums
 from .sums.nonfinite import honest
-from .sums.precision import at_least_float32, exact
 
 OWN = ("cosine", "identity", "mean")
 """Feature maps that the kernel computes itself; others are applied outside it."""

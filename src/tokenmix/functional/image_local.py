@@ -8,10 +8,10 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose
+from ..kernels.precision import exact, sum_dtype
 from .layout.lines import Lines, Raster, coordinates, dense, in_lines
 from .layout.masks import allowed, zero_masked
 from .layout.positions import Positions, back_to_place, turned
-from .sums.precision import exact, sum_dtype
 
 
 @exact

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose
+from ..kernels.precision import at_least_float32, exact
 from .sums.nonfinite import hides
-from .sums.precision import at_least_float32, exact
 from .sums.softmax import FLOOR, MASKED_KEY, merge_heads, prefix_sums, ratio_of, split_heads64
 from .sums.taps import centre_of, check_odd, grid_weights, pair_weights, silenced, slide, weighed
 

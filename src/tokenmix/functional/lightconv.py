@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose
+from ..kernels.precision import exact
 from .sums.nonfinite import honest, over_pairs, over_window
-from .sums.precision import exact
 from .sums.taps import centre_of, check_odd, depthwise, pair_weights, silenced, slide, weighed
 
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from ..kernels.backend import Backend, choose, exporting, masks, steps
 from ..kernels.cpu import decode as step
 from ..kernels.operator import Operator
+from ..kernels.precision import at_least_float32, exact
 from .aft import aft_simple
 from .layout.checks import check_name, check_qkv
 from .sums import features as sums
 from .sums.nonfinite import honest, honest_chunk
-from .sums.precision import at_least_float32, exact
 from .sums.softmax import MASKED_KEY, SCAN, lone, valid_weight
 
 FEW, WIDE = 6, 1024

@@ -6,12 +6,12 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend
+from ..kernels.precision import at_least_float32, exact
 from .attention import finite_attention
 from .layout.heads import by_head
 from .layout.masks import zero_masked
 from .layout.positions import default_positions
 from .sums.nonfinite import hides
-from .sums.precision import at_least_float32, exact
 
 
 @exact

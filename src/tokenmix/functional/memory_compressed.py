@@ -14,12 +14,12 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend
+from ..kernels.precision import at_least_float32, exact, sum_dtype
 from .attention import attention, finite_attention
 from .layout.heads import by_head
 from .layout.masks import valid_mask, zero_masked
 from .layout.positions import back_to_place, first_true, gathered, patches, shifted, strided_conv, taps_of
 from .sums.nonfinite import honest
-from .sums.precision import at_least_float32, exact, sum_dtype
 
 Conv = tuple[Tensor, ...]  # (W_k, W_v, b_k, b_v): (D, D, b) and (D,)
 

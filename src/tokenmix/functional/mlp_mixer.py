@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose
+from ..kernels.precision import exact
 from .sums.nonfinite import hides
-from .sums.precision import exact
 from .sums.taps import silenced
 
 

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose
+from ..kernels.precision import exact, sum_dtype
 from .layout.heads import by_head
 from .layout.masks import zero_masked
 from .layout.positions import default_positions
 from .sums.nonfinite import hides
-from .sums.precision import exact, sum_dtype
 
 
 @exact

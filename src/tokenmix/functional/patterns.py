@@ -16,11 +16,13 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend
+from ..kernels.precision import at_least_float32, exact
 from .layout.blocks import (
     FLOOR,
     ByDistance,
     Part,
     Ready,
+    added_between,
     band,
     blockwise,
     check,
@@ -40,7 +42,6 @@ from .layout.blocks import (
 from .layout.checks import check_key_mask, check_name
 from .layout.positions import Positions, in_order
 from .sums.outside import LOCAL_OUTSIDES, LocalOutside
-from .sums.precision import at_least_float32, exact
 
 
 @exact
@@ -302,7 +303,7 @@ def _summaries(r: Ready, stride: int, columns: int, *, causal: bool, merged: boo
         ok = ok & (block.expand(n, stride).flatten()[:T, None] != block.expand(n, columns).flatten())
     if r.valid is not None:
         ok = ok & cut(r.valid[..., None], n, stride)[..., stride - columns :, :].flatten(-3, -2).mT
-    return part_of(r.q, k, v, ok, None if r.added is None else r.added(index[:, None] - position))
+    return part_of(r.q, k, v, ok, added_between(r.added, index[:, None] - position, T))
 
 
 def _check_halves(who: str, heads: int, merged: bool) -> None:

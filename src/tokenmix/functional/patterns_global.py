@@ -13,10 +13,12 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend
+from ..kernels.precision import exact
 from .layout.blocks import (
     ByDistance,
     Part,
     Ready,
+    added_between,
     blockwise,
     check,
     cut,
@@ -31,7 +33,6 @@ from .layout.blocks import (
     ready,
 )
 from .layout.positions import Positions, in_order
-from .sums.precision import exact
 
 BITS = (1 << 31) - 1
 
@@ -193,7 +194,7 @@ def _shared(r: Ready, g: int, index: Tensor, causal: bool) -> Part:
     """Attend from every row to the first g keys."""
     ok = (index[:g] <= index[:, None]) if causal else (index[:g] >= 0)[None]
     k, v = (a[:, :, :g].contiguous() for a in (r.k, r.v))  # views would keep all keys for backward
-    added = None if r.added is None else r.added(index[:, None] - index[:g])
+    added = added_between(r.added, index[:, None] - index[:g], len(index))
     return part_of(r.q, k, v, ok if r.valid is None else ok & r.valid[:, :, None, :g], added)
 
 
@@ -201,7 +202,7 @@ def _everything(r: Ready, causal: bool) -> Tensor:
     """Attend from the first rows to all given keys."""
     rows, cols = (torch.arange(a.shape[-2], device=a.device) for a in (r.q, r.k))
     ok = cols <= rows[:, None] if causal else (cols >= 0)[None]
-    added = None if r.added is None else r.added(rows[:, None] - cols)
+    added = added_between(r.added, rows[:, None] - cols, max(len(rows), len(cols)))
     return ratio(part_of(r.q, r.k, r.v, ok if r.valid is None else ok & r.valid[:, :, None], added))
 
 
@@ -357,7 +358,7 @@ def _hashed(x: Tensor) -> Tensor:
 def _random_part(r: Ready, chosen: Tensor, block: int) -> Part:
     """Attend from each block of queries to its chosen (B or 1, H, n, count) blocks."""
     (B, H, T, _), n, count = r.q.shape, chosen.shape[2], chosen.shape[3]
-    chosen = chosen.expand(B, H, n, count)
+    drawn, chosen = chosen, chosen.expand(B, H, n, count)
     index = chosen.clamp_min(0).flatten(2)[..., None]
     k, v = (
         cut(a, n, block)
@@ -376,7 +377,8 @@ def _random_part(r: Ready, chosen: Tensor, block: int) -> Part:
     added = None
     if r.added is not None:
         place = torch.arange(n * block, device=r.q.device)
-        keys = (chosen.clamp_min(0)[..., None] * block + place[:block]).flatten(3)
-        far = place.view(n, block, 1) - keys[:, :, :, None]  # (B, H, n, block, count * block)
-        added = torch.stack([r.added(far[:, h])[h] for h in range(H)], 1)
+        keys = (drawn.clamp_min(0)[..., None] * block + place[:block]).flatten(3)
+        far = place.view(n, block, 1) - keys[:, :, :, None]  # (B or 1, H, n, block, count * block)
+        every = r.added(torch.arange(-n * block, n * block + 1, device=r.q.device))
+        added = torch.stack([every[h][far[:, h] + n * block] for h in range(H)], 1)
     return Part(*(a.flatten(-3, -2)[..., :T, :] for a in part_of(cut(r.q, n, block), k, v, ok, added)))

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose
+from ..kernels.precision import exact
 from .layout.checks import check_eps, check_name, check_qkv
 from .layout.masks import zero_masked
 from .sums import features as sums
 from .sums.nonfinite import hides, honest_chunk
-from .sums.precision import exact
 
 PERFORMER_FEATURES = ("softmax", "relu")
 

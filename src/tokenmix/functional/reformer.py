@@ -7,11 +7,11 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose
+from ..kernels.precision import exact, sum_dtype
 from .layout.buckets import Order, Sums, attend_dense, attend_sorted, coded, merge, ratio, sort_by_bucket
 from .layout.heads import by_head
 from .layout.masks import valid_mask
 from .sums.nonfinite import hides, honest
-from .sums.precision import exact, sum_dtype
 
 TINY = 1e-12  # added to a squared length, so that a zero vector is normalised to zero
 

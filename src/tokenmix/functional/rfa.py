@@ -17,11 +17,11 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose
+from ..kernels.precision import exact
 from .layout.checks import check_eps, check_name, check_qkv
 from .layout.masks import zero_masked
 from .sums import features as sums
 from .sums.nonfinite import honest, honest_chunk
-from .sums.precision import exact
 from .sums.softmax import FLOOR, MASKED_KEY, Sums, running_max
 
 RFA_FEATURES = ("gaussian", "arccos")

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose
+from ..kernels.precision import exact, sum_dtype
 from .layout.buckets import attend_dense, attend_sorted, coded, in_order, ratio, sort_by_bucket, sums_of
 from .layout.heads import by_head
 from .layout.masks import valid_mask
 from .sums.nonfinite import hides, honest
-from .sums.precision import exact, sum_dtype
 
 EPS = 1e-6  # added to the variance; a token of equal features is normalised to 0
 TINY = 1e-12  # added to the squared length of a centroid

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend
+from ..kernels.precision import at_least_float32, exact
 from .attention import attention, finite_attention
 from .layout.masks import zero_masked
 from .sums.nonfinite import hides
-from .sums.precision import at_least_float32, exact
 
 
 @exact

@@ -11,9 +11,9 @@ from torch import Tensor
 from ..errors import MixerError
 from ..kernels.backend import masks, steps
 from ..kernels.cpu import decode
+from ..kernels.precision import exact
 from .layout.positions import gather_tokens, last_valid
 from .sums.nonfinite import honest, over_pairs, over_window
-from .sums.precision import exact
 from .sums.taps import centre_of, check_odd, depthwise, silenced
 
 Past = tuple[Tensor, Tensor, Tensor]

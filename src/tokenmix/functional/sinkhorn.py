@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose
+from ..kernels.precision import exact, sum_dtype
 from .layout.buckets import LOWEST, ratio, sums_of
 from .layout.heads import by_head
 from .layout.masks import valid_mask
 from .sums.nonfinite import hides, honest
-from .sums.precision import exact, sum_dtype
 
 
 class Layout(NamedTuple):

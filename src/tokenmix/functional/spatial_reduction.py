@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend
+from ..kernels.precision import at_least_float32, exact
 from .attention import finite_attention
 from .layout.masks import zero_masked
 from .layout.positions import gathered, patches, shifted, strided_conv, taps_of
 from .memory_compressed import cells_of
 from .sums.nonfinite import hides
-from .sums.precision import at_least_float32, exact
 
 
 @exact

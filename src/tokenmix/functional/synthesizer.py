@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose
+from ..kernels.precision import at_least_float32, exact
 from .layout.checks import check_key_mask
 from .layout.heads import by_head
 from .layout.masks import allowed
 from .sums.nonfinite import hides
-from .sums.precision import at_least_float32, exact
 
 Tables = tuple[Tensor, ...]
 Positions = Any  # an int n, meaning positions 0..n-1 in every row, or a Tensor (B, n) of positions
@@ -189,7 +189,7 @@ def synthesizer_dense(
     rows, cols = _positions("synthesizer_dense", v, dense[0].shape[-1], positions)
     _check_tables("synthesizer_dense", q, v, dense[:1], dense[1:])
     return synthesize(
-        _with(dense_logits(q, dense, rows, cols, rectify=rectify), added),
+        with_added(dense_logits(q, dense, rows, cols, rectify=rectify), added),
         v,
         causal=causal,
         key_mask=key_mask,
@@ -214,7 +214,7 @@ def synthesizer_random(
     Other arguments as in ``synthesizer_dense``."""
     rows, cols = _positions("synthesizer_random", v, w.shape[-1], positions)
     return synthesize(
-        _with(random_logits(v, (w,), rows, cols), added),
+        with_added(random_logits(v, (w,), rows, cols), added),
         v,
         causal=causal,
         key_mask=key_mask,
@@ -243,7 +243,7 @@ def synthesizer_factorized_dense(
     of_a, of_b = factorized_dense[:2]
     rows, cols = _positions("synthesizer_factorized_dense", v, of_a.shape[-1] * of_b.shape[-1], positions)
     _check_tables("synthesizer_factorized_dense", q, v, factorized_dense[:2], factorized_dense[2:])
-    logits = _with(factorized_dense_logits(q, factorized_dense, rows, cols, rectify=rectify), added)
+    logits = with_added(factorized_dense_logits(q, factorized_dense, rows, cols, rectify=rectify), added)
     return synthesize(logits, v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
 
@@ -263,7 +263,7 @@ def synthesizer_factorized_random(
     Other arguments as in ``synthesizer_random``."""
     rows, cols = _positions("synthesizer_factorized_random", v, w[1].shape[-2], positions)
     return synthesize(
-        _with(factorized_random_logits(v, w, rows, cols), added),
+        with_added(factorized_random_logits(v, w, rows, cols), added),
         v,
         causal=causal,
         key_mask=key_mask,
@@ -325,11 +325,11 @@ def synthesizer_mixture(
     _check_mixture(q, k, v, tables, parts, heads)
     keys = k if key_mask is None else torch.where(key_mask[..., None], k, 0.0)
     logits = mixture_logits(q, keys, alpha, tables, rows, cols, parts=parts, join=join, heads=heads, scale=scale)
-    logits = _with(logits, added)
+    logits = with_added(logits, added)
     return synthesize(logits, v, causal=causal, key_mask=key_mask, attn_mask=attn_mask, backend=backend)
 
 
-def _with(logits: Tensor, added: Tensor | None) -> Tensor:
+def with_added(logits: Tensor, added: Tensor | None) -> Tensor:
     """Return logits (B, H, T, S), or (H, T, S) for all rows, with a bias (1 or B, H, T, S) added."""
     if added is None:
         return logits

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose
+from ..kernels.precision import exact, sum_dtype
 from .layout.heads import by_head
 from .layout.lines import mixed
 from .layout.masks import allowed, zero_masked
 from .layout.positions import Positions
 from .sums.nonfinite import clean, marks
-from .sums.precision import exact, sum_dtype
 
 
 @exact

@@ -17,8 +17,8 @@ from ..functional.aft_forget import aft_forget_chunk
 from ..functional.layout.positions import position_gaps
 from ..functional.sums.gates import Gate
 from ..functional.sums.outside import OUTSIDES, Outside
-from ..functional.sums.precision import at_least_float32
 from ..functional.sums.softmax import MASKED_KEY
+from ..kernels.precision import at_least_float32
 from ..positions import PairPositions
 from .base import QKVO, About, Arguments, Kernels, Mixer, chunk_positions, token_positions
 from .cost import MixingCost

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..functional.aft_forget import aft_forget_chunk
 from ..functional.sums.gates import Gate
-from ..functional.sums.precision import at_least_float32
+from ..kernels.precision import at_least_float32
 from .base import About, Kernels
 from .cost import MixingCost
 from .parts.convolved import EPS, ConvolvedAFT

@@ -207,15 +207,16 @@ class Attention(Mixer):
             if key_positions is query_positions
             else (*self._rotated(query_positions, q), *self._rotated(key_positions, k))
         )
-        if isinstance(self.positions, XPositions):
-            both = self._faded(by_head(q, self.heads), by_head(k, self.kv_heads), query_positions, key_positions)
-            q, k = (a.transpose(1, 2).flatten(2) for a in both)
-        args: tuple[Any, ...] = (q, k, self.v_proj(keys))
         masks: dict[str, Any] = {"key_mask": key_mask, "attn_mask": attn_mask}
+        w: tuple[Any, ...] = ()
         if self.bias is not None:
             plain = positions is None and key_mask is None
             heads = by_head(q, self.heads), by_head(k, self.kv_heads)
-            args = (*args, self._log_weights(*heads, query_positions, key_positions, plain=plain, **masks))
+            w = (self._log_weights(*heads, query_positions, key_positions, plain=plain, **masks),)
+        if isinstance(self.positions, XPositions):
+            both = by_head(q, self.heads), by_head(k, self.kv_heads)
+            q, k = (a.transpose(1, 2).flatten(2) for a in self._faded(*both, query_positions, key_positions, key_mask))
+        args = (q, k, self.v_proj(keys), *w)
         options = {"heads": self.heads, "kv_heads": self.kv_heads, "scale": self.scale}
         return args, {**options, "causal": self.causal, **masks}
 
@@ -226,15 +227,19 @@ class Attention(Mixer):
             return content_log_weights(self.bias, q, k, rows, cols, **options)
         return None if self.bias is None else log_weights(self.bias, rows, cols, plain=plain, dtype=q.dtype)
 
-    def _faded(self, q: Tensor, k: Tensor, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
-        """Return queries and keys by head with the decay of xPOS, counted from the middle of the queries."""
+    def _faded(self, q: Tensor, k: Tensor, rows: Tensor, cols: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return queries and keys by head with the decay of xPOS, counted from the middle of the queries.
+
+        Keys far behind the queries fade to 0; those of ``valid`` (B, S) that stand far ahead of them are refused.
+        """
         assert isinstance(self.positions, XPositions)
         if rows.shape[1] == 0:
             return q, k
         first, last = rows.amin(1), rows.amax(1)
+        cols = cols if valid is None else torch.where(valid, cols, first[:, None])
         span, most = rows.shape[1], self.positions.longest(q.dtype)
-        if not watched() and rows.stride(0):  # positions that may differ from row to row, so may have gaps
-            span = max(span, int((last - first).max()) + 1)
+        if not watched() and rows.stride(0) and len(rows):  # not the indices, so there may be gaps
+            span = max(span, int((torch.maximum(last, cols.amax(1)) - first).max()) + 1)
         if span > most:
             kind = str(q.dtype).removeprefix("torch.")
             self.refuse(f"the decay of xpos in {kind} spans at most {most:,} positions in one call, got {span:,}")
@@ -268,7 +273,11 @@ class Attention(Mixer):
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         dot = largest_dot(args[0], args[1], options["heads"], options["kv_heads"], options["scale"])
-        return dot if len(args) < 4 else dot + float(args[3].detach().abs().max())
+        if len(args) < 4:
+            return dot
+        w, T = args[3], args[0].shape[1]
+        pieces = [w] if isinstance(w, Tensor) else [w(start, min(start + ROWS, T)) for start in range(0, T, ROWS)]
+        return dot + max(float(piece.detach().abs().max()) for piece in pieces)
 
     @property
     def _keeps_positions(self) -> bool:
@@ -317,9 +326,9 @@ class Attention(Mixer):
         # the first chunk needs no mask, and without one it runs fused
         mask = None if self.causal and key_mask is None and fresh else valid
         q, seen = by_head(q, self.heads), keys.to(q.dtype)
-        if isinstance(self.positions, XPositions):
-            q, seen = self._faded(q, seen, query_positions, at)
         w = self._log_weights(q, seen, query_positions, at, plain=False, key_mask=mask)
+        if isinstance(self.positions, XPositions):
+            q, seen = self._faded(q, seen, query_positions, at, mask)
         options: dict[str, Any] = {"scale": self.scale, "causal": self.causal, "key_mask": mask}
         y = attention_by_head(q, seen, values.to(q.dtype), w, **options)
         return self.out_proj(y), self._state(keys, values, valid, at, next_position)

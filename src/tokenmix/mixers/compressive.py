@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .. import functional
 from ..functional.layout.positions import fill_from_last_valid, gather_tokens, last_valid
 from ..functional.sums import compressed as form
-from ..functional.sums.precision import sum_dtype
+from ..kernels.precision import sum_dtype
 from .base import QKVO, About, Arguments, Mixer, register_state, token_positions
 from .cost import MixingCost
 from .parts.aux_losses import add_aux_loss

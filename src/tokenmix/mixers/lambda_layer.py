@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ..functional import aft_chunk as chunk
 from ..functional.lambda_layer import per_key
-from ..functional.sums.precision import at_least_float32
 from ..functional.sums.taps import centre_of, pair_weights, silenced, weighed
+from ..kernels.precision import at_least_float32
 from ..positions.grid import regrown
 from .base import About, Arguments, Mixer, chunk_positions, register_state
 from .cost import MixingCost

@@ -12,7 +12,7 @@ from .cost import MixingCost
 from .parts.history import empty_history
 from .parts.options import at_least, true_or_false
 from .parts.patterns import BlockCost, added, build_distance_bias, explicit, history_step, kept_bytes
-from .parts.shared import add_projections, check_positions, largest_dot
+from .parts.shared import add_projections, check_positions, largest_added, largest_dot
 
 
 class Strided(Mixer):
@@ -100,7 +100,7 @@ class Strided(Mixer):
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
-        return largest_dot(args[0], args[1], options["heads"])
+        return largest_dot(args[0], args[1], options["heads"]) + largest_added(options, args[0].shape[1])
 
     def empty_state(self, batch_size, *, device, dtype):
         return empty_history(batch_size, self.dim, device=device, dtype=dtype)
@@ -190,14 +190,14 @@ class Fixed(Mixer):
         parts = [counts.own_block(self.stride), counts.shared(-(-T // self.stride) * self.columns)]
         flops = sum(4 * self.dim * p.pairs for p in parts) // share
         kept, biased = kept_bytes(self.dim, self.heads, T, parts, share=share), 0
-        if self.bias is not None:  # the biases of the columns are computed pair by pair
+        if self.bias is not None:  # the distances of the columns are kept
             biased = sum(self.heads * p.pairs for p in parts) // share
-            kept += 8 * (1 + self.heads) * parts[1].pairs
+            kept += 8 * parts[1].pairs
         return MixingCost(flops=flops + biased, counted=flops, activations=kept, state=(8 * self.dim + 9) * T + 8)
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
-        return largest_dot(args[0], args[1], options["heads"])
+        return largest_dot(args[0], args[1], options["heads"]) + largest_added(options, args[0].shape[1])
 
     def empty_state(self, batch_size, *, device, dtype):
         return empty_history(batch_size, self.dim, device=device, dtype=dtype)

@@ -14,7 +14,7 @@ from .cost import MixingCost
 from .parts.history import empty_history, joined
 from .parts.options import at_least
 from .parts.patterns import BlockCost, added, build_distance_bias, explicit, history_step, kept_bytes
-from .parts.shared import add_projections, check_positions, largest_dot, valid_mask
+from .parts.shared import add_projections, check_positions, largest_added, largest_dot, valid_mask
 
 
 @register_state
@@ -159,7 +159,8 @@ class Longformer(Mixer):
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
-        return max(largest_dot(args[0], args[1], options["heads"]), largest_dot(args[3], args[4], options["heads"]))
+        dots = (largest_dot(args[i], args[i + 1], options["heads"]) for i in (0, 3))
+        return max(dots) + largest_added(options, args[0].shape[1])
 
     def empty_state(self, batch_size, *, device, dtype):
         slots = torch.zeros(batch_size, self.global_tokens, self.dim, device=device, dtype=dtype)
@@ -298,7 +299,8 @@ class ETC(Mixer):
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
-        return max(largest_dot(args[0], args[1], options["heads"]), largest_dot(args[3], args[4], options["heads"]))
+        dots = (largest_dot(args[i], args[i + 1], options["heads"]) for i in (0, 3))
+        return max(dots) + largest_added(options, args[0].shape[1])
 
 
 class BigBird(Mixer):
@@ -388,11 +390,13 @@ class BigBird(Mixer):
         flops = sum(4 * D * p.pairs for p in parts) + 4 * D * g * T
         kept = kept_bytes(D, self.heads, T, parts, rows=g)
         biased = 0 if self.bias is None else self.heads * (sum(p.pairs for p in parts) + g * T)
+        if self.bias is not None and self.random_blocks:  # the distances of the pairs in random blocks are kept
+            kept += 8 * self.heads * parts[-1].pairs
         return MixingCost(flops=flops + biased, counted=flops, activations=kept, state=(8 * D + 9) * T + 8)
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
-        return largest_dot(args[0], args[1], options["heads"])
+        return largest_dot(args[0], args[1], options["heads"]) + largest_added(options, args[0].shape[1])
 
     def empty_state(self, batch_size, *, device, dtype):
         return empty_history(batch_size, self.dim, device=device, dtype=dtype)

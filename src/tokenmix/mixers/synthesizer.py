@@ -17,6 +17,7 @@ from .base import About, Arguments, Mixer
 from .cost import MixingCost
 from .parts import synthesizer as parts_of
 from .parts.options import at_least, check_positive
+from .parts.shared import largest_added
 from .parts.synthesizer import Part
 
 _PAPER = "Tay et al. 2020, arXiv 2005.00743"
@@ -131,9 +132,8 @@ class SynthesizerDense(Mixer):
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         q, _, dense = args
-        return float(
-            synth.dense_logits(q, dense, 0, dense[0].shape[-1], rectify=options["rectify"]).detach().abs().max()
-        )
+        logits = synth.dense_logits(q, dense, 0, dense[0].shape[-1], rectify=options["rectify"])
+        return float(logits.detach().abs().max()) + largest_added(options, 0)
 
     def empty_state(self, batch_size, *, device, dtype):
         return parts_of.empty_history(batch_size, self.inner, device=device, dtype=dtype)
@@ -229,7 +229,7 @@ class SynthesizerRandom(Mixer):
 
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
-        return float(args[1].detach().abs().max())
+        return float(args[1].detach().abs().max()) + largest_added(options, 0)
 
     def empty_state(self, batch_size, *, device, dtype):
         return parts_of.empty_history(batch_size, self.inner, device=device, dtype=dtype)
@@ -325,9 +325,8 @@ class SynthesizerFactorizedDense(Mixer):
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         q, _, tables = args
-        return float(
-            synth.factorized_dense_logits(q, tables, 0, tables[0].shape[-1] * tables[1].shape[-1]).detach().abs().max()
-        )
+        logits = synth.factorized_dense_logits(q, tables, 0, tables[0].shape[-1] * tables[1].shape[-1])
+        return float(logits.detach().abs().max()) + largest_added(options, 0)
 
     def empty_state(self, batch_size, *, device, dtype):
         return parts_of.empty_history(batch_size, self.inner, device=device, dtype=dtype)
@@ -419,7 +418,7 @@ class SynthesizerFactorizedRandom(Mixer):
     @staticmethod
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         r1, r2 = args[1]
-        return float((r1 @ r2.mT).detach().abs().max())
+        return float((r1 @ r2.mT).detach().abs().max()) + largest_added(options, 0)
 
     def empty_state(self, batch_size, *, device, dtype):
         return parts_of.empty_history(batch_size, self.inner, device=device, dtype=dtype)

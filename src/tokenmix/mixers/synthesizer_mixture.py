@@ -14,6 +14,7 @@ from .base import QKVO, About, Arguments, Mixer
 from .cost import MixingCost
 from .parts import synthesizer as parts_of
 from .parts.options import at_least, check_numbers, check_positive
+from .parts.shared import largest_added
 from .parts.synthesizer import Part, SynthesizerKeysState
 
 PARTS = ("attention", *synth.LOGITS)
@@ -186,7 +187,7 @@ class SynthesizerMixture(Mixer):
         q, k, _, alpha, *tables = detached
         how = {"join": "plus", "heads": options["heads"], "scale": options["scale"]}
         named, n = dict(zip(synth.LOGITS, tables, strict=True)), q.shape[1]
-        return sum(
+        return largest_added(options, 0) + sum(
             float(synth.mixture_logits(q, k, alpha, named, n, n, parts=[part], **how).abs().max())
             for part in options["parts"]
         )

@@ -25,7 +25,7 @@ def check_init_std(who: str, value: Any) -> None:
 def check_integers(who: str, *positions: Any) -> None:
     """Refuse positions that are no tensors of integers; ``who`` is named in the error."""
     for at in positions:
-        if not isinstance(at, Tensor) or at.dtype.is_floating_point or at.dtype == torch.bool:
+        if not isinstance(at, Tensor) or at.is_floating_point() or at.is_complex() or at.dtype == torch.bool:
             got = f"{at.dtype} {tuple(at.shape)}" if isinstance(at, Tensor) else repr(at)
             raise MixerError(f"{who}: expects integer positions, got {got}.")
 

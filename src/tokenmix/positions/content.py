@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
+from ..kernels.precision import exact
 from .checks import number, whole
 from .pair import PairPositions, build_pair_positions, options_of
 
@@ -98,6 +99,7 @@ class ShawPositions(ContentPositions):
         """Count the numbers kept for the backward pass for each pair of tokens, beside the weights."""
         return 2
 
+    @exact
     def forward(self, q: Tensor, k: Tensor, rows: Tensor, cols: Tensor, seen: Tensor) -> Tensor:
         """Compute the term (B, H, T, S)."""
         n = self.max_distance
@@ -147,6 +149,7 @@ class ContextualPositions(ContentPositions):
         """Count the numbers kept for the backward pass for each pair of tokens, beside the weights."""
         return 10 * self.heads
 
+    @exact
     def forward(self, q: Tensor, k: Tensor, rows: Tensor, cols: Tensor, seen: Tensor) -> Tensor:
         """Compute the term (B, H, T, S)."""
         last = len(self.table) - 1
@@ -174,7 +177,8 @@ class AdaptivePositions(ContentPositions):
         super().__init__(heads, head_dim)
         if not whole(hidden, 1):
             self.refuse(f"hidden must be an integer >= 1, got {hidden!r}")
-        self.of = build_pair_positions({"name": "kerple"} if of is None else of, heads, owner=type(self).__name__)
+        spec = {"name": "kerple"} if of is None else of
+        self.of = build_pair_positions(spec, heads, owner=type(self).__name__, option="of")
         self.up, self.up_bias = nn.Parameter(torch.empty(hidden, 2 * heads)), nn.Parameter(torch.empty(hidden))
         self.down, self.down_bias = nn.Parameter(torch.empty(heads, hidden)), nn.Parameter(torch.empty(heads))
         self._draw()
@@ -202,6 +206,7 @@ class AdaptivePositions(ContentPositions):
         """Count the numbers kept for the backward pass for each pair of tokens, beside the weights."""
         return 2 * len(self.up) + 2 * self.heads + self.of.pair_kept()
 
+    @exact
     def forward(self, q: Tensor, k: Tensor, rows: Tensor, cols: Tensor, seen: Tensor) -> Tensor:
         """Compute the term (B, H, T, S)."""
         logits = q @ k.mT

@@ -40,7 +40,7 @@ class LearnedPositions(nn.Module):
                 raise MixerError(
                     f"LearnedPositions: has a table for positions 0..{self.max_len - 1}, got positions {low}..{high}."
                 )
-        return F.embedding(positions, self.weight)
+        return F.embedding(positions.long(), self.weight)
 
     def resize(self, max_len: int) -> None:
         """Change the number of positions by linear interpolation, so that position i moves to i * new / old."""

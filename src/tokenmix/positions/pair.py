@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
+from ..kernels.precision import exact
 from .checks import check_integers, number, whole
 
 
@@ -77,12 +78,13 @@ class PairPositions(nn.Module):
             device: of the result, where positions are not tensors.
         """
         check_integers(type(self).__name__, *(a for a in (rows, cols) if isinstance(a, Tensor)))
-        if isinstance(rows, Tensor) and cols is None:
+        if isinstance(rows, Tensor) and cols is None and self.by_distance:
             return self.of_distance(rows, dtype)
         if isinstance(rows, Tensor) and isinstance(cols, Tensor):
             return self.between(rows, cols, dtype)
         if isinstance(rows, Tensor) or isinstance(cols, Tensor) or cols is None:
-            self.refuse("expects positions of queries and of keys both as tensors, or both as numbers")
+            alone = ", or distances alone" if self.by_distance else ""
+            self.refuse(f"expects positions of queries and of keys both as tensors, or both as numbers{alone}")
         return self.leading(*rows, cols, dtype, device)
 
     def between(self, rows: Tensor, cols: Tensor, dtype: torch.dtype) -> Tensor:
@@ -326,6 +328,7 @@ class Fire(PairPositions):
         """Count the numbers kept for the backward pass for each pair of tokens."""
         return self.hidden + 4
 
+    @exact
     def between(self, rows: Tensor, cols: Tensor, dtype: torch.dtype) -> Tensor:
         """Compute the bias for pairs of positions."""
         kind = _wide(dtype)

@@ -56,8 +56,8 @@ def jittered(positions: Tensor, *, global_shift: float, local_shift: float, scal
     """Map positions to numbers: (t + a + e_t) c, with a and c drawn for each row and e_t for each token (CAPE,
     Likhomanenko et al. 2021, arXiv 2106.03143, Sec. 4).
 
-    a is uniform within ``global_shift`` of 0, e_t within ``local_shift``, and log c within log ``scale``. Up to a
-    ``local_shift`` of 0.5 the positions still rise.
+    a is uniform within ``global_shift`` of 0, e_t within ``local_shift``, and log c within log ``scale``. With a
+    ``local_shift`` of at most 0.5 the positions still rise.
     """
     like = positions.double()
     a, c = (torch.rand_like(like[:, :1]) * 2 - 1 for _ in range(2))
@@ -95,9 +95,9 @@ def check_sampler(spec: Any, max_len: int | None, added: Any, who: str) -> None:
 def _check_cape(spec: dict[str, Any], added: Any, who: str) -> None:
     options = {name: value for name, value in spec.items() if name != "name"}
     fits = set(options) == set(CAPE) and all(number(options[name]) and options[name] >= CAPE[name] for name in CAPE)
-    if not fits:
-        needs = ", ".join(f"{name} >= {least}" for name, least in CAPE.items())
-        raise MixerError(f"{who}: sample_positions 'cape' takes {needs}, all of them numbers, got {spec!r}.")
+    if not fits or options["local_shift"] > 0.5:
+        needs = "global_shift >= 0, 0 <= local_shift <= 0.5 and scale >= 1"
+        raise MixerError(f"{who}: sample_positions 'cape' takes the numbers {needs}, got {spec!r}.")
     if (added.get("name") if isinstance(added, dict) else added) != "sinusoidal":
         raise MixerError(
             f"{who}: sample_positions 'cape' draws positions that are no integers, which positions='sinusoidal' can "

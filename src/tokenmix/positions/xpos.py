@@ -65,5 +65,15 @@ class XPositions(RotaryPositions):
         return torch.cat([(turned * both).to(x.dtype), rest], -1)
 
     def longest(self, dtype: torch.dtype) -> int:
-        """Return how many positions one call may span; beyond them factors leave the range of ``dtype``."""
-        return int(2 * (math.log(torch.finfo(dtype).max) - 4) / -min(self.fades))
+        """Return how many positions one call may span, so that even the product of a query and a key that come in the
+        wrong order, which masks hide, stays within the range of ``dtype``."""
+        return int(_room(dtype) / -min(self.fades))
+
+    def extra_repr(self) -> str:
+        """Return the options, for print."""
+        return f"{super().extra_repr()}, gamma={self.gamma:g}, scale_base={self.scale_base:g}"
+
+
+def _room(dtype: torch.dtype) -> float:
+    """Return the logarithm of the largest factor: e^4 below the largest number."""
+    return math.log(torch.finfo(dtype).max) - 4

@@ -46,8 +46,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..kernels.backend import Backend, choose
+from ..kernels.precision import at_least_float32
 from .layout.masks import zero_masked
-from .sums.precision import at_least_float32
 
 
 def NAME(

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ...errors import MixerError
 from ...kernels.backend import Backend, choose
+from ...kernels.precision import at_least_float32
 from ..sums.nonfinite import clean, marks, over_pairs
-from ..sums.precision import at_least_float32
 from .checks import check_qkv
 from .heads import by_head
 from .masks import allowed, zero_masked
@@ -103,6 +103,18 @@ def part_of(q: Tensor, k: Tensor, v: Tensor, ok: Tensor, added: Tensor | None = 
     """
     logits = products(q, k)
     return sums_of(logits if added is None else logits + added.to(logits.dtype), ok, q, v)
+
+
+def added_between(added: ByDistance | None, far: Tensor, reach: int) -> Tensor | None:
+    """Return what a bias adds at distances t - s of at most ``reach`` either way, computed once for each distance.
+
+    Returns:
+        (heads, *far.shape), or None without a bias.
+    """
+    if added is None:
+        return None
+    every = added(torch.arange(-reach, reach + 1, device=far.device))
+    return every.index_select(1, (far + reach).flatten()).unflatten(1, far.shape)
 
 
 def products(q: Tensor, k: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...kernels.precision import alike, exact
 from ..sums.nonfinite import clean, marks, over_pairs
-from ..sums.precision import alike, exact
 from .positions import Positions
 
 

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...kernels.precision import exact
 from ..layout.lines import dense, mixed, per_head
 from ..transformer_xl import by_position
 from .nonfinite import clean, marks
-from .precision import exact
 
 POOLS = ("mean", "max", "conv")
 

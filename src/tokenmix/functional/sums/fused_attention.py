@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels.backend import watched
-from .precision import at_least_float32
+from ...kernels.precision import at_least_float32
 
 _FLASH = 1  # torch's number for its CPU kernel
 _flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import MixerError
-from .precision import at_least_float32, sum_dtype
+from ...kernels.precision import at_least_float32, sum_dtype
 
 Gate = Literal["sigmoid", "tanh", "relu", "silu", "gelu", "softplus", "identity"]
 """The names of ``GATES``, in its order."""

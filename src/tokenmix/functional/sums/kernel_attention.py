@@ -20,12 +20,12 @@ from torch import Tensor
 from ...errors import MixerError
 from ...kernels.backend import masks, steps
 from ...kernels.cpu import decode as step
+from ...kernels.precision import at_least_float32, exact
 from ..aft_chunk import absorb as absorb_features
 from ..aft_chunk import aft_simple_chunk, read_past, simple_prefixes
 from ..layout.checks import check_eps, check_flags
 from ..layout.heads import by_head
 from .nonfinite import honest_chunk
-from .precision import at_least_float32, exact
 from .softmax import FLOOR, MASKED_KEY, SCAN, SCAN_JUMP, Sums, delay, merge, merge_heads, risen, scan
 
 EPS = 1e-6  # keeps the gradient at a zero token below 1000, within the range of float16

@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...kernels.precision import at_least_float32
 from .gates import Gate, gated
 from .nonfinite import each_mark, honest, nothing_to_hide, put_back
-from .precision import at_least_float32
 
 # the key of a masked token: float32's minimum, so that exporters that write constants in float32 preserve it
 MASKED_KEY = -(2.0 - 2.0**-23) * 2.0**127

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import MixerError
+from ...kernels.precision import alike, at_least_float32, exact
 from ..layout.masks import zero_masked
 from .nonfinite import clean, marks, over_pairs
-from .precision import alike, at_least_float32, exact
 
 
 def centre_of(size: int, causal: bool) -> int:

@@ -137,10 +137,11 @@ def _check_softmax(model: ViT, who: str) -> None:
             mixer.kv_heads != mixer.heads
             or mixer.scale is not None
             or mixer.positions is not None
+            or mixer.bias is not None
             or mixer.head_dim * mixer.heads != mixer.dim
         )
         if unusual or mixer.out_proj.bias is None:
-            usual = "without kv_heads, head_dim, scale, positions and out_bias=False"
+            usual = "without kv_heads, head_dim, scale, positions, bias and out_bias=False"
             raise MixerError(f"{who}: layer {i} is {spec}; only the usual attention, {usual}, can be written.")
         if any(spec.get(name, default) != specs[0].get(name, default) for name, default in USUAL.items()):
             other = f"layer {i} is {spec}, layer 0 is {specs[0]}"

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...functional.sums.precision import casting
+from ...kernels.precision import casting
 from ..base import Mixer
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...functional.attention import ROWS
 from ...functional.sums.nonfinite import clean
-from ...functional.sums.precision import at_least_float32
 from ...kernels.backend import exporting
+from ...kernels.precision import at_least_float32
 from ...positions import ContentPositions, PairPositions
 
 

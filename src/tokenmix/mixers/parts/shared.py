@@ -151,6 +151,15 @@ def largest_dot(q: Tensor, k: Tensor, heads: int, kv_heads: int | None = None, s
     return float((qh @ kh.repeat_interleave(heads // kv_heads, 1).transpose(-1, -2)).abs().max()) * scale
 
 
+def largest_added(options: dict[str, Any], reach: int) -> float:
+    """Return the largest |number| that a form's option ``added`` adds to logits, up to a distance of ``reach``."""
+    added = options.get("added")
+    if added is None:
+        return 0.0
+    found = added if isinstance(added, Tensor) else added(torch.arange(-reach, reach + 1))
+    return float(found.detach().abs().max())
+
+
 def largest_relative(q: Tensor, k: Tensor, relative: Tensor, content: Tensor, place: Tensor, heads: int) -> float:
     """Return a bound on the largest logit with Transformer-XL's relative positions."""
     q, k, u, b = (a.detach().unflatten(-1, (heads, -1)).transpose(-2, -3) for a in (q, k, content[None], place[None]))

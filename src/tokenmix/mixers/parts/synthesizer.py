@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import functional
-from ...functional.sums.precision import at_least_float32
-from ...functional.synthesizer import Tables
+from ...functional.synthesizer import Tables, with_added
 from ...positions import PairPositions, build_pair_positions
 from ...positions.grid import regrown
 from ..base import Mixer, chunk_positions, register_state, token_positions
@@ -319,6 +318,6 @@ def remember(
 def read(mixer: Any, x: Tensor, state: Any, logits: Tensor, positions: Tensor) -> Tensor:
     """Return the outputs of the chunk's queries at ``positions`` over the whole history, which ends with the chunk."""
     if mixer.pair_bias is not None:
-        logits = at_least_float32(logits) + mixer.pair_bias(positions, state.positions, x.dtype)
+        logits = with_added(logits, mixer.pair_bias(positions, state.positions, x.dtype))
     values = state.values.to(x.dtype)
     return mixer.out_proj(functional.synthesize(logits, values, causal=True, key_mask=state.valid))

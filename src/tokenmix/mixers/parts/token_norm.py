@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ...functional.sums.precision import at_least_float32
+from ...kernels.precision import at_least_float32
 from ...kernels.tokenwise import rms_norm
 
 
