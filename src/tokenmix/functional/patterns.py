@@ -316,8 +316,7 @@ def _check_halves(who: str, heads: int, merged: bool) -> None:
 def _halves(r: Ready, heads: int, merged: bool) -> tuple[Ready, Ready]:
     if merged:
         return r, r
-    both = list(range(heads))
-    return of_heads(r, both[: heads // 2]), of_heads(r, both[heads // 2 :])
+    return of_heads(r, slice(heads // 2)), of_heads(r, slice(heads // 2, None))
 
 
 def _together(near: Part, column: Part, merged: bool) -> Tensor:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from ..functional import aft_chunk as chunk
 from ..functional.sums.gates import Gate
 from ..functional.sums.outside import OUTSIDES, Outside
-from ..positions import build_pair_positions
 from .base import About, Arguments, Kernels, Mixer
 from .cost import MixingCost
 from .parts.aft import add_projections, empty_ring, queries, ring_step
 from .parts.options import check_heads, check_spread
+from .parts.patterns import build_distance_bias
 from .parts.shared import ring_chunk
 
 
@@ -100,10 +100,9 @@ class AFTConv(Mixer):
             self.refuse(f"outside must be 'zero' or 'none', got {outside!r}")
         self.gate = gate
         add_projections(self, key_width=heads, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
-        self.bias = None if bias is None else build_pair_positions(bias, heads, owner=type(self).__name__)
-        if self.bias is not None and (ndim > 1 or not self.bias.by_distance):
-            why = f"it needs ndim=1, got {ndim}" if ndim > 1 else "its kernel takes biases by distance"
-            self.refuse(f"bias={bias!r}: {why}")
+        self.bias = build_distance_bias(self, bias, heads)
+        if bias is not None and ndim > 1:
+            self.refuse(f"bias={bias!r}: it needs ndim=1, got {ndim}")
         learned, scaled = bias is None, bias is None and reparam
         self.raw = nn.Parameter(torch.empty(heads, *[kernel_size] * ndim)) if learned else None
         self.gamma = nn.Parameter(torch.empty(heads)) if scaled else None

@@ -209,13 +209,14 @@ class Attention(Mixer):
         )
         masks: dict[str, Any] = {"key_mask": key_mask, "attn_mask": attn_mask}
         w: tuple[Any, ...] = ()
-        if self.bias is not None:
-            plain = positions is None and key_mask is None
-            heads = by_head(q, self.heads), by_head(k, self.kv_heads)
-            w = (self._log_weights(*heads, query_positions, key_positions, plain=plain, **masks),)
-        if isinstance(self.positions, XPositions):
+        if self._keeps_positions:
             both = by_head(q, self.heads), by_head(k, self.kv_heads)
-            q, k = (a.transpose(1, 2).flatten(2) for a in self._faded(*both, query_positions, key_positions, key_mask))
+            plain = positions is None and key_mask is None
+            if self.bias is not None:
+                w = (self._log_weights(*both, query_positions, key_positions, plain=plain, **masks),)
+            if isinstance(self.positions, XPositions):
+                both = self._faded(*both, query_positions, key_positions, key_mask)
+                q, k = (a.transpose(1, 2).flatten(2) for a in both)
         args = (q, k, self.v_proj(keys), *w)
         options = {"heads": self.heads, "kv_heads": self.kv_heads, "scale": self.scale}
         return args, {**options, "causal": self.causal, **masks}

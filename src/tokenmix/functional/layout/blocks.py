@@ -56,8 +56,8 @@ class Ready(NamedTuple):
     added: ByDistance | None = None
 
 
-def of_heads(r: Ready, heads: list[int]) -> Ready:
-    """Return the inputs of some of the heads."""
+def of_heads(r: Ready, heads: list[int] | slice) -> Ready:
+    """Return the inputs of some of the heads; a slice copies nothing."""
     added = r.added
     some = None if added is None else lambda far: added(far)[heads]
     return Ready(r.q[:, heads], r.k[:, heads], r.v[:, heads], r.valid, some)
