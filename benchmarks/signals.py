@@ -31,11 +31,14 @@ from tokenmix.train.optim import build_optimizers, parameter_roles, update
 RECORD = Path(__file__).parent / "results" / "signals.json"
 DIM, LAYERS, LENGTH, LONG, ROWS, STEPS = 128, 4, 256, 4096, 4, 60
 POSITIONS = (1, 4, 16, 64, 256, 1024, 4096)
+NORMED = "aft_forget, norm"
 OPTIONS: dict[str, Any] = {"heads": 4, "window": 32, "rank": 32, "kernel_size": 31, "slots": 64}
 
 
 def spec(name: str) -> dict[str, Any]:
     """Return a mixer's spec with the options of the quality tables, as far as it has them."""
+    if name == NORMED:
+        return {"name": "aft_forget", "norm_heads": OPTIONS["heads"]}
     known = mixer_options(MIXERS[name])
     own = set() if "ndim" in known else {"kernel_size"}  # 31 taps are those of a filter in place of attention
     return {"name": name} | {option: value for option, value in OPTIONS.items() if option in set(known) - own}
@@ -98,8 +101,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     rows = {}
-    for name in [name for name in CORE if MIXERS[name].supports_causal]:
-        whole = LONG if "max_len" not in mixer_options(MIXERS[name]) or name == "attention" else LENGTH
+    for name in [*(name for name in CORE if MIXERS[name].supports_causal), NORMED]:
+        whole = LONG if "max_len" not in mixer_options(MIXERS[spec(name)["name"]]) or name == "attention" else LENGTH
         trained = model_of(name, LENGTH)
         rows[name] = {"start": heard(model_of(name, whole), whole), "gradients": gradients(trained)}
         rows[name]["after"] = heard(trained, LENGTH)

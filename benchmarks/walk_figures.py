@@ -41,7 +41,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "aft_simple": {"name": "aft_simple"},
     "aft_full": {"name": "aft_full", "rank": 16},
     "aft_local": {"name": "aft_local", "window": 8, "rank": 16},
-    "aft_forget": {"name": "aft_forget", "heads": 4, "half_lives": (1.0, 256.0)},
+    "aft_forget": {"name": "aft_forget", "half_lives": (1.0, 256.0)},
     "hydra": {"name": "hydra"},
     "external": {"name": "external", "slots": 16},
     "synthesizer": {"name": "synthesizer_random", "heads": 4},

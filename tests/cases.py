@@ -81,19 +81,40 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "aft_conv-channels": ("aft_conv", {"heads": 8, "kernel_size": 3, "ndim": 1}),
     "aft_conv-none": ("aft_conv", {"heads": 2, "kernel_size": 3, "ndim": 1, "outside": "none"}),
     "aft_conv-kerple": ("aft_conv", {"heads": 2, "kernel_size": 5, "ndim": 1, "bias": {"name": "kerple"}}),
+    "aft_conv-signed": ("aft_conv", {"heads": 2, "kernel_size": 3, "filters": "signed", "reparam": False}),
+    "aft_conv-signed-none": (
+        "aft_conv",
+        {"heads": 4, "kernel_size": 5, "filters": "signed", "outside": "none", "gate": None},
+    ),
+    "aft_conv-whole": ("aft_conv", {"heads": 2, "kernel_size": 3, "divide": False}),
+    "aft_conv-whole-none": ("aft_conv", {"heads": 8, "kernel_size": 3, "divide": False, "outside": "none"}),
+    "aft_conv-depthwise": (
+        "aft_conv",
+        {"heads": 8, "kernel_size": 3, "filters": "signed", "outside": "none", "divide": False},
+    ),
+    "aft_conv-2d-signed": ("aft_conv", {"heads": 2, "kernel_size": 3, "ndim": 2, "filters": "signed"}),
+    "aft_conv-2d-signed-none": (
+        "aft_conv",
+        {"heads": 2, "kernel_size": 3, "ndim": 2, "filters": "signed", "outside": "none"},
+    ),
+    "aft_conv-2d-depthwise": (
+        "aft_conv",
+        {"heads": 4, "kernel_size": 3, "ndim": 2, "filters": "signed", "outside": "none", "divide": False},
+    ),
+    "aft_conv-2d-whole": ("aft_conv", {"heads": 2, "kernel_size": 3, "ndim": 2, "divide": False}),
     "aft_conv-2d": ("aft_conv", {"heads": 2, "kernel_size": 3, "ndim": 2}),
     "aft_conv-2d-prefix": ("aft_conv", {"heads": 2, "kernel_size": 3, "ndim": 2, "reparam": False, "gate": None}),
     "aft_conv-3d": ("aft_conv", {"heads": 2, "kernel_size": 3, "ndim": 3}),
-    "aft_forget": ("aft_forget", {"heads": 2}),
+    "aft_forget": ("aft_forget", {}),
     "aft_forget-fixed": (
         "aft_forget",
-        {"heads": 2, "decay": "fixed", "kernel_size": 5, "half_lives": [0.5, 64.0], "gate": "tanh"},
+        {"norm_heads": 2, "decay": "fixed", "kernel_size": 5, "half_lives": [0.5, 64.0], "gate": "tanh"},
     ),
     "aft_forget-simple": (
         "aft_forget",
-        {"heads": None, "kernel_size": 1, "key_norm": False, "decay": None, "qkv_bias": False},
+        {"kernel_size": 1, "key_norm": False, "decay": None, "qkv_bias": False},
     ),
-    "aft_forget-no-gate": ("aft_forget", {"heads": 1, "gate": None, "key_norm": False, "out_bias": False}),
+    "aft_forget-no-gate": ("aft_forget", {"norm_heads": 1, "gate": None, "key_norm": False, "out_bias": False}),
     "aft_reach": ("aft_reach", {"heads": 2, "reaches": 3}),
     "aft_reach-1": (
         "aft_reach",
@@ -303,6 +324,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 GRIDS: dict[str, tuple[tuple[int, ...], int]] = {
     "aft_conv-2d": ((2, 5), 0),
+    "aft_conv-2d-signed": ((3, 4), 0),
+    "aft_conv-2d-signed-none": ((3, 3), 2),
+    "aft_conv-2d-depthwise": ((3, 4), 1),
+    "aft_conv-2d-whole": ((2, 5), 2),
     "aft_conv-2d-prefix": ((3, 4), 2),
     "aft_conv-3d": ((2, 2, 3), 0),
     "spatial_reduction-2d": ((4, 2), 0),

@@ -150,7 +150,7 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "aft_local wide": ("aft_local", {"window": 100, "max_len": 300, "init_std": 0.5}),
     "aft_conv": ("aft_conv", {"heads": 4, "kernel_size": 7, "reparam": False, "init_std": 1.0}),
     "aft_full": ("aft_full", {"max_len": 300, "init_std": 0.5}),
-    "aft_forget": ("aft_forget", {"heads": None, "key_norm": False, "kernel_size": 1}),
+    "aft_forget": ("aft_forget", {"key_norm": False, "kernel_size": 1}),
     "aft_pairs": (
         "aft_pairs",
         {"heads": 4, "rank": 3, "norm": False, "key_norm": False, "kernel_size": 1},

@@ -131,8 +131,8 @@ MUTATIONS = [
     Mutation(
         "gate on the wrong part",
         "functional/synthesizer.py",
-        '(1 - a if part == "attention" else a)',
-        '(a if part == "attention" else 1 - a)',
+        'tuple(1 - a if part == "attention" else a for',
+        'tuple(a if part == "attention" else 1 - a for',
         "synthesizer_mixture-gated",
         False,
         "equals_reference",
@@ -1196,8 +1196,8 @@ MUTATIONS = [
     Mutation(
         "tokens still in a ring join the sums",
         "functional/aft_chunk.py",
-        "absorb(far, keys, values, left, heads=heads)",
-        "absorb(far, keys, values, all_valid, heads=heads)",
+        "absorb(far, capped(keys, divide), values, left, heads=heads)",
+        "absorb(far, capped(keys, divide), values, all_valid, heads=heads)",
         "aft_local-3",
         True,
         "streaming_equals_parallel",

@@ -25,7 +25,7 @@ FILES = {
     "test_kernels_fuzz.py": "fuzz",
     "test_mutations.py": "mutations",
     "test_onnx.py": "exports every core mixer at many sizes",
-    "test_position_mutations.py": "mutations",
+    "test_planted_bugs.py": "mutations",
     "test_peers.py": "the defects of other implementations",
     "test_sanitizers.py": "builds the kernels under sanitizers",
     "test_surgery_across.py": "every mixer in every family of hosts",

@@ -134,7 +134,7 @@ def test_100_000_tokens_with_half_lives_of_one_to_a_million(backend):
 
 
 def test_half_lives_at_the_start_are_those_that_were_asked_for():
-    mixer = build_mixer("aft_forget", 32, causal=True, half_lives=(2.0, 128.0), heads=4)
+    mixer = build_mixer("aft_forget", 32, causal=True, half_lives=(2.0, 128.0))
     lives = math.log(2) / torch.nn.functional.softplus(mixer.rate.detach().double())
     torch.testing.assert_close(lives[[0, -1]], torch.tensor([2.0, 128.0], dtype=torch.float64), rtol=1e-5, atol=0.0)
     ratios = lives[1:] / lives[:-1]
@@ -144,7 +144,7 @@ def test_half_lives_at_the_start_are_those_that_were_asked_for():
 def test_a_fixed_decay_measures_positions():
     """Two texts packed with a gap of positions between their tokens decay over the gap."""
     torch.manual_seed(0)
-    mixer = build_mixer("aft_forget", 8, causal=True, heads=2, decay="fixed", kernel_size=1, half_lives=(1.0, 4.0))
+    mixer = build_mixer("aft_forget", 8, causal=True, norm_heads=2, decay="fixed", kernel_size=1, half_lives=(1.0, 4.0))
     x = torch.randn(1, 6, 8)
     near, far = torch.arange(6)[None], torch.tensor([[0, 1, 2, 1003, 1004, 1005]])
     y = mixer(x, positions=far)
@@ -154,10 +154,10 @@ def test_a_fixed_decay_measures_positions():
 
 @pytest.mark.parametrize("kernel_size", [1, 3])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("name", "options"), [("aft_reach", {}), ("aft_forget", {"decay": "fixed"})])
+@pytest.mark.parametrize(("name", "options"), [("aft_reach", {"heads": 2}), ("aft_forget", {"decay": "fixed"})])
 def test_decays_by_distance_refuse_positions_that_do_not_rise(name, options, causal, kernel_size):
     """Decays add up from token to token; those of a token that stands before the last one would have to be undone."""
-    mixer = build_mixer(name, 8, causal=causal, heads=2, kernel_size=kernel_size, **options)
+    mixer = build_mixer(name, 8, causal=causal, kernel_size=kernel_size, **options)
     x, words = torch.randn(1, 4, 8), "positions of valid tokens must be 0 or above and rise along each row"
     with pytest.raises(MixerError, match=words):
         mixer(x, positions=torch.tensor([[0, 5, 3, 6]]))
@@ -212,8 +212,8 @@ def test_the_convolution_starts_as_the_identity():
         ({"half_lives": (1, 10**301)}, "half_lives must lie between 0.001 and 1e300 tokens"),
         ({"kernel_size": 4}, "kernel_size must be odd unless causal=True, got 4"),
         ({"kernel_size": 0}, "kernel_size must be"),
-        ({"heads": 3}, "heads=3"),
-        ({"heads": 0}, "heads"),
+        ({"norm_heads": 3}, "norm_heads=3 must divide dim=8"),
+        ({"norm_heads": 0}, "norm_heads=0"),
         ({"decay": "slow"}, "decay must be one of"),
         ({"key_norm": 1}, "key_norm must be True or False"),
     ],

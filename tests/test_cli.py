@@ -287,6 +287,7 @@ def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
         (["sample", "RUN", "--bytes", "40"], "n can be at most 31"),
         (["sample", "RUN", "--prompt", ""], "the prompt is empty"),
         (["sample", "RUN", "--temperature", "-1"], "temperature"),
+        (["sample", "RUN", "--beams", "1"], "--beams is for encoder-decoders; "),
         (["check", "attention", "--options", "{heads: 2}"], "not JSON"),
         (["check", "attention", "--options", "[2]"], "must be a JSON object"),
         (["check", "atention"], "nearest: attention"),

@@ -282,7 +282,7 @@ WRONG = {
     "cope both ways": ({"bias": {"name": "cope"}, "causal": False}, "it needs causal=True"),
     "xpos both ways": ({"positions": {"name": "xpos"}, "causal": False}, "they need causal=True"),
     "xpos gamma": ({"positions": {"name": "xpos", "gamma": 0}}, "gamma must be a positive number, got 0"),
-    "xpos option": ({"positions": {"name": "xpos", "zeta": 1}}, "the options of xpos positions are gamma, scale_base"),
+    "xpos option": ({"positions": {"name": "xpos", "zeta": 1}}, "the options of 'xpos' are gamma, scale_base"),
 }
 
 

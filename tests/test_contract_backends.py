@@ -59,6 +59,11 @@ REFUSED: dict[tuple[str, str], str] = {
 CAUSAL = ("aft_forget", "aft_reach", "aft_pairs")
 WHOLE = {
     **{f"{case} both ways": "its kernel is causal" for case, (row, _) in CASES.items() if row in CAUSAL},
+    **{
+        case: "signed filters, or numerators alone"
+        for case, (row, options) in CASES.items()
+        if row == "aft_conv" and (options.get("filters") == "signed" or not options.get("divide", True))
+    },
     "aft_local-none": "outside='none'",
     "aft_local-t5": "outside='none'",
     "aft_conv-none": "outside='none'",

@@ -16,6 +16,8 @@ from tokenmix.sweep.results import Results
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SWEEP = "aft_parts.json"
+ROWS = {name: "aft_forget, norm" if name == "aft_forget" else name for name in MODELS}
+"""The row of the sweep for each model of the demo."""
 
 
 def test_steps_fit_into_the_time():
@@ -36,9 +38,9 @@ def test_more_lanes_leave_more_time_for_each_model():
 def test_the_sweep_that_tuned_the_rates_trains_the_models_of_the_demo():
     sweep = SweepPlan.from_json(json.loads((BENCHMARKS / "sweeps" / SWEEP).read_text()))
     results = Results.open(BENCHMARKS / "results" / SWEEP, sweep)
-    assert {name: results.best_rate(name) for name in MODELS} == RATES
-    for name in MODELS:
-        tuned, shown = sweep.config(name), Plan().run(name, Schedule(sweep.steps, 1))
+    assert {name: results.leading(row)[0] for name, row in ROWS.items()} == RATES  # of short runs
+    for name, row in ROWS.items():
+        tuned, shown = sweep.config(row), Plan().run(name, Schedule(sweep.steps, 1))
         assert tuned.model == shown.model
         assert tuned.data == shown.data
         assert asdict(tuned.optim) | {"lr": None, "muon_lr": None} == asdict(shown.optim) | {

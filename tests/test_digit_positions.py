@@ -148,7 +148,7 @@ def test_passes_are_the_blocks_stacked():
     x = injected.embed(tokens)
     (block,) = injected.blocks
     s = block(block(x + x) + x)
-    assert torch.equal(injected(tokens), injected._logits(s))
+    assert torch.equal(injected(tokens), injected.logits(injected.norm(s)))
 
 
 def test_the_number_of_passes_may_grow_after_training():
@@ -224,7 +224,9 @@ def test_a_model_samples_in_training_alone_and_tells_its_mixers():
     torch.manual_seed(3)
     x = lm.embed(tokens) + added
     lm.config = plain.config
-    assert torch.equal(lm.read(x, positions=positions, key_mask=None), lm._logits(lm.blocks[0](x, positions=positions)))
+    assert torch.equal(
+        lm.read(x, positions=positions, key_mask=None), lm.logits(lm.norm(lm.blocks[0](x, positions=positions)))
+    )
     assert len({tuple(row) for row in positions.tolist()}) > 1
 
 
@@ -242,7 +244,7 @@ def test_cape_jitters_what_is_added_and_leaves_the_mixers_alone():
     torch.manual_seed(3)
     at = sampled(cape, torch.arange(9).expand(4, 9), "test")
     x = plain.embed(tokens) + SinusoidalPositions(16)(at).float()
-    assert torch.equal(got, plain._logits(plain.blocks[0](x)))
+    assert torch.equal(got, plain.logits(plain.norm(plain.blocks[0](x))))
 
 
 def test_cape_draws_within_its_bounds_and_evenly():
@@ -270,10 +272,10 @@ def test_cape_draws_within_its_bounds_and_evenly():
     [
         (
             {"positions": "abacuss"},
-            "positions='abacuss' is unknown; choose 'learned', 'sinusoidal', 'abacus', 'coupled'",
+            "one of learned, sinusoidal, abacus, coupled, ...}, such a name or null, got 'abacuss'",
         ),
-        ({"positions": {"dim": 3}}, r"positions=\{'dim': 3\} is unknown"),
-        ({"positions": {"name": "abacus", "offset": 3}}, "'abacus' have no option 'offset'; nearest: max_offset"),
+        ({"positions": {"dim": 3}}, r"such a name or null, got \{'dim': 3\}"),
+        ({"positions": {"name": "abacus", "offset": 3}}, "the options of 'abacus' are max_len, digits, max_offset"),
         ({"positions": {"name": "abacus", "digits": 9}}, "digits must be the first and the last token"),
         ({"positions": {"name": "abacus", "init_std": -1}}, "AbacusPositions: init_std must be a number >= 0, got -1"),
         ({"positions": {"name": "abacus", "digits": [9, 0]}}, "digits must be the first and the last token"),

@@ -10,12 +10,14 @@ import torch
 
 from run_dirs import tiny_run
 from tokenmix import MixerError, cli
-from tokenmix.data import open_images
+from tokenmix.data import Subwords, open_images
 from tokenmix.data.augment import eval_batches
+from tokenmix.data.subwords import END, START
 from tokenmix.hosts.huggingface import export_run
 from tokenmix.hosts.huggingface.export import to_transformers
-from tokenmix.models import ImageDensityConfig, LMConfig, ViTConfig, build_model
-from tokenmix.train import ImageDataConfig, RunConfig, TrainConfig, load_run, train
+from tokenmix.models import EncoderConfig, ImageDensityConfig, LMConfig, Seq2SeqConfig, ViTConfig, build_model, in_shell
+from tokenmix.recipes import RECIPES
+from tokenmix.train import ImageDataConfig, RunConfig, TrainConfig, load_run, train, translate_run
 
 import transformers  # isort: skip  (after the adapter, which repairs torchvision)
 
@@ -89,6 +91,57 @@ def test_logits_are_those_of_our_model(config):
     if config.kind == "lm" and config.tied:
         assert named["model.embed_tokens.weight"] is new.lm_head.weight
     assert sum(p.numel() for p in new.parameters()) == sum(p.numel() for p in model.parameters())
+
+
+PAIRS = {"dim": 16, "max_len": 24, "layers": 2, "vocab": 30, "mixers": ({"name": "attention", "heads": 2},)}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Seq2SeqConfig(**PAIRS),
+        Seq2SeqConfig(**PAIRS, embed_scale=4.0, positions="learned", encoder_layers=1),
+        Seq2SeqConfig(**PAIRS, tied=False, norm="post", cross_mixers=({"name": "linear", "heads": 2},)),
+        in_shell(
+            Seq2SeqConfig(**{**PAIRS, "mixers": ({"name": "aft_simple"}, {"name": "synthesizer_random", "heads": 4})}),
+            "modern",
+        ),
+        EncoderConfig(**PAIRS),
+        EncoderConfig(**PAIRS, tied=False, norm_type="rms", mlp="swiglu"),
+        EncoderConfig(**PAIRS, classes=3, pool="first"),
+        EncoderConfig(**{**PAIRS, "mixers": ({"name": "hydra"},)}, classes=2),
+    ],
+)
+@torch.no_grad()
+def test_encoders_and_decoders_say_the_same_in_transformers(config):
+    torch.manual_seed(0)
+    model = build_model(config).eval()
+    new, source, target = to_transformers(model), torch.randint(3, 30, (3, 9)), torch.randint(3, 30, (3, 6))
+    mask = torch.arange(9) < torch.tensor([9, 5, 1])[:, None]
+    if config.kind == "encoder":
+        assert torch.equal(new(source, mask.long()).logits, model(source, mask))
+        return
+    given = {"input_ids": source, "attention_mask": mask.long()}
+    theirs = new(**given, decoder_input_ids=target).logits
+    torch.testing.assert_close(theirs, model(source, target, mask), rtol=0, atol=1e-6)
+    ours = model.generate(source, 10, source_mask=mask)
+    theirs = new.generate(**given, max_new_tokens=10, do_sample=False, pad_token_id=config.end)[:, 1:]
+    assert theirs.tolist() == ours.tolist()
+
+
+def test_a_run_of_pairs_becomes_a_folder_that_translates_alike(tmp_path):
+    config = RECIPES["grammar"].config("attention")
+    small = {"train.steps": 3, "model.dim": 16, "model.layers": 1, "train.eval_texts": 4}
+    train(config.override(small), tmp_path / "run", verbose=False)
+    assert cli.main(["export-hf", str(tmp_path / "run"), str(tmp_path / "hf")]) == 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf")
+    out = model.generate(**tokenizer(["The ball is blue"], return_tensors="pt"), max_new_tokens=24, do_sample=False)
+    said = tokenizer.decode(out[0], skip_special_tokens=True).strip()
+    assert said == translate_run(tmp_path / "run", "The ball is blue")
+    card = (tmp_path / "hf" / "README.md").read_text()
+    assert "An encoder-decoder of" in card
+    assert "AutoModelForSeq2SeqLM" in card
 
 
 @torch.no_grad()
@@ -178,3 +231,30 @@ def test_what_cannot_be_exported_is_refused(text_run, tmp_path):
     with pytest.raises(MixerError, match="not empty"):
         export_run(text_run, tmp_path / "full")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["full"]
+
+
+# --- documents and labelled texts ---
+
+
+@pytest.mark.parametrize("recipe", ["masked", "sentences", "subwords"])
+def test_runs_on_texts_in_subwords_are_exported_with_their_tokenizer(tmp_path, recipe):
+    rows = [f"{['a', 'the'][i % 2]} {['cat', 'dog', 'bird'][i % 3]} runs {i % 7}\t{i % 2}" for i in range(200)]
+    (tmp_path / "all.tsv").write_text("sentence\tlabel\n" + "\n".join(rows) + "\n")
+    small = {"train.steps": 3, "model.dim": 16, "model.layers": 1, "model.vocab": 300, "data.max_tokens": 32}
+    config = RECIPES[recipe].config("aft_full").override({**small, "data.source": str(tmp_path / "all.tsv")})
+    train(config, tmp_path / "run", verbose=False)
+    export_run(tmp_path / "run", tmp_path / "hf")
+    tokenizer, text = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf"), "the bird runs 3"
+    ours, words = load_run(tmp_path / "run")[0], Subwords.load(tmp_path / "run" / "tokenizer.json")
+    read = [START, *words.encode(text)] + ([END] if recipe != "subwords" else [])
+    assert tokenizer(text).input_ids == read
+    cls = {"masked": transformers.AutoModelForMaskedLM, "sentences": transformers.AutoModelForSequenceClassification}
+    theirs = cls.get(recipe, transformers.AutoModelForCausalLM).from_pretrained(tmp_path / "hf")
+    got = theirs(**tokenizer(text, return_tensors="pt")).logits
+    torch.testing.assert_close(got, ours(torch.tensor([read])), rtol=1e-5, atol=1e-5)
+    if recipe == "sentences":
+        assert theirs.config.id2label == {0: "0", 1: "1"}
+        assert tokenizer("a", "b").input_ids == [START, *words.encode("a"), END, *words.encode("b"), END]
+    if recipe == "masked":
+        assert tokenizer("the <mask> runs").input_ids.count(tokenizer.mask_token_id) == 1
+    assert "cut into subwords" in (tmp_path / "hf" / "README.md").read_text()

@@ -167,10 +167,8 @@ FORMS = {
     "aft_local": Form(aft_local, "aft_band", ("aft_local", {**SQUARE, "window": 5})),
     "aft_local batched": Form(aft_local_batched, "aft_band", ("aft_local", {**SQUARE, "window": 33})),
     "aft_local factors": Form(aft_local_factors, "aft_band", ("aft_local", {**SQUARE, "window": 61, "rank": 4})),
-    "aft_forget": Form(aft_forget, "aft_forget", ("aft_forget", {"heads": None, "key_norm": False}), causal=(True,)),
-    "aft_forget norm": Form(
-        aft_forget_norm, "aft_forget", ("aft_forget", {"heads": None, "key_norm": False}), causal=(True,)
-    ),
+    "aft_forget": Form(aft_forget, "aft_forget", ("aft_forget", {"key_norm": False}), causal=(True,)),
+    "aft_forget norm": Form(aft_forget_norm, "aft_forget", ("aft_forget", {"key_norm": False}), causal=(True,)),
     "aft_pairs": Form(
         aft_pairs,
         "aft_pairs",

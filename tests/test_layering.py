@@ -36,6 +36,7 @@ ORDER = [
     "train",
     "recipes",
     "report",
+    "explain",
     "papers",
     "hosts",
 ]

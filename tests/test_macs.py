@@ -16,6 +16,7 @@ from tokenmix.models import (
     EAMLPConfig,
     LMConfig,
     PyramidConfig,
+    ResNetConfig,
     SegmentationConfig,
     Segmenter,
     ViTConfig,
@@ -62,6 +63,8 @@ def small(kind):
         return build_model(
             ViTConfig(dim=16, layers=2, mixers=ATTENTION, image_size=(24, 32), patch=8, classes=3, registers=2)
         )
+    if kind == "resnet":
+        return build_model(ResNetConfig(widths=(4, 6, 6), depths=(2, 1, 2), image_size=(25, 14)))
     options = {"depths": (1, 2, 1, 1), "dims": (8, 12, 20, 16), "mlp_ratios": (2, 2, 1, 1), "image_size": (96, 64)}
     pyramid = build_model(PyramidConfig(mixers=PVT, classes=3, **options))
     if kind == "pyramid":
@@ -84,7 +87,7 @@ def small(kind):
     )
 
 
-@pytest.mark.parametrize("kind", ["vit", "pyramid", "segmenter", "eamlp", "t2t"])
+@pytest.mark.parametrize("kind", ["vit", "pyramid", "segmenter", "eamlp", "t2t", "resnet"])
 def test_macs_are_half_of_what_torch_counts(kind):
     model = small(kind).eval()
     size = (model.backbone if kind == "segmenter" else model).config.image_size
@@ -110,7 +113,7 @@ def test_what_cannot_be_counted_says_so():
     bound = build_model(ViTConfig(dim=8, layers=1, mixers=({"name": "aft_full", "rank": 2},), image_size=16, patch=8))
     with pytest.raises(MixerError, match="max_len=5, cost was asked for T=17"):
         macs(bound, 32)
-    with pytest.raises(MixerError, match="macs: supports ViT, Pyramid, EAMLP, Segmenter, got LM"):
+    with pytest.raises(MixerError, match="macs: supports ViT, Pyramid, EAMLP, ResNet, Segmenter, got LM"):
         macs(LM(LMConfig(dim=8, max_len=8, layers=1, mixers=({"name": "aft_simple"},))))
     with pytest.raises(MixerError, match=r"macs: image_size must be a positive integer or two"):
         macs(bound, (1, 2, 3))

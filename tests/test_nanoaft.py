@@ -36,7 +36,7 @@ def as_in_the_library(name: str, a: Tensor) -> Tensor:
 def both() -> tuple[nanoaft.Model, LM]:
     """A model of the file and one of the library with the same weights."""
     model = small()
-    spec = {"name": "aft_forget", "heads": 8, "kernel_size": 4, "decay": "fixed", "key_norm": False}
+    spec = {"name": "aft_forget", "norm_heads": 8, "kernel_size": 4, "decay": "fixed", "key_norm": False}
     twin = LM(LMConfig(dim=DIM, max_len=T, mixers=(spec,), layers=LAYERS, positions=None))
     weights = {name_in_the_library(n): as_in_the_library(n, a) for n, a in model.state_dict().items()}
     twin.load_state_dict(weights)

@@ -12,7 +12,7 @@ from tokenmix import MixerError, build_mixer, reference
 from tokenmix.hosts.rotary import rotary_spec
 from tokenmix.models import LM, LMConfig
 from tokenmix.positions import RotaryPositions
-from tokenmix.positions.rotary import scaled_frequencies
+from tokenmix.positions.rotary import rescaled, scaled_frequencies
 
 YARN = {"name": "yarn", "factor": 4.0, "original_max_len": 16}
 RULES = [
@@ -263,10 +263,10 @@ def test_compiled_layers_of_other_rates_are_not_mixed_up():
 @pytest.mark.parametrize(
     ("positions", "says"),
     [
-        ("rotary", "positions='rotary' is unknown"),
-        ({"name": "alibi"}, "is unknown; choose None"),
-        ({"name": "rotary", "theta": 1e4}, "the options of rotary positions are base, rotary_dim, layout, scaling"),
-        ({"name": "learned", "base": 1e4}, "the options of learned positions are init_std"),
+        ("rotary", r"positions must be .* or None, got 'rotary'"),
+        ({"name": "alibi"}, "one of learned, rotary, xpos"),
+        ({"name": "rotary", "theta": 1e4}, "the options of 'rotary' are base, rotary_dim, layout, scaling"),
+        ({"name": "learned", "base": 1e4}, "the options of 'learned' are init_std"),
         ({"name": "rotary", "base": 1.0}, "base must be a number above 1, got 1.0"),
         ({"name": "rotary", "base": "10000"}, "base must be a number above 1, got '10000'"),
         ({"name": "rotary", "rotary_dim": 3}, r"rotary_dim must be even and in 2..head_dim=8, got 3"),
@@ -346,3 +346,42 @@ def test_yarn_takes_its_factor_from_two_lengths():
         {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 64}, head_dim=8, max_len=256
     )
     assert spec["scaling"] == {"name": "yarn", "factor": 4.0, "original_max_len": 64}
+
+
+@torch.no_grad()
+def test_a_model_is_rescaled_within_the_block_alone():
+    """A name stands for the rule from the old length to the new one; the model then equals one built with that rule."""
+    spec = {"name": "attention", "heads": 2, "positions": {"name": "rotary"}}
+    sizes = {"dim": 16, "max_len": 64, "positions": None, "layers": 2}
+    torch.manual_seed(0)
+    model = LM(LMConfig(**sizes, mixers=(spec,)))
+    x = torch.randint(256, (1, 64))
+    before = model(x)
+    rule = {"name": "yarn", "factor": 4.0, "original_max_len": 16}
+    built = LM(LMConfig(**sizes, mixers=({**spec, "positions": {"name": "rotary", "scaling": rule}},)))
+    built.load_state_dict(model.state_dict())
+    for scaling in ("yarn", rule):
+        with rescaled(model, scaling, old=16, new=64) as found:
+            assert found == rule
+            assert torch.equal(model(x), built(x))
+        assert torch.equal(model(x), before)
+    assert not torch.equal(built(x), before)
+
+
+def test_what_cannot_be_rescaled_is_refused():
+    plain = LM(LMConfig(dim=16, max_len=8, mixers=({"name": "aft_simple"},)))
+    turned = LM(
+        LMConfig(dim=16, max_len=8, mixers=({"name": "attention", "heads": 1, "positions": {"name": "rotary"}},))
+    )
+    for model, scaling, words in (
+        (plain, "ntk", "LM has no rotary positions to scale"),
+        (turned, "dynamic", "scaling must be one of linear, ntk, yarn, llama3, or the rule as a dict, got 'dynamic'"),
+        (turned, {"name": "ntk", "factor": -1}, "factor"),
+    ):
+        with pytest.raises(MixerError, match=words), rescaled(model, scaling, old=4, new=8):
+            pass
+    with (
+        pytest.raises(MixerError, match="for more tokens than the 4 of training, got 4"),
+        rescaled(turned, "ntk", old=4, new=4),
+    ):
+        pass

@@ -52,7 +52,7 @@ def test_what_a_spec_sets_itself_stays():
         (lambda: replace(LANGUAGE, mlp="silu"), "LMConfig: mlp='silu' is unknown; choose one of 'gelu', 'swiglu'"),
         (lambda: replace(VISION, norm_type="batch"), "ViTConfig: norm_type='batch' is unknown"),
         (lambda: replace(LANGUAGE, logit_cap=-1.0), "logit_cap must be a positive number or null, got -1"),
-        (lambda: replace(LANGUAGE, positions="rotary"), "choose 'learned', 'sinusoidal', 'abacus', 'coupled' or null"),
+        (lambda: replace(LANGUAGE, positions="rotary"), "one of learned, sinusoidal, abacus, coupled"),
         (lambda: SinusoidalPositions(7), "dim must be an even number, got 7"),
     ],
 )

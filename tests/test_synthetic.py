@@ -169,7 +169,9 @@ def test_options_of_other_data_are_refused(whole):
         evaluate_run(whole, split="tests")
     with pytest.raises(MixerError, match="sequences of recall are no text; only addition, "):
         sample_run(whole)
-    with pytest.raises(MixerError, match="kind 'lm' is trained on data of kind 'text' or 'synthetic', got 'images'"):
+    with pytest.raises(
+        MixerError, match="kind 'lm' is trained on data of kind 'text' or 'synthetic' or 'documents', got 'images'"
+    ):
         config().override({"data": {"kind": "images"}})
 
 
@@ -329,7 +331,10 @@ def test_a_run_answers_questions(sums, capsys):
     ("options", "words"),
     [
         ({"lengths": (3, 2000)}, "AbacusPositions: max_len=1024 has rows for places 0 to 1023, got 2000"),
-        ({"lengths": (0,)}, "addition: needs sizes of at least 1"),
+        (
+            {"lengths": (0,)},
+            r"the lengths of addition \(digits of a and digits of b\) are at least 1, got 0; it was trained on 1 to ",
+        ),
         ({"samples": 3}, "samples is the number of sequences for each of lengths, which was not given"),
         ({"lengths": (2,), "samples": 0}, "samples must be at least 1, got 0"),
         ({"passes": 0}, "passes must be at least 1, got 0"),

@@ -478,7 +478,8 @@ def test_evaluation_and_samples_of_a_run(run, text):
 def test_options_that_an_evaluation_does_not_have_are_refused(run):
     before = (run / "metrics.jsonl").read_bytes()
     for options, words in (
-        ({"max_images": 3}, "takes stride, seq_len, max_bytes, by_context; leave out max_images"),
+        ({"max_images": 3}, "takes stride, seq_len, max_bytes, by_context, scaling; leave out max_images"),
+        ({"scaling": "ntk"}, "has no rotary positions to scale"),
         ({"max_bytes": -5}, "max_bytes must be at least 1, got -5"),  # not all bytes but the last five
     ):
         with pytest.raises(MixerError, match=words):

@@ -12,14 +12,14 @@ from ..errors import MixerError
 LENGTH = re.compile(r"([1-9]\d*)(k?)", re.IGNORECASE)
 
 
-def parse_object(given: str, example: str, who: str = "") -> dict[str, Any]:
-    """Return the JSON object in ``--options``; ``who`` begins the error message, which shows ``example``."""
+def parse_object(given: str, example: str, who: str = "", option: str = "options") -> dict[str, Any]:
+    """Return the JSON object in ``--option``; ``who`` begins the error message, which shows ``example``."""
     try:
         found = json.loads(given)
     except ValueError as why:
-        raise MixerError(f"{who}--options is not JSON ({why}), got {given!r}; write it like '{example}'.") from None
+        raise MixerError(f"{who}--{option} is not JSON ({why}), got {given!r}; write it like '{example}'.") from None
     if not isinstance(found, dict):
-        raise MixerError(f"{who}--options must be a JSON object, got {given!r}.")
+        raise MixerError(f"{who}--{option} must be a JSON object, got {given!r}.")
     return found
 
 

@@ -1,9 +1,8 @@
-"""The verbs of a run: train, resume, eval, sample, report and pictures."""
+"""The verbs of a run: train, resume, eval, report and pictures; ``sample`` has a file of its own."""
 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +11,8 @@ from tyro.conf import Positional, arg
 
 from ..errors import MixerError
 from . import output
-from .host_folders import evaluate_host, is_host_folder, sample_host
+from .arguments import parse_object
+from .host_folders import evaluate_host, is_host_folder
 from .output import progress, say
 
 
@@ -37,9 +37,10 @@ class Train:
     With rates that a sweep has tuned for this recipe and size in this shell, where there are any."""
 
     data: str | None = None
-    """Data to train on: a corpus (stdlib, enwik8), an image set (digits, cifar10, ...), a synthetic task (recall,
-    copy), or a path.
-    A path leads to a text, to images, or to a local copy of the set that the recipe expects.
+    """Data to train on: a corpus (stdlib, enwik8), an image set (digits, cifar10, ...), pairs of texts (grammar,
+    docstrings), labelled texts (docstring_match), a synthetic task (recall, copy), or a path.
+    A path leads to a text, to documents, to pairs of texts, to labelled texts, to images, or to a local copy of the set
+    that the recipe expects.
     The number of classes, the channels and the image size follow from the data. Default: the recipe's data."""
 
     skip_bad_files: bool = False
@@ -65,9 +66,7 @@ class Train:
             config = config.override({"data.skip_bad_files": True})
         if self.data is not None:
             config = config.override(data_fields(config.data.to_json(), self.data))
-            if (
-                config.data.kind == "images"
-            ):  # match_data opens the files, so it needs the options that training will use
+            if config.data.kind in ("images", "labels"):  # opened with the options that training will use
                 data_changes = {name: value for name, value in changes.items() if name.startswith("data.")}
                 config = match_data(config.override(data_changes))
         print_summary(train(config.override(changes), self.out), self.json)
@@ -85,14 +84,17 @@ def data_fields(data: dict[str, Any], given: str) -> dict[str, Any]:
     A name sets ``data.source``, and so does a path, unless the recipe expects a set that is usually downloaded: then
     the path is that of a local copy, and sets ``data.path``. For synthetic sequences it is the name of the task.
     """
-    from ..data import CORPORA, IMAGE_SETS
+    from ..data import CORPORA, DOCUMENT_SETS, IMAGE_SETS, LABELLED_SETS, PARALLEL_SETS
 
     if data["kind"] == "synthetic":
         return {"data.task": given}
-    if given in (CORPORA if data["kind"] == "text" else IMAGE_SETS):
+    named = {"text": CORPORA, "pairs": PARALLEL_SETS, "documents": DOCUMENT_SETS, "labels": LABELLED_SETS}
+    if given in named.get(data["kind"], IMAGE_SETS):
         return {"data.source": given}
     found = Path(given).expanduser()
     path = str(found.resolve()) if found.exists() else given  # errors about a missing path quote it as it was typed
+    if data["kind"] in ("pairs", "documents", "labels"):
+        return {"data.source": path}
     expected = (
         data["source"] == "enwik8"
         if data["kind"] == "text"
@@ -133,8 +135,9 @@ class Resume:
 class Evaluate:
     """Score a run on one split of its data and add the result to its metrics.
 
-    The score is in bits per byte for text, bits per dimension for density models, and accuracy for classifiers and
-    synthetic sequences; for a host's folder it is the perplexity of --data, in tokens of the folder's tokenizer.
+    The score is in bits per byte for text, bits per dimension for density models, cross-entropy with BLEU and chrF or
+    ROUGE for pairs of texts, cross-entropy for documents, and accuracy for classifiers and synthetic sequences; for a
+    host's folder it is the perplexity of --data, in tokens of the folder's tokenizer.
     """
 
     dir: Positional[Annotated[Path, arg(metavar="RUN")]]
@@ -157,6 +160,22 @@ class Evaluate:
 
     by_context: bool = False
     """Text: also print the score by the bytes of context: 1, 2 to 3, 4 to 7 ... Windows then do not overlap."""
+
+    scaling: str | None = None
+    """Text: rule for rotary positions in windows longer than those of training: linear, ntk, yarn or llama3, whose
+    factor is then the ratio of the lengths, or a whole rule as JSON."""
+
+    beams: int | None = None
+    """Pairs of texts: targets that are followed at once while the model writes; 0: it writes nothing. Default: 5."""
+
+    length_penalty: float | None = None
+    """Pairs of texts: exponent of the length by which a target's log-probability is divided. Default: 1."""
+
+    max_texts: int | None = None
+    """Pairs of texts, documents and labelled texts: score only the first N of them. Default: all."""
+
+    written: Path | None = None
+    """Pairs of texts: file for what the model writes, one line per pair. Default: it is not kept."""
 
     max_images: int | None = None
     """Images: score only the first N images. Default: all."""
@@ -203,6 +222,13 @@ class Evaluate:
             seq_len=self.seq_len,
             max_bytes=self.max_bytes,
             by_context=self.by_context or None,
+            scaling=parse_object(self.scaling, '{"name": "ntk", "factor": 4}', "eval: ", "scaling")
+            if self.scaling and self.scaling.startswith("{")
+            else self.scaling,
+            beams=self.beams,
+            length_penalty=self.length_penalty,
+            max_texts=self.max_texts,
+            written=self.written,
             max_images=self.max_images,
             image_size=self.image_size,
             lengths=self.lengths,
@@ -210,100 +236,6 @@ class Evaluate:
             passes=self.passes,
         )
         say(json.dumps({"split": self.split, **asdict(result)}) if self.json else f"{self.split}: {result.text()}")
-        return 0
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Generate text with a run's language model, or images with its density model."""
-
-    dir: Positional[Annotated[Path, arg(metavar="RUN")]]
-    """Run directory, or a host's folder: one that `tokenmix convert` wrote, or one of transformers."""
-
-    tokens: int | None = None
-    """Host's folder: number of tokens to generate. Default: 50, or as many as the model's length allows."""
-
-    bytes: int | None = None
-    """Text: number of bytes to generate. Default: 500, or as many as the model's length allows."""
-
-    prompt: str = "\n"
-    """Text: prompt to continue. Default: a line break. Arithmetic and strings: the question, such as 12+345= ."""
-
-    images: int = 16
-    """Density models: number of images to draw."""
-
-    complete: bool = False
-    """Density models: draw only the lower halves of test images, with the real images shown below."""
-
-    out: Path | None = None
-    """Density models: PNG file to write. Default: sample.png in the run directory."""
-
-    temperature: float | None = None
-    """Sampling temperature; 0 takes the most likely value. Default: 0.8 for text, 0 for answers, 1 for images."""
-
-    top_k: int | None = None
-    """Sample among the k most likely values. Default: all."""
-
-    top_p: float | None = None
-    """Sample among the fewest values that together have this probability. Default: all."""
-
-    seed: int | None = None
-    """Seed that makes the sample repeatable. Default: a different sample each time."""
-
-    step: str = "last"
-    """Checkpoint to use: a step, last or best."""
-
-    device: str = "auto"
-    """Device to run on: auto, cpu or cuda."""
-
-    json: bool = False
-    """Print the prompt and its continuation, or the path of the picture, as JSON."""
-
-    def run(self) -> int:
-        """Generate what the run's model generates."""
-        from ..train.rundir import RunDir
-
-        if is_host_folder(self.dir):
-            return sample_host(self)
-        if self.tokens is not None:
-            raise MixerError(f"sample: --tokens is for a host's folder; the model of {self.dir} counts --bytes.")
-        config = RunDir.open(self.dir).config()
-        if config.model.kind == "image_density":
-            return self._draw()
-        return self._write(0.0 if config.data.kind == "synthetic" else 0.8)
-
-    def _sampling(self, temperature: float) -> dict[str, Any]:
-        """Return the options that all kinds share; ``temperature`` is the default of the kind."""
-        temperature = temperature if self.temperature is None else self.temperature
-        chosen: dict[str, Any] = {
-            "temperature": temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "seed": self.seed,
-        }
-        return {**chosen, "step": self.step, "device": self.device}
-
-    def _write(self, temperature: float) -> int:
-        from ..train import sample_run
-
-        start = os.fsencode(self.prompt)  # the bytes that were typed, whether or not they are valid text
-        text = sample_run(self.dir, n=self.bytes, prompt=start, **self._sampling(temperature))
-        if self.json:
-            say(json.dumps({"prompt": self.prompt, "text": text[len(start) :].decode(errors="replace")}))
-        else:
-            say(text.decode(errors="replace"))
-        return 0
-
-    def _draw(self) -> int:
-        from ..system.files import check_writable
-        from ..train import draw_run
-        from ..train.image_tasks import write_grid
-
-        out = self.out or self.dir / "sample.png"
-        check_writable(out)
-        drawn = draw_run(self.dir, n=self.images, complete=self.complete, **self._sampling(1.0))
-        write_grid(out, drawn, columns=self.images if self.complete else 8)
-        say(json.dumps({"images": self.images, "file": str(out)}) if self.json else out)
         return 0
 
 
@@ -411,6 +343,7 @@ def score_text(metric: str, value: float | None) -> str:
         "bits_per_byte": f"{value:.4f} bits/byte",
         "bits_per_dim": f"{value:.4f} bits/dim",
         "top1": f"{100 * value:.2f} % top-1",
+        "cross_entropy": f"cross-entropy {value:.4f}",
         "accuracy": f"{100 * value:.2f} % right",
     }
     return f"{texts[metric]} on valid"

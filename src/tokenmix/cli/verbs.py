@@ -6,9 +6,11 @@ from typing import Any
 
 from .advise import Advise
 from .bench import Bench
+from .explain import Explain
 from .library import Check, Doctor, ListAll, NewMixer
 from .papers import Papers, ShowPaper
-from .runs import Evaluate, Pictures, Report, Resume, Sample, Train
+from .runs import Evaluate, Pictures, Report, Resume, Train
+from .sample import Sample
 from .sweep import Sweep
 from .watch import Watch
 from .weights import Convert, ExportHF, ExportONNX
@@ -28,6 +30,7 @@ VERBS: dict[str, type[Any]] = {
     "sample": Sample,
     "report": Report,
     "watch": Watch,
+    "explain": Explain,
     "convert": Convert,
     "export-hf": ExportHF,
     "export-onnx": ExportONNX,

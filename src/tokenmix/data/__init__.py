@@ -5,10 +5,16 @@ from .bounds import Bounds
 from .characters import CHARACTER_TASKS, CHARACTERS, text_of
 from .corpora import CORPORA, open_corpus
 from .corpus import SPLITS, Corpus
+from .documents import DOCUMENT_SETS, open_documents
 from .images import IMAGE_SETS, ImageData, ImageSplit, open_images
+from .labelled import LABELLED_SETS, open_labelled
+from .long_tail import long_tail_counts, long_tailed
+from .parallel import PARALLEL_SETS, ParallelText, open_parallel
 from .pixels import PixelSampler, from_pixels, pixel_batches, to_pixels
 from .recall import recall_batch
+from .rows import Rows
 from .sampler import Sampler
+from .subwords import Subwords
 from .synthetic import SYNTHETIC_TASKS, Synthetic
 
 __all__ = [
@@ -18,19 +24,30 @@ __all__ = [
     "CHARACTER_TASKS",
     "CORPORA",
     "Corpus",
+    "DOCUMENT_SETS",
     "IMAGE_SETS",
     "ImageData",
     "ImageSampler",
     "ImageSplit",
+    "LABELLED_SETS",
+    "PARALLEL_SETS",
+    "ParallelText",
     "PixelSampler",
+    "Rows",
     "SPLITS",
     "SYNTHETIC_TASKS",
     "Sampler",
+    "Subwords",
     "Synthetic",
     "eval_batches",
     "from_pixels",
+    "long_tail_counts",
+    "long_tailed",
     "open_corpus",
+    "open_documents",
     "open_images",
+    "open_labelled",
+    "open_parallel",
     "pixel_batches",
     "recall_batch",
     "text_of",

@@ -179,11 +179,20 @@ def _is_utf8_name(name: str) -> bool:
     return os.fsencode(name) == name.encode("utf-8", "replace")
 
 
-def _folder_file(folder: Path) -> Path:
+def text_files(folder: Path) -> list[Path]:
+    """List the text files of a folder and the folders in it, sorted by path, without hidden ones.
+
+    Raises:
+        MixerError: if there are none.
+    """
     files = [p for p in _walk(folder) if not _is_binary(p)]
     if not files:
         raise MixerError(f"data: the folder {folder} contains no text files.")
-    return _joined_file(folder.name, folder, files)
+    return files
+
+
+def _folder_file(folder: Path) -> Path:
+    return _joined_file(folder.name, folder, text_files(folder))
 
 
 def stdlib_files() -> list[Path]:

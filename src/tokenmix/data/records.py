@@ -57,6 +57,7 @@ def _whole(record: dict[str, Any]) -> bool:
         "by_context": dict,
         "image_size": list,
         "names": list,
+        "signature": str,
         "grid": list,
     }
     return all(

@@ -16,8 +16,10 @@ from ..kernels.cpu import aft_simple as scan
 from ..kernels.cpu import decode as step
 from .layout.positions import gather_tokens, last_valid
 from .sums.band import causal_sums
+from .sums.filtered import capped, factors_of, finished, literal_factors
 from .sums.gates import Gate, gated
 from .sums.nonfinite import honest_chunk, over_pairs
+from .sums.outside import Filters
 from .sums.softmax import (
     FLOOR,
     Sums,
@@ -213,6 +215,8 @@ def ring_chunk(
     heads: int = 1,
     gate: Gate | None,
     holes: bool = False,
+    filters: Filters = "exp",
+    divide: bool = True,
 ) -> tuple[Tensor, Past, Past]:
     """Mix L new tokens over a ring of R kept keys, each other, and the sums ``far`` of all older keys.
 
@@ -223,7 +227,9 @@ def ring_chunk(
         near: (B or 1, 1, L, R + L), which pairs lie inside the window. With ``only_near`` no others count, and the sums
             stay as they are; otherwise it is not read.
         holes: masked tokens may come after valid ones; they take no room in the ring.
+        filters, divide: as in ``aft_conv``; with "signed" w holds the taps, and ``near`` is read.
     """
+    plain = filters == "exp" and divide
     if w.dtype is not torch.float64 or not w.is_contiguous():
         w = w.double().contiguous()
     if not (
@@ -236,7 +242,8 @@ def ring_chunk(
     per_head = heads > 1 or new[0].shape[-1] == 1 < new[1].shape[-1]
     fused = q if gate == "sigmoid" else None
     if (
-        not holes
+        plain
+        and not holes
         and _ready(fused, new, kept, w, far)
         and new[0].shape[2] == (heads if per_head else new[1].shape[2])
         and _fits(far, new[0], new[1])
@@ -246,17 +253,54 @@ def ring_chunk(
         )
         return (y if gate == "sigmoid" else gated(q, y, gate)), ring, sums
     past, inside = (None, near) if only_near else (far, None)
-    y, (keys, values, all_valid) = aft_chunk(q, new, kept, w, heads=heads, far=past, inside=inside, gate=gate)
+    if plain:
+        y, (keys, values, all_valid) = aft_chunk(q, new, kept, w, heads=heads, far=past, inside=inside, gate=gate)
+    else:
+        y, (keys, values, all_valid) = _filtered(
+            q, new, kept, w, near, past, heads=heads, signed=filters == "signed", divide=divide, gate=gate
+        )
     if holes:
         index, there, left = last_valid(all_valid, kept[1].shape[1])
         return (
             y,
             (gather_tokens(keys, index), gather_tokens(values, index), there),
-            far if only_near else absorb(far, keys, values, left, heads=heads),
+            far if only_near else absorb(far, capped(keys, divide), values, left, heads=heads),
         )
     n = q.shape[1]
-    sums = far if only_near else absorb(far, keys[:, :n], values[:, :n], all_valid[:, :n], heads=heads)
+    sums = far if only_near else absorb(far, capped(keys[:, :n], divide), values[:, :n], all_valid[:, :n], heads=heads)
     return y, (keys[:, n:], values[:, n:], all_valid[:, n:]), sums
+
+
+def _filtered(
+    q: Tensor,
+    new: Past,
+    kept: Past,
+    w: Tensor,
+    near: Tensor | None,
+    far: Past | None,
+    *,
+    heads: int,
+    signed: bool,
+    divide: bool,
+    gate: Gate | None,
+) -> tuple[Tensor, Past]:
+    """Mix as ``aft_chunk`` with signed filters or without a denominator; without ``far`` only pairs ``near`` count."""
+    R, L, every = kept[1].shape[1], new[1].shape[1], append(kept, new)
+    assert near is not None
+    c = factors_of(w, signed)
+    if signed and far is not None:
+        c = c + 1.0
+    seen = every[2][:, None, None] & torch.ones(L, R + L, dtype=torch.bool, device=q.device).tril(R)
+    seen = seen if far is not None else seen & near
+
+    def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kd, vd = split_heads64(k, v, every[2], heads)
+        total = literal_factors(capped(kd, divide), vd, c, seen)
+        total = total if far is None else merge(total, _lift(far, heads))
+        return gated(q, merge_heads(finished(total, divide)), gate)
+
+    met = lambda mark: over_pairs(seen[:, 0], mark)  # noqa: E731
+    return hidden_sums(form, q, every[0], every[1], gate, causal=True, key_mask=every[2], reach=met), every
 
 
 def _ready(q: Tensor | None, new: Past, kept: Past, w: Tensor, far: tuple[Tensor, ...] = ()) -> bool:

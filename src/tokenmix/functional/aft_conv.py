@@ -15,11 +15,15 @@ from ..kernels.operator import Operator
 from ..kernels.precision import exact
 from .layout.checks import check_flags, check_key_mask
 from .sums.band import aft_band, band_sums, causal_sums, window_ratio
+from .sums.filtered import capped, factors_of, finished, literal_factors, over_factors, plain_sums, tap_sums
 from .sums.gates import Gate, check_gate, gated
 from .sums.nonfinite import over_pairs, over_window
-from .sums.outside import OUTSIDES, Outside
-from .sums.softmax import hidden_sums, kernel_sums, literal, merge_heads, over_visible, ratio_of, split_heads64
+from .sums.outside import FILTERS, OUTSIDES, Filters, Outside
+from .sums.softmax import Sums, hidden_sums, kernel_sums, literal, merge_heads, over_visible, ratio_of, split_heads64
 from .sums.weights import Dense, Toeplitz
+
+Pairs = tuple[Tensor, Tensor, Tensor]
+"""What ``_dense_weights`` returns."""
 
 
 @exact
@@ -32,6 +36,8 @@ def aft_conv(
     grid: tuple[int, ...] | None = None,
     prefix: int = 0,
     outside: Outside = "zero",
+    filters: Filters = "exp",
+    divide: bool = True,
     causal: bool = False,
     key_mask: Tensor | None = None,
     positions: Tensor | None = None,
@@ -53,6 +59,10 @@ def aft_conv(
         grid: (H, W) or (D, H, W) of the tokens after the first ``prefix``; 1-D needs none.
         prefix: number of leading tokens that are not on the grid; their log-weight to and from every token is 0.
         outside: "zero": keys outside the kernel have weight exp(0); "none": they are not attended.
+        filters: "exp": the factor of exp(k_s) is exp(w), and 1 outside; "signed", a method of its own: it is 1 + w, and
+            1 outside (with ``outside="none"``: w, and 0 outside), in the numerator only. The denominator is then the
+            sum of exp(k_s) over the keys attended, which cannot vanish.
+        divide: False leaves the denominator out. Keys above 300 then count as 300, and outputs may exceed their dtype.
         causal: keep only keys s <= t.
         key_mask: bool (B, T), True = may be attended.
         positions: (B, T) indices into the prefix followed by the flattened grid, for tokens dropped or moved.
@@ -65,45 +75,37 @@ def aft_conv(
     Raises:
         MixerError: shapes, dtypes or options do not fit, or the requested backend cannot run this call.
     """
-    _check(q, k, v, kernel, grid, outside, causal, key_mask, gate)
+    _check(q, k, v, kernel, grid, outside, causal, key_mask, gate, filters, divide)
     _check_places(q.shape[1], grid, prefix, positions)
     if 0 in q.shape:
         return torch.zeros_like(q)
+    plain = filters == "exp" and divide
     asked, on = q if gate == "sigmoid" else None, (aft_band if kernel.ndim == 2 else conv2d_kernel).on
-    where = choose("aft_conv", backend, k, v, asked, lacks=_lacks(kernel, prefix, positions, outside), on=on)
+    where = choose("aft_conv", backend, k, v, asked, lacks=_lacks(kernel, prefix, positions, outside, plain), on=on)
     if where != "eager":
         run = _runner(kernel, q.shape[1], grid, prefix, key_mask, causal)
         return kernel_sums(where, run, q, k, v, gate, causal=causal, key_mask=key_mask)
     size, windowed = kernel.shape[-1], kernel.ndim == 2 and not prefix and positions is None
     reach = (1 - size, 0) if causal else (-(size // 2), size // 2)
-    w, inside = (
-        (None, None)
-        if windowed
-        else _dense_weights(kernel, grid or (q.shape[1] - prefix,), prefix, positions, causal, q.device)
-    )
+    place = grid or (q.shape[1] - prefix,), prefix, positions
+    pairs = None if windowed else _dense_weights(kernel, *place, causal, q.device)
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kd, vd = split_heads64(k, v, key_mask, kernel.shape[0])
-        if w is None or inside is None:
-            taps = Toeplitz(kernel, -reach[0])
-            if outside == "none":
-                y = window_ratio(kd, vd, taps, reach=reach)
-            else:
-                y = ratio_of(causal_sums(kd, vd, taps, reach=reach) if causal else band_sums(kd, vd, taps, reach=reach))
-        elif outside == "none":
-            y = literal(kd, vd, w, inside if key_mask is None else inside & key_mask[:, None, None])
+        if plain:
+            y = _divided(kd, vd, kernel, reach, pairs, outside, key_mask, causal)
         else:
-            y = ratio_of(causal_sums(kd, vd, Dense(w)) if causal else over_visible(kd, vd, w))
+            y = _factored(kd, vd, kernel, reach, pairs, outside, causal, filters, divide)
         return gated(q, merge_heads(y), gate)
 
-    met = (lambda mark: over_window(mark, *reach)) if inside is None else (lambda mark: over_pairs(inside[:, 0], mark))
+    met = (lambda mark: over_window(mark, *reach)) if pairs is None else (lambda mark: over_pairs(pairs[1][:, 0], mark))
     return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, reach=met if outside == "none" else None)
 
 
 def _dense_weights(
     kernel: Tensor, grid: tuple[int, ...], prefix: int, positions: Tensor | None, causal: bool, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return the log-weights of all pairs and the pairs inside the kernel; pairs with a prefix token count as inside.
+) -> Pairs:
+    """Return the log-weights of all pairs, the pairs inside the kernel, with those of prefix tokens, and without them.
 
     The log-weights are (1 or B, h, T, T), the pairs bool (1 or B, 1, T, T).
     """
@@ -120,7 +122,75 @@ def _dense_weights(
     pairs = inside | ~both
     if causal:
         pairs = pairs & torch.ones(both.shape[1:], dtype=torch.bool, device=device).tril()
-    return w, pairs[:, None]
+    return w, pairs[:, None], inside[:, None]
+
+
+def _divided(
+    k: Tensor,
+    v: Tensor,
+    kernel: Tensor,
+    reach: tuple[int, int],
+    pairs: Pairs | None,
+    outside: Outside,
+    key_mask: Tensor | None,
+    causal: bool,
+) -> Tensor:
+    """Compute the paper's ratio; without ``pairs`` over a sequence without prefix and positions."""
+    if pairs is None:
+        taps = Toeplitz(kernel, -reach[0])
+        if outside == "none":
+            return window_ratio(k, v, taps, reach=reach)
+        return ratio_of((causal_sums if causal else band_sums)(k, v, taps, reach=reach))
+    w, inside, _ = pairs
+    if outside == "none":
+        return literal(k, v, w, inside if key_mask is None else inside & key_mask[:, None, None])
+    return ratio_of(causal_sums(k, v, Dense(w)) if causal else over_visible(k, v, w))
+
+
+def _factored(
+    k: Tensor,
+    v: Tensor,
+    kernel: Tensor,
+    reach: tuple[int, int],
+    pairs: Pairs | None,
+    outside: Outside,
+    causal: bool,
+    filters: Filters,
+    divide: bool,
+) -> Tensor:
+    """Compute the ratio with signed filters, or a numerator alone; arguments as in ``_divided``."""
+    return finished(
+        _factored_sums(capped(k, divide), v, kernel, reach, pairs, outside, causal, filters, divide), divide
+    )
+
+
+def _factored_sums(
+    k: Tensor,
+    v: Tensor,
+    kernel: Tensor,
+    reach: tuple[int, int],
+    pairs: Pairs | None,
+    outside: Outside,
+    causal: bool,
+    filters: Filters,
+    divide: bool,
+) -> Sums:
+    """Compute the sums of ``_factored``."""
+    signed, everywhere = filters == "signed", outside == "zero"
+    if pairs is None and (signed or not everywhere):
+        return tap_sums(k, v, factors_of(kernel, signed), reach[0], everywhere=everywhere, causal=causal)
+    if pairs is None:
+        return (causal_sums if causal else band_sums)(k, v, Toeplitz(kernel, -reach[0]), reach=reach)
+    w, inside, window = pairs
+    c = factors_of(w, signed)
+    if signed:  # prefix tokens have the factor 1
+        c = c + 1.0 if everywhere else torch.where(window, c, 1.0)
+    seen = None if everywhere else inside
+    if everywhere and causal:
+        seen = torch.ones(c.shape[-2:], dtype=torch.bool, device=c.device).tril()
+    if not divide:
+        return plain_sums(k, v, c if seen is None else c.masked_fill(~seen, 0.0))
+    return over_factors(k, v, c) if seen is None else literal_factors(k, v, c, seen)
 
 
 def _cells(flat: Tensor, grid: tuple[int, ...]) -> Tensor:
@@ -152,8 +222,10 @@ def _runner(
     return lambda q, k, v: conv2d_kernel(q, k, v, kernel, key_mask, list(sizes), prefix)
 
 
-def _lacks(kernel: Tensor, prefix: int, positions: Tensor | None, outside: Outside) -> str | None:
+def _lacks(kernel: Tensor, prefix: int, positions: Tensor | None, outside: Outside, plain: bool) -> str | None:
     """Return why no kernel supports these options, as a phrase, or None if one does."""
+    if not plain:
+        return "its kernels take only filters='exp' with divide=True"
     if positions is not None or outside != "zero":
         return "its kernels take no positions and only outside='zero'"
     if kernel.ndim == 2 and prefix:
@@ -197,9 +269,11 @@ conv2d_kernel = Operator(
 """Compute AFT-conv on a 2-D grid, (B, T, D): sigmoid(q) times the ratio of sums, or the ratio alone if q is None."""
 
 
-def _check(q, k, v, kernel, grid, outside, causal, key_mask, gate) -> None:
+def _check(q, k, v, kernel, grid, outside, causal, key_mask, gate, filters, divide) -> None:
     check_gate(gate, "aft_conv")
-    check_flags("aft_conv", causal=causal)
+    check_flags("aft_conv", causal=causal, divide=divide)
+    if filters not in FILTERS:
+        raise MixerError(f"aft_conv: filters={filters!r}; choose 'exp' or 'signed'.")
     B, T, D = q.shape
     h, s, n = kernel.shape[0], kernel.shape[-1], kernel.ndim - 1
     if n not in (1, 2, 3) or s % 2 == 0 or any(a != s for a in kernel.shape[1:]):

@@ -149,14 +149,20 @@ def mixture_logits(
     ]
     if join == "plus":
         return sum(each[1:], each[0])
-    weights = at_least_float32(alpha).softmax(0)
-    if join == "gated":
-        a = at_least_float32(alpha)[0].sigmoid()
-        return sum(
-            (logits * (1 - a if part == "attention" else a) for part, logits in zip(parts, each, strict=True)),
-            each[0].new_zeros(()),
-        )
-    return sum((w * logits for w, logits in zip(weights.unbind(), each, strict=True)), each[0].new_zeros(()))
+    weights = part_weights(alpha, parts, join)
+    return sum((w * logits for w, logits in zip(weights, each, strict=True)), each[0].new_zeros(()))
+
+
+@exact
+def part_weights(alpha: Tensor, parts: Sequence[str], join: str) -> tuple[Tensor, ...]:
+    """Compute the a_i of ``synthesizer_mixture`` for each part; those of ``join="plus"`` are 1."""
+    alpha = at_least_float32(alpha)
+    if join == "softmax":
+        return alpha.softmax(0).unbind()
+    if join == "plus":
+        return (alpha.new_ones(()),) * len(parts)
+    a = alpha[0].sigmoid()
+    return tuple(1 - a if part == "attention" else a for part in parts)
 
 
 @exact

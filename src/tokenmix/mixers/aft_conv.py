@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ..functional import aft_chunk as chunk
 from ..functional.sums.gates import Gate
-from ..functional.sums.outside import OUTSIDES, Outside
+from ..functional.sums.outside import FILTERS, OUTSIDES, Filters, Outside
 from .base import About, Arguments, Kernels, Mixer
 from .cost import MixingCost
 from .parts.aft import add_projections, empty_ring, queries, ring_step
-from .parts.options import check_heads, check_spread
+from .parts.options import check_heads, check_spread, one_of, true_or_false
 from .parts.patterns import build_distance_bias
 from .parts.shared import ring_chunk
 
@@ -36,6 +36,10 @@ class AFTConv(Mixer):
         init_std: standard deviation of the raw filter at the start, 0.02 by default; used with ``reparam=False`` only,
             otherwise it is 1.
         outside: "zero" (default) gives tokens outside of the kernel a bias of 0; "none" does not attend them.
+        filters: "exp" (default): a tap w multiplies exp(k) by exp(w); "signed", a method of its own: it adds w exp(k) v
+            to the numerator, w of either sign, and the denominator is the sum of exp(k). With ``outside="none"`` only
+            the sum over the taps remains, and beta starts at 1. Not with ``bias``.
+        divide: True (default); False, a method of its own: the numerator alone. Outputs then grow as exp(k).
         gate: as in AFTSimple.
 
     With ``reparam`` the mixer starts as AFT-simple with one key per head, and raw receives no gradient until gamma has
@@ -62,6 +66,11 @@ class AFTConv(Mixer):
     )
     knows_positions = True
     form = "aft_conv"
+    waivers: ClassVar[dict[str, str]] = {
+        "accurate_on_adversarial_keys": "numerators alone reach exp(160) on these keys, beyond float32",
+        "runs_under_autocast": "numerators alone grow as exp(k), beyond float16 for keys above 11",
+        "finite_at_large_keys": "numerators alone grow as exp(k), beyond float32 for keys above 88",
+    }
     carries = ("v_proj", "out_proj")  # AFT, Table 8
     kernels = Kernels(("aft_band", "aft_conv2d"), step="ring")
 
@@ -77,6 +86,8 @@ class AFTConv(Mixer):
         reparam: bool = True,
         init_std: float = 0.02,
         outside: Outside = "zero",
+        filters: Filters = "exp",
+        divide: bool = True,
         gate: Gate | None = "sigmoid",
         qkv_bias: bool = True,
         out_bias: bool = True,
@@ -98,7 +109,11 @@ class AFTConv(Mixer):
             self.refuse(f"ndim must be 1, 2 or 3, and 1 with causal=True, got ndim={ndim!r}, causal={causal}")
         if outside not in OUTSIDES:
             self.refuse(f"outside must be 'zero' or 'none', got {outside!r}")
-        self.gate = gate
+        one_of(self, FILTERS, filters=filters)
+        true_or_false(self, divide=divide)
+        if filters == "signed" and bias is not None:
+            self.refuse(f"bias={bias!r} holds log-weights: it needs filters='exp', got 'signed'")
+        self.gate, self.filters, self.divide = gate, filters, divide
         add_projections(self, key_width=heads, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
         self.bias = build_distance_bias(self, bias, heads)
         if bias is not None and ndim > 1:
@@ -115,15 +130,18 @@ class AFTConv(Mixer):
         base = super().capabilities
         return type(base)(**{**vars(base), "grid": not self.causal})
 
+    def waived(self):
+        return {} if self.divide else dict(self.waivers)
+
     def init_parameters(self) -> None:
         if self.raw is not None:
             nn.init.normal_(self.raw, std=1.0 if self.reparam else self.init_std)
         if self.gamma is not None and self.beta is not None:
             nn.init.zeros_(self.gamma)
-            nn.init.zeros_(self.beta)
+            nn.init.constant_(self.beta, float(self.filters == "signed" and self.outside == "none"))
 
     def kernel(self, like: Tensor | None = None) -> Tensor:
-        """Return the log-weights (h, s, ...) in use.
+        """Return the log-weights (h, s, ...) in use; with signed filters, the taps.
 
         Args:
             like: its dtype and device are those of taps that are computed from a bias; None: a weight of the mixer.
@@ -158,7 +176,9 @@ class AFTConv(Mixer):
         if grid is not None and len(grid) != self.ndim:
             self.refuse(f"was built with ndim={self.ndim}, got grid={tuple(grid)}")
         args = queries(self, x), self.k_proj(x), self.v_proj(x), self.kernel(x)
-        options = {"grid": grid, "prefix": prefix, "outside": self.outside, "positions": positions}
+        options: dict[str, Any] = {"grid": grid, "prefix": prefix, "outside": self.outside, "positions": positions}
+        if self.filters != "exp" or not self.divide:
+            options |= {"filters": self.filters, "divide": self.divide}
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "gate": self.gate}
 
     def mixing_cost(self, T: int) -> MixingCost:
@@ -187,6 +207,8 @@ class AFTConv(Mixer):
             w,
             near,
             only_near=self.outside == "none",
+            filters=self.filters,
+            divide=self.divide,
             heads=self.heads,
             holes=holes,
         )

@@ -1,4 +1,4 @@
-"""AFT-forget: AFT-simple with a short convolution, normalised keys, a decay per feature and a norm of the ratio."""
+"""AFT-forget: AFT-simple with a short convolution, normalised keys and a decay per feature."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from ..kernels.precision import at_least_float32
 from .base import About, Kernels
 from .cost import MixingCost
 from .parts.convolved import EPS, ConvolvedAFT
-from .parts.options import one_of
+from .parts.options import check_heads, one_of
 
 Decay = Literal["learned", "fixed"]
 
 
 class AFTForget(ConvolvedAFT):
-    """AFT-forget: y_t = W_o [sigma(q_t) * norm(n_t / z_t)], n_t = exp(g_t) n_{t-1} + exp(k_t) v_t, z_t likewise.
+    """AFT-forget: y_t = W_o [sigma(q_t) * n_t / z_t], n_t = exp(g_t) n_{t-1} + exp(k_t) v_t, z_t likewise.
 
     A form of this library: AFT-simple (Zhai et al. 2021, arXiv:2105.14103, Eq. 5) with what has helped other mixers
     since. q, k and v pass a short convolution (Canon layers, arXiv:2512.17351); keys are RMS-normalised with a gain per
     feature; the sums decay by exp(g_t), g_t = -softplus(W_g x_t + b) per feature (RWKV-4, arXiv:2305.13048; FoX,
-    arXiv:2503.02130; GLA, arXiv:2312.06635); the ratio is RMS-normalised per head. Maps (B, T, D) to (B, T, D). Not
-    causal: every pair of tokens decays by the log-decays of the tokens after the earlier one, up to the later one.
+    arXiv:2503.02130; GLA, arXiv:2312.06635). With ``norm_heads`` the ratio is RMS-normalised per head. Maps (B, T, D)
+    to (B, T, D). Not causal: every pair of tokens decays by the log-decays of the tokens after the earlier one, up to
+    the later one.
 
     Args:
-        heads: groups of features whose ratio is normalised together, 8 by default; must divide dim. None: no norm.
+        norm_heads: groups of features whose ratio is normalised together; must divide dim. None (default): no norm.
         kernel_size: taps of the convolution, the identity at the start. None (default): 4, or 3 with causal=False;
             1: no convolution. Odd unless causal.
         key_norm: normalise the keys. Default True.
@@ -41,7 +42,7 @@ class AFTForget(ConvolvedAFT):
 
     Parameters: q_proj, k_proj, v_proj, out_proj, g_proj (without bias), rate (D), conv (3 D x kernel_size), k_norm.
     Time and memory O(T D). The streaming state is kernel_size - 1 tokens and three vectors of D numbers. With
-    ``heads=None, kernel_size=1, key_norm=False, decay=None`` it is AFT-simple.
+    ``kernel_size=1, key_norm=False, decay=None`` it is AFT-simple.
 
     Raises:
         MixerError: if an option is out of its range.
@@ -52,7 +53,7 @@ class AFTForget(ConvolvedAFT):
         "attention free",
         "T D",
         "T D",
-        idea="AFT-simple with a short convolution, a decay per feature and norms",
+        idea="AFT-simple with a short convolution, a decay per feature and normalised keys",
         tier="core",
     )
     form = "aft_forget"
@@ -65,7 +66,7 @@ class AFTForget(ConvolvedAFT):
         dim: int,
         *,
         causal: bool = False,
-        heads: int | None = 8,
+        norm_heads: int | None = None,
         kernel_size: int | None = None,
         key_norm: bool = True,
         decay: Decay | None = "learned",
@@ -76,7 +77,10 @@ class AFTForget(ConvolvedAFT):
     ):
         super().__init__(dim, causal=causal)
         options: dict[str, Any] = {"key_norm": key_norm, "gate": gate, "qkv_bias": qkv_bias, "out_bias": out_bias}
-        self._set_up(heads=heads, kernel_size=kernel_size, **options)
+        if norm_heads is not None:
+            check_heads(self, norm_heads, name="norm_heads")
+        self.norm_heads = norm_heads
+        self._set_up(kernel_size=kernel_size, **options)
         one_of(self, ("learned", "fixed", None), decay=decay)
         self.half_lives, self.by_distance = self._pair(half_lives), decay == "fixed"
         self.g_proj = nn.Linear(dim, dim, bias=False) if decay == "learned" else None
@@ -91,7 +95,7 @@ class AFTForget(ConvolvedAFT):
             nn.init.normal_(self.g_proj.weight, std=0.02)
 
     def options(self) -> dict[str, Any]:
-        return {"heads": self.heads, "eps": EPS, "gate": self.gate}
+        return {"heads": self.norm_heads, "eps": EPS, "gate": self.gate}
 
     def weights(self, x: Tensor, gaps: Tensor | None) -> tuple[Tensor]:
         if self.rate is None:

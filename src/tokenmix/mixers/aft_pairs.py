@@ -14,7 +14,7 @@ from ..kernels.precision import at_least_float32
 from .base import About, Kernels
 from .cost import MixingCost
 from .parts.convolved import EPS, ConvolvedAFT
-from .parts.options import at_least, true_or_false
+from .parts.options import at_least, check_heads, true_or_false
 
 
 class AFTPairs(ConvolvedAFT):
@@ -81,7 +81,9 @@ class AFTPairs(ConvolvedAFT):
         true_or_false(self, norm=norm, decay=decay)
         self.rank, self.norm, self.sums, self.half_lives = rank, norm, (rank,), self._pair(half_lives)
         options: dict[str, Any] = {"key_norm": key_norm, "gate": gate, "qkv_bias": qkv_bias, "out_bias": out_bias}
-        self._set_up(heads=heads, kernel_size=kernel_size, **options)
+        check_heads(self, heads)
+        self.heads = heads
+        self._set_up(kernel_size=kernel_size, **options)
         self.a_proj, self.b_proj = (nn.Linear(dim, heads * rank, bias=False) for _ in range(2))
         self.g_proj = nn.Linear(dim, heads * rank, bias=False) if decay else None
         self.rate = nn.Parameter(torch.empty(heads, rank)) if decay else None

@@ -13,7 +13,7 @@ from ..functional.sums.gates import Gate
 from .base import About, Kernels
 from .cost import MixingCost
 from .parts.convolved import EPS, ConvolvedAFT
-from .parts.options import at_least, true_or_false
+from .parts.options import at_least, check_heads, true_or_false
 
 
 class AFTReach(ConvolvedAFT):
@@ -75,7 +75,9 @@ class AFTReach(ConvolvedAFT):
         true_or_false(self, norm=norm)
         self.reaches, self.norm, self.sums, self.half_lives = reaches, norm, (reaches,), self._pair(half_lives)
         options: dict[str, Any] = {"key_norm": key_norm, "gate": gate, "qkv_bias": qkv_bias, "out_bias": out_bias}
-        self._set_up(heads=heads, kernel_size=kernel_size, **options)
+        check_heads(self, heads)
+        self.heads = heads
+        self._set_up(kernel_size=kernel_size, **options)
         self.a_proj = nn.Linear(dim, heads * reaches, bias=False)
         self.init_parameters()
 

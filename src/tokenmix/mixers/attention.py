@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +13,7 @@ from ..functional.layout.heads import by_head
 from ..functional.layout.masks import valid_mask, zero_masked
 from ..kernels.backend import watched
 from ..positions import ContentPositions, LearnedPositions, RotaryPositions, XPositions, build_logit_bias
+from ..positions.checks import chosen
 from .base import QKVO, About, Arguments, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .parts.log_weights import content_log_weights, log_weights
@@ -141,21 +141,16 @@ class Attention(Mixer):
 
     def _build_positions(self, spec: dict[str, Any]) -> LearnedPositions | RotaryPositions:
         kinds: dict[str, Any] = {"learned": LearnedPositions, "rotary": RotaryPositions, "xpos": XPositions}
-        if not isinstance(spec, dict) or not isinstance(spec.get("name"), str) or spec["name"] not in kinds:
-            names = ", ".join(f'{{"name": "{name}"}}' for name in kinds)
-            self.refuse(f"positions={spec!r} is unknown; choose None, {names}")
-        kind, options = kinds[spec["name"]], {option: value for option, value in spec.items() if option != "name"}
-        known = [p for p in inspect.signature(kind).parameters if p not in ("dim", "head_dim", "max_len")]
-        if not set(options) <= set(known):
-            self.refuse(f"positions={spec!r}: the options of {spec['name']} positions are {', '.join(known)}")
+        who, sizes = type(self).__name__, ("dim", "head_dim", "max_len")
+        kind, options = chosen(spec, kinds, sizes, who=who, option="positions", others=" or None")
         if kind is LearnedPositions and self.max_len is None:
             self.refuse("learned positions need max_len, the number of positions")
         if kind is XPositions and not self.causal:
             self.refuse("positions that fade with the distance (xpos) grow towards the future; they need causal=True")
         try:
             learned = kind is LearnedPositions
-            sizes = {"dim": self.dim, "max_len": self.max_len} if learned else {"head_dim": self.head_dim}
-            return kind(**sizes, **options)
+            given = {"dim": self.dim, "max_len": self.max_len} if learned else {"head_dim": self.head_dim}
+            return kind(**given, **options)
         except MixerError as why:
             self.refuse(f"positions={spec!r} with dim={self.dim} and head_dim={self.head_dim}: {str(why).rstrip('.')}")
 

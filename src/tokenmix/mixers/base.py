@@ -389,7 +389,17 @@ class Mixer(InputChecks, metaclass=Checked):
 
         The child is called without input and returns its weights, so that module hooks, which may fetch weights, see
         the call.
+
+        Raises:
+            MixerError: for a child that an adapter wraps or that is quantised, whose ``weight`` is not what it computes
+                with.
         """
+        if not isinstance(child, HandsOut) and (
+            next(child.children(), None) is not None or not isinstance(child.weight, Tensor)
+        ):
+            name = next((name for name, each in self.named_modules() if each is child), "a child")
+            kind = f"{type(child).__module__.split('.')[0]}'s {type(child).__name__}"
+            self.refuse(f"reads the weights of its {name}, which is now {kind}; leave this layer as it was")
         given: Any = child() if isinstance(child, HandsOut) else (child.weight, child.bias)
         weights = tuple(a for a in given if a is not None)
         for a in weights:

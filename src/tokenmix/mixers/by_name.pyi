@@ -9,6 +9,7 @@ from typing import (
 
 from ..functional.sums.gates import Gate
 from ..functional.sums.outside import (
+    Filters,
     LocalOutside,
     Outside,
 )
@@ -201,6 +202,8 @@ def build_mixer(
     reparam: bool = True,
     init_std: float = 0.02,
     outside: Outside = "zero",
+    filters: Filters = "exp",
+    divide: bool = True,
     gate: Gate | None = "sigmoid",
     qkv_bias: bool = True,
     out_bias: bool = True,
@@ -211,7 +214,7 @@ def build_mixer(
     dim: int,
     *,
     causal: bool = False,
-    heads: int | None = 8,
+    norm_heads: int | None = None,
     kernel_size: int | None = None,
     key_norm: bool = True,
     decay: Decay | None = "learned",

@@ -124,6 +124,13 @@ class SynthesizerMixture(Mixer):
         if self.alpha is not None:
             nn.init.zeros_(self.alpha)
 
+    def part_weights(self) -> dict[str, float] | None:
+        """Return the learned a_i by part, which all heads share; None where nothing is learned (``join="plus"``)."""
+        if self.alpha is None:
+            return None
+        weights = synth.part_weights(self.alpha.detach(), self.parts, self.join)
+        return {part: float(a) for part, a in zip(self.parts, weights, strict=True)}
+
     def _tables(self, x: Tensor) -> dict[str, synth.Tables]:
         parts: Any = self._modules  # torch.compile does not support a name bound in the comprehension
         return {name: () if parts[name] is None else self.read(parts[name], x) for name in synth.LOGITS}

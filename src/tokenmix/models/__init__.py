@@ -11,6 +11,7 @@ from ..errors import MixerError
 from ..system.config import from_json, nearest
 from .blocks import Block, evaluating
 from .eamlp import EAMLP, EAMLPConfig
+from .encoder import Encoder, EncoderConfig
 from .image_density import ImageDensity, ImageDensityConfig
 from .layers import MLP
 from .lm import LM, LMConfig, LMState
@@ -18,7 +19,9 @@ from .looped import LoopConfig
 from .macs import Macs, macs
 from .named import MODELS, replace_layers
 from .pyramid import Pyramid, PyramidConfig
+from .resnet import ResNet, ResNetConfig
 from .segmentation import SegmentationConfig, Segmenter
+from .seq2seq import Seq2Seq, Seq2SeqConfig, Seq2SeqState
 from .shells import SHELLS, in_shell, shell_of
 from .vit import ViT, ViTConfig
 
@@ -26,6 +29,8 @@ __all__ = [
     "Block",
     "EAMLP",
     "EAMLPConfig",
+    "Encoder",
+    "EncoderConfig",
     "ImageDensity",
     "ImageDensityConfig",
     "KINDS",
@@ -39,9 +44,14 @@ __all__ = [
     "ModelConfig",
     "Pyramid",
     "PyramidConfig",
+    "ResNet",
+    "ResNetConfig",
     "SHELLS",
     "SegmentationConfig",
     "Segmenter",
+    "Seq2Seq",
+    "Seq2SeqConfig",
+    "Seq2SeqState",
     "ViT",
     "ViTConfig",
     "build_model",
@@ -59,11 +69,23 @@ KINDS: dict[str, tuple[type, type[nn.Module]]] = {
     "vit": (ViTConfig, ViT),
     "pyramid": (PyramidConfig, Pyramid),
     "eamlp": (EAMLPConfig, EAMLP),
+    "resnet": (ResNetConfig, ResNet),
     "image_density": (ImageDensityConfig, ImageDensity),
+    "encoder": (EncoderConfig, Encoder),
+    "seq2seq": (Seq2SeqConfig, Seq2Seq),
 }
 """The classes of config and model, by the config's ``kind``."""
 
-ModelConfig = LMConfig | ViTConfig | PyramidConfig | EAMLPConfig | ImageDensityConfig
+ModelConfig = (
+    LMConfig
+    | ViTConfig
+    | PyramidConfig
+    | EAMLPConfig
+    | ResNetConfig
+    | ImageDensityConfig
+    | EncoderConfig
+    | Seq2SeqConfig
+)
 
 
 def config_from_json(data: Any) -> Any:

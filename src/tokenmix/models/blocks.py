@@ -1,27 +1,41 @@
-"""The transformer block around any mixer: norm, mixer, residual; norm, MLP, residual."""
+"""The transformer block around any mixer: norm, mixer, residual; norm, MLP, residual.
+
+A block of a decoder has a second mixer between the two, from its tokens to those of the encoder.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers import MIXERS, Mixer, State, build_mixer, mixer_options
 from ..mixers.outside import load_mixer
+from ..mixers.state import register_state
 from .layers import MLP, DropPath, MLPKind, NormType, build_norm, check_layer_kinds, init_linear
 
 NORMS = ("pre", "post")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
+@register_state
+class CrossState(NamedTuple):
+    """The state of a block of a decoder: that of its own mixer, and that of its cross mixer over the context."""
+
+    own: State
+    cross: State
+
+
 class Block(nn.Module):
     """One layer: x + mixer(norm(x)), then x + mlp(norm(x)).
 
-    With ``norm="post"`` it is norm(x + mixer(x)), then norm(x + mlp(x)).
+    With ``norm="post"`` it is norm(x + mixer(x)), then norm(x + mlp(x)). With ``cross`` a second mixer stands between
+    the two, from x to a context: x + cross(norm(x), context).
 
     Args:
         dim: features per token, D.
@@ -32,11 +46,13 @@ class Block(nn.Module):
         grid: sizes of the token grid that the model is built for, if its tokens lie on one.
         mlp_ratio: hidden width of the MLP as a multiple of ``dim``.
         mlp: "gelu", "swiglu" or "relu2"; see ``MLP``.
+        mlp_bias: whether its layers have biases.
         norm: "pre" or "post".
         norm_type: "layer" or "rms".
         norm_eps: epsilon of the norms.
         dropout: dropout of each branch's output.
         drop_path: probability of leaving out a branch in training, drawn for each row.
+        cross: the mixer over the context as JSON, for a decoder; None: the block reads no context.
     """
 
     def __init__(
@@ -49,11 +65,13 @@ class Block(nn.Module):
         grid: tuple[int, ...] | None = None,
         mlp_ratio: float = 4.0,
         mlp: MLPKind = "gelu",
+        mlp_bias: bool = True,
         norm: str = "pre",
         norm_type: NormType = "layer",
         norm_eps: float = 1e-5,
         dropout: float = 0.0,
         drop_path: float = 0.0,
+        cross: dict[str, Any] | None = None,
     ):
         super().__init__()
         if norm not in NORMS:
@@ -77,25 +95,77 @@ class Block(nn.Module):
         self.on_grid = (
             grid is not None and self.mixer.capabilities.grid and getattr(self.mixer, "ndim", len(grid)) == len(grid)
         )
-        self.mlp = MLP(dim, mlp_ratio, mlp)
+        self.mlp = MLP(dim, mlp_ratio, mlp, bias=mlp_bias)
         self.dropout = nn.Dropout(dropout) if not drop_path else nn.Sequential(nn.Dropout(dropout), DropPath(drop_path))
+        self.cross: Mixer | None = None
+        if cross is not None:
+            self.cross = build_cross_mixer(dim, cross, max_len)
+            self.cross_norm = build_norm(norm_type, dim, norm_eps)
 
-    def forward(self, x: Tensor, **given: Any) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        context_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        **given: Any,
+    ) -> Tensor:
         """Map (B, T, D) to (B, T, D).
 
-        ``given`` goes to the mixer: key_mask, positions and, if it mixes the grid of its tokens, grid and prefix.
+        Args:
+            context: (B, S, D), read by the cross mixer; without it that mixer is left out.
+            context_mask: (B, S) bool, True = this token of the context may be attended.
+            cu_seqlens: (n + 1,) int32, cumulative lengths of the sequences that the tokens of all rows, one row after
+                the other, form; each is mixed with itself only, and ``given`` must be empty. None: each row is one.
+            given: goes to the mixer: key_mask, positions and, if it mixes the grid of its tokens, grid and prefix. The
+                cross mixer is given the positions.
         """
         if not self.on_grid:
             given = {name: value for name, value in given.items() if name not in ("grid", "prefix")}
-        return self.after_mixing(self.added(x, self.mixer(self.normed(x, self.mixer_norm), **given), self.mixer_norm))
+        read = self.normed(x, self.mixer_norm)
+        if cu_seqlens is None:
+            mixed = self.mixer(read, **given)
+        else:
+            mixed = self.mixer.forward_packed(read.flatten(0, 1), cu_seqlens).view_as(read)
+        x = self.added(x, mixed, self.mixer_norm)
+        if self.cross is not None and context is not None:
+            asked = self.normed(x, self.cross_norm)
+            crossed = self.cross(asked, context, key_mask=context_mask, positions=given.get("positions"))
+            x = self.added(x, crossed, self.cross_norm)
+        return self.after_mixing(x)
+
+    def init_state(
+        self,
+        batch_size: int,
+        *,
+        context: Tensor | None = None,
+        context_mask: Tensor | None = None,
+        device: torch.device | None = None,
+    ) -> State:
+        """Return the state before the first token, in which a cross mixer has read the whole context."""
+        own = self.mixer.init_state(batch_size, device=device)
+        if self.cross is None:
+            return own
+        return CrossState(own, self.cross.init_state(batch_size, context=context, context_mask=context_mask))
 
     def extend(self, x: Tensor, state: State, **given: Any) -> tuple[Tensor, State]:
         """Process the next chunk (B, L, D) from the mixer's state; return the chunk's outputs and the new state.
 
         ``given`` holds key_mask and positions of the chunk.
         """
-        mixed, state = self.mixer.extend(self.normed(x, self.mixer_norm), state, **given)
-        return self.after_mixing(self.added(x, mixed, self.mixer_norm)), state
+        if self.cross is None:
+            mixed, state = self.mixer.extend(self.normed(x, self.mixer_norm), state, **given)
+            return self.after_mixing(self.added(x, mixed, self.mixer_norm)), state
+        mixed, own = self.mixer.extend(self.normed(x, self.mixer_norm), state.own, **given)
+        x = self.added(x, mixed, self.mixer_norm)
+        asked = self.normed(x, self.cross_norm)
+        crossed, cross = self.cross.extend(asked, state.cross, positions=given.get("positions"))
+        return self.after_mixing(self.added(x, crossed, self.cross_norm)), CrossState(own, cross)
+
+    @property
+    def streams(self) -> bool:
+        """Return whether this block can continue from a state."""
+        return self.mixer.capabilities.streaming and (self.cross is None or self.cross.keeps_context)
 
     def after_mixing(self, x: Tensor) -> Tensor:
         """Apply the MLP's half of the block."""
@@ -120,6 +190,27 @@ class Block(nn.Module):
         self.mlp_norm.reset_parameters()
         reset_mixer(self.mixer, std, residual_std)
         self.mlp.reset_parameters(std, residual_std)
+        if self.cross is not None:
+            self.cross_norm.reset_parameters()
+            reset_mixer(self.cross, std, residual_std)
+
+
+def build_cross_mixer(dim: int, spec: dict[str, Any], max_len: int) -> Mixer:
+    """Build the mixer of a decoder over its context, of which ``max_len`` tokens can be read.
+
+    Raises:
+        MixerError: if it mixes a sequence with itself only.
+    """
+    spec = complete_spec(spec, max_len)
+    cls = load_mixer(spec["name"])
+    if cls is not None and not cls.supports_context:
+        able = ", ".join(name for name, each in MIXERS.items() if each.supports_context)
+        raise MixerError(
+            f"Block: {spec['name']} mixes a sequence with itself and cannot be a cross mixer; choose among {able}."
+        )
+    if cls is not None and "max_context_len" in mixer_options(cls):
+        spec = {"max_context_len": max_len} | spec
+    return build_mixer(dim=dim, causal=False, **spec)
 
 
 def reset_mixer(mixer: Mixer, std: float, residual_std: float) -> None:

@@ -37,6 +37,7 @@ class ImageDensityConfig(Json):
         norm: "pre" (with a final norm before the head) or "post".
         norm_type: "layer" for LayerNorm, "rms" for RMSNorm, both with eps 1e-5.
         mlp: "gelu", "relu2" or "swiglu"; see ``MLP``.
+        mlp_bias: whether its layers have biases.
         positions: what is added to the embedding: "learned" vectors, fixed "sinusoidal" ones, or None.
         logit_cap: the head's logits l become cap * tanh(l / cap), so that none exceeds it (Gemma 2, arXiv 2408.00118);
             None: as they are.
@@ -56,6 +57,7 @@ class ImageDensityConfig(Json):
     norm: str = "pre"
     norm_type: NormType = "layer"
     mlp: MLPKind = "gelu"
+    mlp_bias: bool = True
     positions: str | None = "learned"
     logit_cap: float | None = None
     tied: bool = False

@@ -47,22 +47,23 @@ class MLP(nn.Module):
     """Map each token by two linear layers, or by three with a gate.
 
     gelu: W_2 gelu(W_1 x). relu2: W_2 relu(W_1 x)^2 (So et al. 2021, arXiv 2109.08668). swiglu: W_2 (silu(W_g x) * W_1
-    x) (Shazeer 2020, arXiv 2002.05202). All have biases.
+    x) (Shazeer 2020, arXiv 2002.05202).
 
     Args:
         dim: features of a token, D.
         ratio: width of the hidden layer as a multiple of D; see ``hidden_width`` for that of swiglu.
         kind: "gelu", "swiglu" or "relu2".
+        bias: whether the layers have biases.
     """
 
-    def __init__(self, dim: int, ratio: float = 4.0, kind: MLPKind = "gelu"):
+    def __init__(self, dim: int, ratio: float = 4.0, kind: MLPKind = "gelu", *, bias: bool = True):
         super().__init__()
         check_layer_kinds("MLP", "layer", kind)
         width = hidden_width(dim, ratio, kind)
         self.kind = kind
-        self.up = nn.Linear(dim, width)
-        self.gate = nn.Linear(dim, width) if kind == "swiglu" else None
-        self.down = nn.Linear(width, dim)
+        self.up = nn.Linear(dim, width, bias=bias)
+        self.gate = nn.Linear(dim, width, bias=bias) if kind == "swiglu" else None
+        self.down = nn.Linear(width, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, T, D) to (B, T, D)."""

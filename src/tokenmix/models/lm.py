@@ -35,6 +35,7 @@ class LMConfig(Json):
         norm: "pre" (with a final norm before the head) or "post".
         norm_type: "layer" for LayerNorm, "rms" for RMSNorm, both with eps 1e-5.
         mlp: "gelu", "relu2" or "swiglu"; see ``MLP``.
+        mlp_bias: whether its layers have biases.
         positions: what is added to the embedding: "learned" vectors, fixed "sinusoidal" ones, "abacus" or "coupled"
             ones of digits (``positions.ADDED_POSITIONS``), an object of such a name and options, or None.
         sample_positions: other positions in training, such as ``{"name": "offset", "longest": 512}``, for what is added
@@ -61,6 +62,7 @@ class LMConfig(Json):
     norm: str = "pre"
     norm_type: NormType = "layer"
     mlp: MLPKind = "gelu"
+    mlp_bias: bool = True
     positions: str | dict[str, Any] | None = "learned"
     sample_positions: dict[str, Any] | None = None
     loop: LoopConfig | None = None
@@ -107,26 +109,26 @@ class LM(Trunk):
         super().__init__(config, vocab=config.vocab, loop=config.loop)
         self.config = config
 
-    @property
-    def max_len(self) -> int | None:
-        """Return the longest sequence this model accepts; None if nothing in it has a length."""
-        limits = [limit for limit in (self.mixers_max_len(), self._longest_added()) if limit is not None]
-        return min(limits) if limits else None
-
-    def _longest_added(self) -> int | None:
-        return getattr(self.positions, "max_len", None)
-
-    def forward(self, tokens: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, *, key_mask: Tensor | None = None, starts: Tensor | None = None) -> Tensor:
         """Map integer tokens (B, T) to logits (B, T, vocab).
 
         Args:
             key_mask: (B, T) bool, False where a token is padding (left or right). Logits at padding are meaningless.
+            starts: (B, T) bool, True where a text begins, for rows that hold several; each sees itself only, and its
+                positions count from 0.
         """
         self._check_tokens(tokens)
         check_key_mask("LM", key_mask, tokens)
         at = token_positions(tokens, key_mask)
         given: dict[str, Any] = {"key_mask": key_mask}
-        if self.training and self.config.sample_positions is not None:
+        if starts is not None:
+            if self.config.sample_positions is not None or self._reads_tokens:
+                raise MixerError(
+                    "LM: sampled positions and those of digits are for one text in each row; leave starts out."
+                )
+            at, ends = self.packed(tokens, starts, key_mask)
+            given = {"cu_seqlens": ends}
+        elif self.training and self.config.sample_positions is not None:
             at = sampled(self.config.sample_positions, at, "LM")
             if not at.is_floating_point():  # mixers count tokens
                 given["positions"] = at
@@ -155,7 +157,7 @@ class LM(Trunk):
                 f"LM: for this state, extend needs tokens of shape ({rows}, 1 or more), got {tuple(tokens.shape)}."
             )
         at, after = chunk_positions(state.position, tokens, None, key_mask)
-        longest = self._longest_added()
+        longest = self.longest_added()
         if longest is not None and not torch.compiler.is_compiling() and rows and int(after.max()) > longest:
             raise MixerError(
                 f"LM: the model was built with max_len={longest}, but this chunk would end at length "
@@ -173,11 +175,9 @@ class LM(Trunk):
         self, tokens: Tensor, at: Tensor, key_mask: Tensor | None, run: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the embedded tokens (B, T, D) with their positions added, and the state's ``run`` after them."""
-        x = self.embed(tokens.long())
-        if self.positions is None:
-            return x, run
         if not self._reads_tokens:
-            return x + self.positions(at).to(x.dtype), run
+            return self.placed(tokens, at), run
+        x = self.embed(tokens.long())
         before = run[0] if run else tokens.new_zeros(tokens.shape[0], dtype=torch.long)
         added, after = self.positions(tokens, key_mask, before)
         return x + added.to(x.dtype), (after,)

@@ -13,6 +13,7 @@ from .blocks import Block
 from .eamlp import EAMLP, STRIDE, MemoryBlock, split_grids
 from .images import both_sides
 from .pyramid import Pyramid
+from .resnet import ResNet
 from .segmentation import MixerResidual, Segmenter
 from .vit import ViT
 
@@ -45,7 +46,7 @@ def macs(model: nn.Module, image_size: Any = None) -> Macs:
     divides the grid.
 
     Args:
-        model: a ViT, Pyramid, EAMLP or Segmenter, which may be on the meta device.
+        model: a ViT, Pyramid, EAMLP, ResNet or Segmenter, which may be on the meta device.
         image_size: one number or (height, width), padded to whole patches as the model does; None: the size it is built
             for. Learned positions cost nothing and need no ``resize``.
 
@@ -120,6 +121,15 @@ def layers_of_eamlp(model: EAMLP, size: Size) -> Applications:
         yield model.head, 1
 
 
+def layers_of_resnet(model: ResNet, size: Size) -> Applications:
+    """Yield each layer of a ResNet with the number of times it is applied: a stage's once in each of its cells."""
+    yield model.stem, cells(size, 1)
+    for i, stage in enumerate(model.stages):
+        yield stage, cells(size, 2**i)  # the stride is in a block's first convolution
+    if model.head is not None:
+        yield model.head, 1
+
+
 def layers_of_segmenter(model: Segmenter, size: Size) -> Applications:
     """Yield each layer of a backbone and a segmentation head with the number of times it is applied."""
     backbone: Any = model.backbone
@@ -134,5 +144,6 @@ WALKS: dict[type, Callable[..., Applications]] = {
     ViT: layers_of_vit,
     Pyramid: layers_of_pyramid,
     EAMLP: layers_of_eamlp,
+    ResNet: layers_of_resnet,
     Segmenter: layers_of_segmenter,
 }

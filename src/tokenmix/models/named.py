@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import MixerError
 from .eamlp import EAMLPConfig
 from .pyramid import PyramidConfig
+from .resnet import ResNetConfig
 from .vit import ViTConfig
 
 Spec = dict[str, Any]
@@ -95,6 +96,7 @@ BASE_384 = replace(BASE, image_size=(384, 384))
 HYDRA = {"name": "hydra"}
 
 MODELS: dict[str, Any] = {
+    "resnet_cifar20": ResNetConfig(),
     "deit_tiny": TINY,
     "deit_small": SMALL,
     "deit_base": BASE,

@@ -30,8 +30,8 @@ class OneHotConv(Mixer):
     ``kernel()`` is faster.
 
     Args:
-        mixer: an ``AFTConv`` with outside="zero", not causal. Its projections are copied; of each filter, only the
-            position and the log-weight of the kept tap are.
+        mixer: an ``AFTConv`` with outside="zero", filters="exp" and divide=True, not causal. Its projections are
+            copied; of each filter, only the position and the log-weight of the kept tap are.
 
     Attributes:
         offset: (h, ndim) cells from a query to the key that its head weighs.
@@ -49,6 +49,11 @@ class OneHotConv(Mixer):
             self.refuse(
                 f"needs an AFT-conv that is not causal and has outside='zero', got causal={mixer.causal}, "
                 + f"outside={mixer.outside!r}"
+            )
+        if mixer.filters != "exp" or not mixer.divide:
+            self.refuse(
+                f"needs an AFT-conv with filters='exp' and divide=True, got filters={mixer.filters!r}, "
+                + f"divide={mixer.divide}"
             )
         self.heads, self.kernel_size, self.ndim, self.gate = mixer.heads, mixer.kernel_size, mixer.ndim, mixer.gate
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):

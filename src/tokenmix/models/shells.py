@@ -23,9 +23,9 @@ def in_shell(config: Any, shell: str) -> Any:
 
     paper: LayerNorm, GELU, learned positions added to the embedding, mixers as their specs say. modern: RMSNorm,
     SwiGLU, and the ``modern_options`` of each mixer, which are rotary positions and normalised queries and keys for
-    softmax attention; the model adds no positions if one of its mixers knows them, else learned ones. What a spec sets
-    itself stays, and so do added positions given as an object, such as Abacus. Weights that write to the residual
-    stream are scaled down by the depth in both shells.
+    softmax attention, but no positions between source and target; the model adds no positions if in each of its stacks
+    a mixer knows them, else learned ones. What a spec sets itself stays, and so do added positions given as an object,
+    such as Abacus. Weights that write to the residual stream are scaled down by the depth in both shells.
 
     Raises:
         MixerError: for an unknown shell, and for a model whose blocks are fixed (a pyramid, EAMLP).
@@ -38,9 +38,11 @@ def in_shell(config: Any, shell: str) -> Any:
     if shell == "paper":
         changes: dict[str, Any] = PAPER
     else:
-        mixers = tuple(_modern(spec) for spec in config.mixers)
-        ordered = any(_class_of(spec) is not None and _class_of(spec).knows_positions for spec in mixers)
-        changes = MODERN | {"mixers": mixers, "positions": None if ordered else "learned"}
+        stacks = {name: getattr(config, name, None) for name in ("mixers", "encoder_mixers")}
+        own = {name: tuple(_modern(spec) for spec in specs) for name, specs in stacks.items() if specs is not None}
+        ordered = all(any(_knows_positions(spec) for spec in specs) for specs in own.values())
+        across = tuple(_modern_across(spec) for spec in getattr(config, "cross_mixers", ()))
+        changes = MODERN | own | {"cross_mixers": across, "positions": None if ordered else "learned"}
     if isinstance(getattr(config, "positions", None), dict):
         changes = {**changes, "positions": config.positions}
     return replace(config, **{name: value for name, value in changes.items() if name in known})
@@ -54,9 +56,19 @@ def shell_of(config: Any) -> str:
 
 
 def _modern(spec: dict[str, Any]) -> dict[str, Any]:
-    cls = _class_of(spec)
-    return spec if cls is None else spec | {k: v for k, v in cls.modern_options.items() if k not in spec}
+    return spec | {k: v for k, v in _modern_options(spec).items() if k not in spec}
 
 
-def _class_of(spec: dict[str, Any]) -> Any:
-    return load_mixer(spec["name"])
+def _modern_across(spec: dict[str, Any]) -> dict[str, Any]:
+    """Do the same for a mixer from one sequence to another, which have no positions in common."""
+    return _modern({"positions": None} | spec if "positions" in _modern_options(spec) else spec)
+
+
+def _modern_options(spec: dict[str, Any]) -> dict[str, Any]:
+    cls = load_mixer(spec["name"])
+    return {} if cls is None else cls.modern_options
+
+
+def _knows_positions(spec: dict[str, Any]) -> bool:
+    cls = load_mixer(spec["name"])
+    return cls is not None and cls.knows_positions

@@ -1,6 +1,6 @@
-"""What the autoregressive models share: embedding, positions, blocks, norm and head.
+"""What the models of symbols share: embedding, positions, blocks, norm and head.
 
-They read whole sequences or chunks, and may apply their blocks several times.
+They read whole sequences, causal ones also chunks, and may apply their blocks several times.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ class TrunkConfig(Protocol):
     @property
     def mlp(self) -> MLPKind: ...
     @property
+    def mlp_bias(self) -> bool: ...
+    @property
     def logit_cap(self) -> float | None: ...
     @property
     def positions(self) -> str | dict[str, Any] | None: ...
@@ -76,8 +78,34 @@ def check_trunk(config: TrunkConfig, *positive: str) -> None:
         raise MixerError(f"{name}: dropout must be in [0, 1), got {config.dropout}.")
 
 
+def build_blocks(
+    config: TrunkConfig, specs: list[dict[str, Any]], *, causal: bool, cross: list[dict[str, Any]] | None = None
+) -> nn.ModuleList:
+    """Build one block for each spec, with ``cross`` a mixer over a context in each."""
+    options: dict[str, Any] = {
+        "causal": causal,
+        "max_len": config.max_len,
+        "mlp_ratio": config.mlp_ratio,
+        "mlp": config.mlp,
+        "mlp_bias": config.mlp_bias,
+        "norm": config.norm,
+        "norm_type": config.norm_type,
+        "dropout": config.dropout,
+    }
+    across: list[Any] = [None] * len(specs) if cross is None else cross
+    return nn.ModuleList(
+        Block(config.dim, spec, cross=other, **options) for spec, other in zip(specs, across, strict=True)
+    )
+
+
+def shortest(*limits: int | None) -> int | None:
+    """Return the least of the limits that there are; None if there is none."""
+    given = [limit for limit in limits if limit is not None]
+    return min(given) if given else None  # torch.compile takes no min with a default
+
+
 class Trunk(nn.Module):
-    """A stack of causal blocks between an embedding and a head over the same symbols.
+    """A stack of blocks between an embedding and a head over the same symbols.
 
     A model built on it determines what is embedded and what is predicted.
 
@@ -85,9 +113,19 @@ class Trunk(nn.Module):
         config: sizes, mixers and initialisation.
         vocab: number of symbols V.
         loop: how often the blocks are applied; None: once.
+        causal: whether a symbol sees only those before it.
+        cross: one mixer spec per layer for reading a context; None: there is none.
     """
 
-    def __init__(self, config: TrunkConfig, *, vocab: int, loop: LoopConfig | None = None):
+    def __init__(
+        self,
+        config: TrunkConfig,
+        *,
+        vocab: int,
+        loop: LoopConfig | None = None,
+        causal: bool = True,
+        cross: list[dict[str, Any]] | None = None,
+    ):
         super().__init__()
         self.init_std, self.vocab, self.logit_cap = config.init_std, vocab, config.logit_cap
         # The children draw while being built. Only reset_parameters below may count, or a meta build would differ.
@@ -96,16 +134,7 @@ class Trunk(nn.Module):
             self.positions: Any = build_added_positions(
                 config.positions, config.dim, config.max_len, type(config).__name__
             )
-            options: dict[str, Any] = {
-                "causal": True,
-                "max_len": config.max_len,
-                "mlp_ratio": config.mlp_ratio,
-                "mlp": config.mlp,
-                "norm": config.norm,
-                "norm_type": config.norm_type,
-                "dropout": config.dropout,
-            }
-            self.blocks: Any = nn.ModuleList(Block(config.dim, spec, **options) for spec in config.specs())
+            self.blocks: Any = build_blocks(config, config.specs(), causal=causal, cross=cross)
             self.norm = build_norm(config.norm_type, config.dim, 1e-5) if config.norm == "pre" else nn.Identity()
             self.head = nn.Linear(config.dim, vocab, bias=False) if not config.tied else None
             self.dropout = nn.Dropout(config.dropout)
@@ -135,19 +164,24 @@ class Trunk(nn.Module):
     def read(self, x: Tensor, **given: Any) -> Tensor:
         """Map embedded symbols x (B, T, D), with positions added, to logits (B, T, V).
 
-        Row t depends on x[0..t]. ``given`` goes to the mixers: key_mask and positions (B, T).
+        In a causal trunk row t depends on x[0..t]. ``given`` goes to the blocks: key_mask and positions (B, T) for the
+        mixers, context and context_mask for those across.
         """
+        return self.logits(self.features(x, **given))
+
+    def features(self, x: Tensor, **given: Any) -> Tensor:
+        """Map embedded symbols x (B, T, D) to what the head reads (B, T, D), normalised; see ``read``."""
         x = self.dropout(x)
         if self.loop is None:
             for block in self.blocks:
                 x = block(x, **given)
-            return self._logits(x)
+            return self.norm(x)
         (without, times), s = self.loop.passes(), self.loop.begin(x)
         for i in range(without + times):
             with torch.set_grad_enabled(torch.is_grad_enabled() and i >= without):
                 for n, block in enumerate(self.blocks):
                     s = block(self.loop.inject(s, x, n), **given)
-        return self._logits(s)
+        return self.norm(s)
 
     def read_chunk(self, x: Tensor, layers: tuple[State, ...], **given: Any) -> tuple[Tensor, tuple[State, ...]]:
         """Do the same as ``read`` for the next L embedded symbols (B, L, D), continuing from the mixers' states.
@@ -165,29 +199,68 @@ class Trunk(nn.Module):
             n = i % len(self.blocks)
             s, new = self.blocks[n].extend(s if self.loop is None else self.loop.inject(s, x, n), old, **given)
             states.append(new)
-        return self._logits(s), tuple(states)
+        return self.logits(self.norm(s)), tuple(states)
 
-    def empty_states(self, batch_size: int, device: torch.device | None = None) -> tuple[tuple[State, ...], Tensor]:
+    def empty_states(
+        self, batch_size: int, device: torch.device | None = None, **context: Tensor | None
+    ) -> tuple[tuple[State, ...], Tensor]:
         """Return the mixers' states before the first symbol and the position of each row, 0.
 
         There is one for each application of a block.
 
         Args:
             device: device of both; None: that of the weights.
+            context: context (B, S, D) and context_mask (B, S), for blocks that read one.
         """
         start = torch.zeros(batch_size, dtype=torch.long, device=self.embed.weight.device if device is None else device)
         blocks = [block for _ in range(self.times) for block in self.blocks]
-        return tuple(block.mixer.init_state(batch_size, device=device) for block in blocks), start
+        return tuple(block.init_state(batch_size, device=device, **context) for block in blocks), start
 
     @property
     def streams(self) -> bool:
         """Return whether every mixer has a streaming form; one that is not causal is for ``init_state`` to refuse."""
-        return all(block.mixer.capabilities.streaming or not block.mixer.causal for block in self.blocks)
+        return all(block.streams or not block.mixer.causal for block in self.blocks)
+
+    @property
+    def max_len(self) -> int | None:
+        """Return the longest sequence this model accepts (an encoder-decoder: target); None if it has no longest."""
+        return shortest(self.mixers_max_len(), self.longest_added())
+
+    def longest_added(self) -> int | None:
+        """Return the length of what is added to the embedding for positions; None if that has none."""
+        return getattr(self.positions, "max_len", None)
 
     def mixers_max_len(self) -> int | None:
         """Return the shortest length that a mixer was built with; None if none has a length."""
-        limits = [block.mixer.max_len for block in self.blocks if block.mixer.max_len is not None]
-        return min(limits) if limits else None
+        return shortest(*(block.mixer.max_len for block in self.blocks))
+
+    def placed(self, tokens: Tensor, at: Tensor) -> Tensor:
+        """Return the embedded symbols (B, T, D) of tokens (B, T) at the positions ``at`` (B, T), added to them."""
+        x = self.embed(tokens.long())
+        return x if self.positions is None else x + self.positions(at).to(x.dtype)
+
+    def packed(self, tokens: Tensor, starts: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the positions (B, T) of tokens in their sequences, and the cumulative lengths of all sequences.
+
+        Args:
+            starts: (B, T) bool, True where a sequence begins; one begins with each row in any case.
+
+        Raises:
+            MixerError: for another shape or dtype, and beside a key mask: what is padding is a sequence of its own.
+        """
+        if starts.shape != tokens.shape or starts.dtype != torch.bool:
+            raise MixerError(
+                f"{type(self).__name__}: starts must be bool of the tokens' shape {tuple(tokens.shape)}, got "
+                + f"{starts.dtype} {tuple(starts.shape)}."
+            )
+        if key_mask is not None:
+            raise MixerError(f"{type(self).__name__}: give key_mask or starts, not both; padding may start on its own.")
+        starts = starts.clone()
+        starts[:, :1] = True
+        index = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        begins = starts.flatten().nonzero()[:, 0]
+        ends = torch.cat([begins, begins.new_tensor([tokens.numel()])])
+        return index - torch.where(starts, index, 0).cummax(1).values, ends.int()
 
     def check_symbols(self, tokens: Tensor) -> None:
         """Refuse what is not a batch of integer symbols in 0..V-1.
@@ -209,7 +282,7 @@ class Trunk(nn.Module):
             if low < 0 or high >= self.vocab:
                 raise MixerError(f"{name}: tokens must be in 0..{self.vocab - 1}, got {low} to {high}.")
 
-    def _logits(self, x: Tensor) -> Tensor:
-        x = self.norm(x)
+    def logits(self, x: Tensor) -> Tensor:
+        """Map what ``features`` returns (B, T, D) to logits (B, T, V)."""
         logits = self.head(x) if self.head is not None else F.linear(x, *self.embed())
         return capped(logits, self.logit_cap)

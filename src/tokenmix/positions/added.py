@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from torch import nn
 
-from ..errors import MixerError
-from ..system.config import nearest
+from .checks import chosen
 from .digits import AbacusPositions, CoupledPositions
 from .learned import LearnedPositions
 from .sinusoidal import SinusoidalPositions
@@ -51,15 +49,5 @@ def check_added_positions(spec: Any, who: str) -> None:
 
 def _choice(spec: Any, who: str) -> tuple[Any, dict[str, Any]]:
     """Return the class that a spec names and the options that it gives."""
-    options = {"name": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, dict) else {}
-    name = options.pop("name", None)
-    if not isinstance(name, str) or name not in ADDED_POSITIONS:
-        raise MixerError(
-            f"{who}: positions={spec!r} is unknown; choose {', '.join(map(repr, ADDED_POSITIONS))} or null."
-        )
-    cls = ADDED_POSITIONS[name]
-    known = [option for option in inspect.signature(cls).parameters if option != "dim"]
-    for option in options:
-        if option not in known:
-            raise MixerError(f"{who}: positions {name!r} have no option {option!r}; {nearest(option, known)}.")
-    return cls, options
+    asked = {"name": spec} if isinstance(spec, str) and spec in ADDED_POSITIONS else spec
+    return chosen(asked, ADDED_POSITIONS, ("dim",), who=who, option="positions", others=", such a name or null")

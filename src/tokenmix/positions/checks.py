@@ -1,7 +1,8 @@
-"""Which values an option may have."""
+"""Which values an option may have, and which class a spec names."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -9,6 +10,32 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+
+
+def chosen(
+    spec: Any, kinds: dict[str, Any], sizes: tuple[str, ...], *, who: str, option: str, others: str = ""
+) -> tuple[Any, dict[str, Any]]:
+    """Return the class that a spec such as {"name": "fire", "hidden": 16} names, and the options that it gives.
+
+    Args:
+        kinds: the classes by name.
+        sizes: parameters of the classes that are no options.
+        who: who asks, in errors.
+        option: name of the option that holds the spec, in errors.
+        others: what else works, in errors, such as " or None".
+
+    Raises:
+        MixerError: for an unknown name or option.
+    """
+    options = dict(spec) if isinstance(spec, dict) else {}
+    name = options.pop("name", None)
+    if not isinstance(name, str) or name not in kinds:
+        names = ", ".join(kinds)
+        raise MixerError(f'{who}: {option} must be {{"name": one of {names}, ...}}{others}, got {spec!r}.')
+    known = [parameter for parameter in inspect.signature(kinds[name]).parameters if parameter not in sizes]
+    if not set(options) <= set(known):
+        raise MixerError(f"{who}: {option}={spec!r}: the options of {name!r} are {', '.join(known)}.")
+    return kinds[name], options
 
 
 def whole(value: Any, low: int) -> bool:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..kernels.precision import exact
-from .checks import number, whole
-from .pair import PairPositions, build_pair_positions, options_of
+from .checks import chosen, number, whole
+from .pair import PAIR_POSITIONS, PairPositions, build_pair_positions
 
 
 class ContentPositions(nn.Module):
@@ -237,14 +237,12 @@ def build_logit_bias(
     Raises:
         MixerError: for an unknown name or option, or a bias that a mixer which is not causal cannot have.
     """
-    name = spec.get("name") if isinstance(spec, dict) else None
-    if name not in tuple(CONTENT_POSITIONS):
-        return build_pair_positions(spec, heads, owner=owner, others=tuple(CONTENT_POSITIONS))
-    kind = CONTENT_POSITIONS[name]
-    options = options_of(kind, spec, ("heads", "head_dim"), owner=owner)
-    if kind.causal_only and not causal:
+    kinds = {**PAIR_POSITIONS, **CONTENT_POSITIONS}
+    kind, options = chosen(spec, kinds, ("heads", "head_dim"), who=owner, option="bias")
+    reads = kind in CONTENT_POSITIONS.values()
+    if reads and kind.causal_only and not causal:
         raise MixerError(f"{owner}: bias={spec!r} counts the tokens before the query, so it needs causal=True.")
     try:
-        return kind(heads, head_dim, **options)
+        return kind(heads, head_dim, **options) if reads else kind(heads, **options)
     except MixerError as why:
         raise MixerError(f"{owner}: bias={spec!r}: {str(why).rstrip('.')}.") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, NoReturn
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..kernels.precision import exact
-from .checks import check_integers, number, whole
+from .checks import check_integers, chosen, number, whole
 
 
 class PairPositions(nn.Module):
@@ -352,44 +351,21 @@ PAIR_POSITIONS: dict[str, type[PairPositions]] = {
 """Biases for pairs of positions, by name."""
 
 
-def build_pair_positions(
-    spec: Any, heads: int, *, owner: str, option: str = "bias", others: tuple[str, ...] = ()
-) -> PairPositions:
+def build_pair_positions(spec: Any, heads: int, *, owner: str, option: str = "bias") -> PairPositions:
     """Build a bias from a spec such as {"name": "fire", "hidden": 16}.
 
     Args:
         owner: who asks, in errors.
         option: the name of the option that holds the spec, in errors.
-        others: further names that work for who asks.
 
     Raises:
         MixerError: for an unknown name or option.
     """
-    if not isinstance(spec, dict) or spec.get("name") not in tuple(PAIR_POSITIONS):
-        names = ", ".join((*PAIR_POSITIONS, *others))
-        raise MixerError(f'{owner}: {option} must be {{"name": one of {names}, ...}}, got {spec!r}.')
-    kind = PAIR_POSITIONS[spec["name"]]
-    options = options_of(kind, spec, ("heads",), owner=owner, option=option)
+    kind, options = chosen(spec, PAIR_POSITIONS, ("heads",), who=owner, option=option)
     try:
         return kind(heads, **options)
     except MixerError as why:
         raise MixerError(f"{owner}: {option}={spec!r}: {str(why).rstrip('.')}.") from None
-
-
-def options_of(
-    kind: type, spec: dict[str, Any], given: tuple[str, ...], *, owner: str, option: str = "bias"
-) -> dict[str, Any]:
-    """Return the options in a spec of a bias, refusing those that its class does not have.
-
-    Args:
-        given: parameters of the class that are no options.
-        owner, option: as in ``build_pair_positions``.
-    """
-    options = {name: value for name, value in spec.items() if name != "name"}
-    known = [name for name in inspect.signature(kind).parameters if name not in given]
-    if not set(options) <= set(known):
-        raise MixerError(f"{owner}: {option}={spec!r}: the options of {spec['name']!r} are {', '.join(known)}.")
-    return options
 
 
 def alibi_slopes(heads: int) -> list[float]:

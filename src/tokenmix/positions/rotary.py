@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -49,15 +50,20 @@ class RotaryPositions(nn.Module):
     ):
         super().__init__()
         self.head_dim, self.base, self.rotary_dim = head_dim, base, head_dim if rotary_dim is None else rotary_dim
-        self.layout, self.scaling = layout, scaling
+        self.layout = layout
         if not whole(self.rotary_dim, 2) or self.rotary_dim % 2 or self.rotary_dim > head_dim:
             _refuse(f"rotary_dim must be even and in 2..head_dim={head_dim}, got {self.rotary_dim!r}")
         if not number(base) or base <= 1:
             _refuse(f"base must be a number above 1, got {base!r}")
         if layout not in LAYOUTS:
             _refuse(f"layout={layout!r} is unknown; choose 'half' or 'interleaved'")
-        frequencies, self.gain = scaled_frequencies(self.rotary_dim, base, scaling)
+        self.scale(scaling)
+
+    def scale(self, scaling: dict[str, Any] | None) -> None:
+        """Take another scaling rule; keys that a stream has stored keep the angles of the old one."""
+        frequencies, self.gain = scaled_frequencies(self.rotary_dim, self.base, scaling)
         self.rates = tuple(theta / (2 * math.pi) for theta in frequencies)  # turns per position
+        self.scaling = scaling
 
     def reset_parameters(self) -> None:
         """Do nothing: there are no parameters."""
@@ -88,6 +94,45 @@ class RotaryPositions(nn.Module):
         """Return the options, for print."""
         width = f"head_dim={self.head_dim}, base={self.base:g}, rotary_dim={self.rotary_dim}"
         return f"{width}, layout={self.layout!r}, scaling={self.scaling}"
+
+
+@contextmanager
+def rescaled(model: nn.Module, scaling: str | dict[str, Any], *, old: int, new: int) -> Iterator[dict[str, Any]]:
+    """Give all rotary positions of ``model`` another scaling rule within a ``with`` block.
+
+    Args:
+        scaling: the rule, as in ``RotaryPositions``, or its name, which stands for the rule from ``old`` to ``new``
+            tokens: ``factor`` new / old, and ``original_max_len`` old where the rule has it.
+
+    Yields:
+        The rule.
+
+    Raises:
+        MixerError: if the model has no rotary positions, ``new`` is not above ``old`` where a name is given, or the
+            rule is invalid.
+    """
+    found = [m for m in model.modules() if isinstance(m, RotaryPositions)]
+    if not found:
+        raise MixerError(f"{type(model).__name__} has no rotary positions to scale.")
+    rule = _rule(scaling, old, new) if isinstance(scaling, str) else scaling
+    before = [m.scaling for m in found]
+    try:
+        for module in found:
+            module.scale(rule)
+        yield rule
+    finally:
+        for module, then in zip(found, before, strict=True):
+            module.scale(then)
+
+
+def _rule(name: str, old: int, new: int) -> dict[str, Any]:
+    """Return the rule of this name from ``old`` to ``new`` tokens."""
+    if name not in SCALING_RULES:
+        _refuse(f"scaling must be one of {', '.join(SCALING_RULES)}, or the rule as a dict, got {name!r}")
+    if new <= old:
+        _refuse(f"scaling {name!r} is for more tokens than the {old} of training, got {new}")
+    takes = inspect.signature(SCALING_RULES[name]).parameters
+    return {"name": name, "factor": new / old} | ({"original_max_len": old} if "original_max_len" in takes else {})
 
 
 def scaled_frequencies(

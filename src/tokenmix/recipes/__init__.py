@@ -8,12 +8,15 @@ from .aft_cifar10_density import RECIPE as _aft_cifar10_density
 from .aft_enwik8 import RECIPE as _aft_enwik8
 from .aft_imagenet import RECIPE as _aft_imagenet
 from .arithmetic import RECIPES as _arithmetic
+from .documents import RECIPES as _documents
 from .hydra_imagenet import RECIPE as _hydra_imagenet
+from .livt_cifar_lt import RECIPES as _livt_cifar_lt
 from .pvt_imagenet import RECIPE as _pvt_imagenet
 from .recall import RECIPE as _recall
 from .recipe import SIZES, Recipe, Row
 from .recipe import find_recipe as _find
 from .text import RECIPE as _text
+from .translation import RECIPES as _translation
 
 __all__ = [
     "RECIPES",
@@ -32,8 +35,11 @@ _ALL = (
     _ablations,
     _hydra_imagenet,
     _pvt_imagenet,
+    *_livt_cifar_lt,
     _recall,
     *_arithmetic,
+    *_translation,
+    *_documents,
 )
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
 

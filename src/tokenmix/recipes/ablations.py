@@ -1,7 +1,8 @@
 """The ablations of AFT's appendix on ImageNet-1k, in the DeiT architecture.
 
 They are Tables 9 to 12 of arXiv 2105.14103, and the global connectivity of Sec. 5.3. The tables' numbers could not be
-recovered; the text says that a window of 7 without the global sum reaches 79.9 against 80.8.
+recovered; the text says that a window of 7 without the global sum reaches 79.9 against 80.8. The rows ``parts/`` are
+ours: filters of either sign, no division, and neither of both nor a global sum.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from ..models import MODELS
 from .images import ImageRow, deit_training
 from .recipe import Recipe
 
+SIGNED, WHOLE = {"filters": "signed"}, {"divide": False}
 SMALL, HEADS = MODELS["aft_conv_small_k11_h384"], 384
 
 
@@ -43,6 +45,12 @@ def rows() -> dict[str, ImageRow]:
     found["global/k7"] = ImageRow("Sec. 5.3: kernel 7 and the sum over all tokens", conv(7), {"top1": 80.8})
     found["global/k7_window_only"] = ImageRow(
         "Sec. 5.3: kernel 7, nothing outside the window", conv(7, outside="none"), {"top1": 79.9}
+    )
+    found["parts/k7_signed"] = ImageRow("Kernel 7, signed filters", conv(7, **SIGNED))
+    found["parts/k7_no_division"] = ImageRow("Kernel 7, without the division", conv(7, **WHOLE))
+    found["parts/k7_depthwise"] = ImageRow(
+        "Kernel 7, signed, nothing outside, no division: a depthwise convolution of exp(k) v",
+        conv(7, **SIGNED, **WHOLE, outside="none"),
     )
     return found
 

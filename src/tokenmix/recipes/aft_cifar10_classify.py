@@ -1,5 +1,5 @@
 """Classification of CIFAR-10 at 32 x 32: softmax attention against AFT, Hydra and External attention on the same
-tokens.
+tokens, and a ResNet.
 
 The experiment is ours; no paper prints it. ``gpu`` and ``paper``: 12 layers x 192 and patches of 2, hence 256 tokens;
 100 and 300 epochs. ``smoke``: 4 layers x 64 on the digits of scikit-learn.
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..data.augment import Augment
-from ..models import ViTConfig, replace_layers
+from ..models import ResNetConfig, ViTConfig, replace_layers
 from ..train.config import RunConfig
 from ..train.data_config import ImageDataConfig
 from .images import CIFAR_IMAGES, CIFAR_MEAN, CIFAR_STD, DEIT_AUGMENT, ImageRow, digits_training, imagenet_like
@@ -34,7 +34,9 @@ def conv(kernel_size: int, **options: Any) -> dict[str, Any]:
 
 
 ATTENTION = vit({"name": "attention", "heads": 3})
+SIGNED, WHOLE = {"filters": "signed"}, {"divide": False}
 HYDRA = {"name": "hydra"}
+RESNET = ResNetConfig(widths=(64, 96, 128), depths=(10, 9, 9))  # 1.30 G multiply-accumulates, as AFT-conv
 ROWS = {
     "attention": ImageRow("softmax attention, the baseline", ATTENTION),
     "aft_full": ImageRow("AFT-full, factors of rank 128", vit({"name": "aft_full", "rank": 128, "qkv_bias": False})),
@@ -49,12 +51,21 @@ ROWS = {
     "aft_conv_k7_window": ImageRow(
         "AFT-conv, 7 x 7, nothing outside the window", vit(conv(7, outside="none"), positions=None)
     ),
+    "aft_conv_k7_signed": ImageRow("AFT-conv, 7 x 7, signed filters", vit(conv(7, **SIGNED), positions=None)),
+    "aft_conv_k7_no_division": ImageRow("AFT-conv, 7 x 7, no division", vit(conv(7, **WHOLE), positions=None)),
+    "aft_conv_k7_depthwise": ImageRow(
+        "AFT-conv, 7 x 7, signed, nothing outside the window, no division: a depthwise convolution",
+        vit(conv(7, outside="none", **SIGNED, **WHOLE), positions=None),
+    ),
     "hydra": ImageRow("Hydra attention in all layers", vit(HYDRA)),
     "hydra_last_quarter": ImageRow(
         "Hydra attention in the last quarter of the layers", replace_layers(ATTENTION, HYDRA, last=3)
     ),
     "hydra_last_half": ImageRow(
         "Hydra attention in the last half of the layers", replace_layers(ATTENTION, HYDRA, last=6)
+    ),
+    "resnet": ImageRow(
+        "a ResNet of 58 layers, 64 to 128 channels: convolutions alone, about as many operations", RESNET
     ),
     "external": ImageRow("External attention, 64 slots", vit({"name": "external", "slots": 64})),
 }

@@ -87,7 +87,7 @@ ROWS = {
     "aft_full_alibi": ArithmeticRow("AFT-full with ALiBi as its w, Abacus", {"name": "aft_full", **ALIBI}),
     "aft_local_t5": ArithmeticRow("AFT-local with T5's buckets, Abacus", {"name": "aft_local", "window": 16, **T5}),
     "aft_simple": ArithmeticRow("AFT-simple, Abacus", {"name": "aft_simple"}),
-    "aft_forget": ArithmeticRow("AFT-forget, Abacus", {"name": "aft_forget", "heads": 16}),
+    "aft_forget": ArithmeticRow("AFT-forget, Abacus", {"name": "aft_forget"}),
     "linear": ArithmeticRow("linear attention, Abacus", {"name": "linear", "heads": 16}),
     "hydra": ArithmeticRow("Hydra, Abacus", {"name": "hydra"}),
 }

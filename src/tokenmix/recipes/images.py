@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..data.augment import Augment
-from ..models import ViTConfig
+from ..models import ResNetConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
 from ..train.data_config import ImageDataConfig
 
@@ -89,11 +89,16 @@ def digits_training(row: ImageRow) -> RunConfig:
     return RunConfig(shrink(row.model), data, replace(optim, **row.optim), replace(loop, **row.train))
 
 
-def shrink(config: ViTConfig, *, layers: int = 4, dim: int = 64, image_size: int = 8, patch: int = 2) -> ViTConfig:
-    """Shrink a ViT config to the size of the digits.
+def shrink(config: Any, *, layers: int = 4, dim: int = 64, image_size: int = 8, patch: int = 2) -> Any:
+    """Shrink a ViT or ResNet config to the size of the digits.
 
-    From a longer pattern of mixers, evenly spaced layers are kept, counting from the last.
+    A ResNet keeps one block of each stage, and 16 channels in its first stage, twice as many in each after it. From a
+    longer pattern of mixers, evenly spaced layers are kept, counting from the last.
     """
+    sizes: dict[str, Any] = {"image_size": (image_size, image_size), "channels": 1, "classes": 10, "drop_path": 0.0}
+    if isinstance(config, ResNetConfig):
+        stages = range(len(config.widths))
+        return replace(config, widths=tuple(16 * 2**i for i in stages), depths=tuple(1 for _ in stages), **sizes)
     specs = config.specs()
     step = len(specs) // layers
     kept = tuple(
@@ -101,8 +106,7 @@ def shrink(config: ViTConfig, *, layers: int = 4, dim: int = 64, image_size: int
         for i in reversed(range(layers))
     )
     mixers = kept[:1] if all(spec == kept[0] for spec in kept) else kept
-    sizes: dict[str, Any] = {"image_size": (image_size, image_size), "patch": patch, "channels": 1, "classes": 10}
-    return replace(config, dim=dim, layers=layers, mixers=mixers, drop_path=0.0, **sizes)
+    return replace(config, dim=dim, layers=layers, mixers=mixers, patch=patch, **sizes)
 
 
 def shrink_spec(spec: dict[str, Any], *, dim: int, most_taps: int) -> dict[str, Any]:

@@ -46,7 +46,7 @@ ROWS = {
     "aft_local": row("AFT-local, window 16", {"name": "aft_local", "window": 16, "rank": 16}),
     "aft_full": row("AFT-full, factorised bias", {"name": "aft_full", "rank": 32}),
     "aft_conv": row("causal AFT-conv, filters of 31", {"name": "aft_conv", "heads": HEADS, "kernel_size": 31}),
-    "aft_forget": row("AFT-forget", {"name": "aft_forget", "heads": HEADS}),
+    "aft_forget": row("AFT-forget", {"name": "aft_forget"}),
     "aft_pairs": row("AFT-pairs, rank 4", {"name": "aft_pairs", "heads": HEADS, "rank": 4}),
     "aft_reach": row("AFT-reach, 8 decays", {"name": "aft_reach", "heads": HEADS, "reaches": 8}),
     "hydra": row("Hydra attention, cosine kernel", {"name": "hydra"}),

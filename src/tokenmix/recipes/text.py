@@ -21,7 +21,7 @@ ROWS = {
         512,
         1024,
     ),
-    "aft_forget": Row("AFT-forget, 8 heads", ({"name": "aft_forget", "heads": 8},), 24, 512, 1024),
+    "aft_forget": Row("AFT-forget", ({"name": "aft_forget"},), 24, 512, 1024),
     "aft_reach": Row("AFT-reach, 8 decays", ({"name": "aft_reach", "heads": 8, "reaches": 8},), 24, 512, 1024),
     "aft_pairs": Row("AFT-pairs, rank 4", ({"name": "aft_pairs", "heads": 8, "rank": 4},), 24, 512, 1024),
     "hydra": Row("Hydra attention, cosine kernel", ({"name": "hydra"},), 24, 512, 1024),

@@ -126,6 +126,8 @@ def aft_conv(
     grid=None,
     prefix: int = 0,
     outside: str = "zero",
+    filters: str = "exp",
+    divide: bool = True,
     causal_taps: bool = False,
     positions=None,
     mask=None,
@@ -133,7 +135,8 @@ def aft_conv(
 ) -> Tensor:
     """Compute Eq. 6 as Eq. 2 with a relative bias, one bias and one key column per head.
 
-    w_tt' = kernel[t' - t] inside the kernel and 0 outside.
+    w_tt' = kernel[t' - t] inside the kernel and 0 outside. With signed filters or without division it is the equation
+    of ``_factored``, whose factors are exp(w) or, signed, 1 + w (w alone where nothing outside is attended).
     """
     heads, s, n = kernel.shape[0], kernel.shape[-1], kernel.ndim - 1
     B, T, D = q.shape
@@ -142,6 +145,7 @@ def aft_conv(
     cells = list(product(*(range(size) for size in grid)))
     centre = s - 1 if causal_taps else s // 2
     w, near = torch.zeros(B, heads, T, T, dtype=kernel.dtype), torch.ones(B, T, T, dtype=torch.bool)
+    local = torch.zeros(B, 1, T, T, dtype=kernel.dtype)
     for b, t, u in product(range(B), range(T), range(T)):
         if positions[b, t] >= 0 and positions[b, u] >= 0:
             tap = [
@@ -151,9 +155,13 @@ def aft_conv(
             near[b, t, u] = all(0 <= j < s for j in tap)
             if near[b, t, u]:
                 w[b, :, t, u] = kernel[(slice(None), *tap)]
+                local[b, :, t, u] = 1.0
     if outside == "none":
         mask = near if mask is None else mask & near
     c = D // heads
+    if filters == "signed" or not divide:
+        factors = torch.exp(w) if filters == "exp" else w + (1.0 if outside == "zero" else 1.0 - local)
+        return _factored(q, k, v, factors, mask, gate, divide)
     parts = [
         aft_full(
             q[..., h * c : (h + 1) * c],
@@ -167,6 +175,21 @@ def aft_conv(
     ]
     assert n == len(grid)
     return torch.cat(parts, -1)
+
+
+def _factored(q: Tensor, k: Tensor, v: Tensor, c: Tensor, mask: Tensor | None, gate: Any, divide: bool) -> Tensor:
+    """Compute sigma(Q_t) * sum_t' c_tt' exp(K_t') V_t', divided by sum_t' exp(K_t') or not, with c per head."""
+    B, T, D = q.shape
+    keep = torch.ones(B, 1, T, T, dtype=torch.bool) if mask is None else mask[:, None]
+    logits = k.transpose(1, 2)[:, :, None].expand(B, c.shape[1], T, T)
+    if divide:
+        weights = torch.softmax(torch.where(keep, logits, torch.finfo(k.dtype).min), -1)
+    else:
+        weights = torch.exp(torch.where(keep, logits, float("-inf")))
+    weights = c * torch.where(keep, weights, 0.0)
+    values = torch.where(keep.any(2)[..., None], v.unflatten(-1, (c.shape[1], -1)).transpose(1, 2), 0.0)
+    y = (weights @ values).transpose(1, 2).flatten(2)
+    return y if gate is None else _GATES[gate](q) * y
 
 
 def _cell(cells: list[tuple[int, ...]], position: Tensor) -> tuple[int, ...]:

@@ -36,8 +36,13 @@ def bias_pictures(name: str, model: nn.Module, tell: Callable[[str], None] = lam
 
 
 def has_filters(mixer: Any) -> bool:
-    """Return whether the mixer weighs neighbours by filters: it has ``kernel()``, log-weights (heads, taps ...)."""
+    """Return whether the mixer weighs neighbours by filters: it has ``kernel()``, (heads, taps ...)."""
     return callable(getattr(mixer, "kernel", None))
+
+
+def _signed(mixer: Any) -> bool:
+    """Return whether the filters are added to the weights and not to their logarithms."""
+    return getattr(mixer, "filters", "exp") == "signed"
 
 
 def has_pair_bias(mixer: Any) -> bool:
@@ -51,13 +56,14 @@ def has_pair_bias(mixer: Any) -> bool:
 def _picture(name: str, layer: int, mixer: Any) -> Picture:
     pairs = has_pair_bias(mixer)
     extra = pair_bias(mixer) if pairs else filters(mixer)
+    what = "w" if _signed(mixer) else "exp(w) - 1"
     known = extra[extra.isfinite()]
     low, high = float(known.min()), float(known.max())
     if extra.ndim == 3:
-        return _heads(name, layer, extra, f"{low:.3f} to {high:.3f}")
+        return _heads(name, layer, extra, what, f"{low:.3f} to {high:.3f}")
     x, y = ("key position", "query position") if pairs else ("tap", "head")
     kind = "pairs of positions" if pairs else "taps of each head's filter"
-    alt = f"Heat map of exp(w) - 1 over {kind}, layer {layer} of {name}; values from {low:.3f} to {high:.3f}."
+    alt = f"Heat map of {what} over {kind}, layer {layer} of {name}; values from {low:.3f} to {high:.3f}."
     return heat_map(
         extra,
         title=f"{name}, layer {layer}",
@@ -84,19 +90,19 @@ def extra_weights(mixer: Any, queries: Tensor, keys: Tensor) -> Tensor:
     return torch.expm1(w).masked_fill(w == -torch.inf, torch.nan)
 
 
-def _heads(name: str, layer: int, extra: Tensor, values: str) -> Picture:
+def _heads(name: str, layer: int, extra: Tensor, what: str, values: str) -> Picture:
     """Draw a map for each of the first heads (h, s, s), eight a row, on one scale."""
     shown = list(extra[:HEADS])
     rows = [shown[i : i + ACROSS] for i in range(0, len(shown), ACROSS)]
     cells = [[*row, *[None] * (len(rows[0]) - len(row))] for row in rows]
     names = [f"heads {i * ACROSS}+" for i in range(len(rows))]
-    alt = f"Heat maps of exp(w) - 1 over the taps of each head's filter, layer {layer} of {name}; values from {values}."
+    alt = f"Heat maps of {what} over the taps of each head's filter, layer {layer} of {name}; values from {values}."
     caption = f"{name}, layer {layer}: {values}"
     return image_grid(
         cells,
         rows=names,
         columns=[str(i) for i in range(len(rows[0]))],
-        bar="exp(w) - 1",
+        bar=what,
         alt=alt,
         caption=caption,
         title=f"{name}, layer {layer}",
@@ -104,12 +110,13 @@ def _heads(name: str, layer: int, extra: Tensor, values: str) -> Picture:
 
 
 def filters(mixer: Any) -> Tensor:
-    """Compute exp(w) - 1 of the filters: (heads, taps) in one dimension, else each head's (middle) plane.
+    """Compute exp(w) - 1 of the filters, or w where they are signed.
 
-    The planes have the shape (heads, s, s).
+    In one dimension they are (heads, taps), else each head's (middle) plane (heads, s, s).
     """
     with torch.no_grad():
-        extra = torch.expm1(mixer.kernel().double())
+        extra = mixer.kernel().double()
+        extra = extra if _signed(mixer) else torch.expm1(extra)
     while extra.ndim > 3:
         extra = extra[:, extra.shape[1] // 2]
     return extra

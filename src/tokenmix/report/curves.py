@@ -158,7 +158,9 @@ def _groups(runs: list[Watched], x: str, metric: str) -> dict[str, list[Curve]]:
 
 def _title(run: Run, metric: str) -> str:
     if metric == "loss":
-        return f"training loss, {run.metric.loss}, smoothed; points: validation"
+        same = not run.metric.accuracy or run.metric.loss.startswith("cross-entropy")
+        points = "validation" if same else "valid cross-entropy"
+        return f"training loss, {run.metric.loss}, smoothed; points: {points}"
     return f"{run.metric.label} on the validation split" if metric == "score" else metric
 
 

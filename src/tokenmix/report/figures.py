@@ -58,8 +58,9 @@ def loss_curves(runs: list[Run]) -> list[Picture]:
                     *pair, alt=f"Line chart of training loss, {metric.loss}, against {what}. {ends}.", caption=caption
                 )
             )
-        if metric.accuracy and any(r.evals for r in drawn):
-            pictures.append(_accuracy(drawn))
+        alike = [r for r in runs if r.train and r.metric.label == metric.label]  # whatever their loss in training
+        if metric.accuracy and metric == alike[0].metric and any(r.evals for r in alike):
+            pictures.append(_accuracy(alike))
     return pictures
 
 

@@ -17,6 +17,7 @@ from .biases import bias_pictures
 from .differences import differences_table, not_comparable
 from .figures import Picture, loss_curves
 from .lengths import length_pictures
+from .mixtures import mixture_pictures, mixture_table, mixtures
 from .pictures import attention_pictures
 from .runs import TEXT, Run, load_model, named_apart, read_run
 from .tables import facts_table, summary_table
@@ -24,7 +25,7 @@ from .vision import Section, run_images, vision_section
 
 SAMPLE_CHARS = 1200
 IMAGES = 3
-SECTIONS = ("attention", "biases", "vision", "drawn", "samples", "samples_first")
+SECTIONS = ("attention", "mixtures", "mixture_table", "biases", "vision", "drawn", "samples", "samples_first")
 """Parts of a page that only runs have."""
 SENTENCE = b"When the wind fell, the boats that had left the harbour turned back to it."
 NOTES = (
@@ -90,6 +91,8 @@ def write_report(
             for r, look in zip(runs, looks, strict=True)
             if look.get("attention") is not None
         ],
+        mixtures=[(r.name, look["mixtures"]) for r, look in zip(runs, looks, strict=True) if look.get("mixtures")],
+        mixture_table=mixture_table([(r.name, look.get("mixed", [])) for r, look in zip(runs, looks, strict=True)]),
         biases=[(r.name, look["biases"]) for r, look in zip(runs, looks, strict=True) if look.get("biases")],
         vision=[(r.name, look["vision"]) for r, look in zip(runs, looks, strict=True) if look.get("vision")],
         drawn=[(r.name, [_drawn(r, r.drawn[-1])]) for r in runs if r.drawn],
@@ -183,9 +186,10 @@ def _look(run: Run, who: str, tell: Callable[[str], None]) -> dict[str, Any]:
     model = load_model(run)
     if model is None:
         return {}
+    mixed = mixtures(model)
+    found: dict[str, Any] = {"mixed": mixed, "mixtures": mixture_pictures(run.name, mixed)}
     if isinstance(model, ViT):
-        return {"vision": _vision(run, model, who, tell)}
-    found: dict[str, Any] = {}
+        return {**found, "vision": _vision(run, model, who, tell)}
     if run.metric is TEXT and model.config.vocab == 256:
         found["attention"] = attention_pictures(run.name, model, _text(run), lambda what: tell(f"{who}: {what}"))
     found["biases"] = bias_pictures(run.name, model, lambda what: tell(f"{who}: {what}"))

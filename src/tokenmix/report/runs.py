@@ -6,7 +6,7 @@ import json
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,17 @@ NUMBERS = ("parameters", "state_bytes_per_row", "state_context")  # of env.json,
 WEIGHTS, AVERAGE = "model.safetensors", "ema.safetensors"  # a run that averages its weights is scored with the average
 
 
+UNITS = ("bytes", "images", "pairs", "texts")
+"""What an evaluation counts its data in."""
+
+
 def on_most_data(evals: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the evaluations on the most data; a score of a hundred bytes has no place beside them.
 
     Nor have those of other sizes or passes than the model was trained with.
     """
     evals = [e for e in evals if "grid" not in e and "passes" not in e]
-    sizes = [next((e[unit] for unit in ("bytes", "images") if isinstance(e.get(unit), int)), 0) for e in evals]
+    sizes = [next((e[unit] for unit in UNITS if isinstance(e.get(unit), int)), 0) for e in evals]
     most = max(sizes, default=0)
     return [e for e, size in zip(evals, sizes, strict=True) if size == most]
 
@@ -53,7 +57,10 @@ TEXT = Metric("bits_per_byte", "bits/byte", "bits per byte", math.log(2))
 DENSITY = Metric("bits_per_dim", "bits/dim", "bits per dimension", math.log(2))
 CLASSES = Metric("top1", "top-1", "cross-entropy in nats", 1.0, accuracy=True)
 ANSWERS = Metric("accuracy", "accuracy", "cross-entropy of the answers in nats", 1.0, accuracy=True)
-METRICS = {"lm": TEXT, "image_density": DENSITY}
+PAIRS = Metric("cross_entropy", "cross-entropy", "cross-entropy in nats", 1.0)
+LABELS = Metric("accuracy", "accuracy", "cross-entropy in nats", 1.0, accuracy=True)
+BY_DATA = {"synthetic": ANSWERS, "pairs": PAIRS, "documents": PAIRS, "labels": LABELS}
+BY_MODEL = {"lm": TEXT, "image_density": DENSITY}
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,7 @@ class Run:
         found = self._last(split, self.metric.name)
         if found is None:
             return None
-        parts = [f"{found[unit]:,} {unit}" for unit in ("bytes", "images") if isinstance(found.get(unit), int)]
+        parts = [f"{found[unit]:,} {unit}" for unit in UNITS if isinstance(found.get(unit), int)]
         data = self.config.get("data")
         own = data.get("seq_len") if isinstance(data, dict) else None
         parts += [f"windows of {found['seq_len']}"] if found.get("seq_len", own) != own else []
@@ -116,9 +123,13 @@ class Run:
 
 def metric_of(config: dict[str, Any]) -> Metric:
     """Return what the evaluations of a run with this config measure."""
-    if config.get("data", {}).get("kind") == "synthetic":
-        return ANSWERS
-    return METRICS.get(config.get("model", {}).get("kind", "lm"), CLASSES)
+    data = config.get("data", {})
+    found = BY_DATA.get(data.get("kind")) or BY_MODEL.get(config.get("model", {}).get("kind", "lm"), CLASSES)
+    loss = str(data.get("loss", "cross_entropy"))
+    if found is not CLASSES or loss == "cross_entropy":
+        return found
+    said = loss.replace("_", " ").replace("bce", "BCE").replace("cross entropy", "cross-entropy")
+    return replace(CLASSES, loss=f"{said} in nats")
 
 
 def read_run(path: Path | str) -> Run:

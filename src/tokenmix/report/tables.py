@@ -6,10 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ..data.long_tail import FEW, MANY, SHOTS
 from ..errors import MixerError
 from ..models import SHELLS, config_from_json, shell_of
 from ..system.text import MISSING, Table, number, size
-from .runs import ANSWERS, CLASSES, DENSITY, TEXT, Run
+from .runs import ANSWERS, CLASSES, DENSITY, PAIRS, TEXT, Run
 
 
 def mixers_of(config: dict[str, Any]) -> str:
@@ -51,12 +52,14 @@ def summary_table(runs: list[Run]) -> Table:
         "tokens": lambda run: number(run.largest("tokens"), 0),
         "images": lambda run: number(run.largest("images"), 0),
     }
-    for metric in (TEXT, DENSITY):
+    for metric in (TEXT, DENSITY, PAIRS):
         for split in ("valid", "test"):
             columns[f"{split} {metric.label}"] = partial(_score, split=split, metric=metric.name)
     for metric in (CLASSES, ANSWERS):
         for split in ("valid", "test"):
             columns[f"{split} {metric.label}"] = partial(_percent, split=split, metric=metric.name)
+            for shots in SHOTS if metric is CLASSES else ():
+                columns[f"{split} {shots}"] = partial(_percent, split=split, metric=f"{metric.name}_{shots}")
     columns["tokens/s"] = lambda run: number(run.median("tokens_per_s"), 0)
     columns["images/s"] = lambda run: number(run.median("images_per_s"), 0)
     columns["peak memory"] = lambda run: size(
@@ -85,6 +88,12 @@ def _notes(runs: list[Run]) -> list[str]:
         for label in dict.fromkeys(r.metric.label for r in runs if r.metric.accuracy)
     ]
     scores = [f"{'; '.join(said)}. Of the evaluations of a run on the most data, the last."] if said else []
+    if any(run.last_eval(split, f"top1_{s}") is not None for run in runs for split in ("valid", "test") for s in SHOTS):
+        scores = [
+            *scores,
+            f"Many, medium, few: top-1 on the classes with more than {MANY}, {FEW} to {MANY}, and fewer than {FEW} "
+            + "training images.",
+        ]
     speed = "Tokens/s and images/s: the median over the logged training steps."
     notes = [f"{' '.join(scores)} {speed}", "Peak memory: the most the training process held."]
     shells = "Shell: the blocks around the mixers, as in the papers, as of today (modern), or neither."

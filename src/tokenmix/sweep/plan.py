@@ -38,6 +38,8 @@ class SweepPlan(Json):
         changes: changes to the config of every row.
         steps: updates of a final run; None: those of the recipe.
         tune: share of the final steps, in (0, 1], for which each rate is tried.
+        confirm: number of rates, the best in tuning, that are each tried again over all steps with the first seed; the
+            best of these is the row's rate. 1: the best in tuning is. Short runs favour high rates.
         equal: "tokens": the final runs of all rows have the same steps. "time": they have as many as fit into
             ``seconds`` of training at the speed of the row's tuning run.
         seconds: training time of a final run with ``equal="time"``.
@@ -60,6 +62,7 @@ class SweepPlan(Json):
     changes: dict[str, Any] = field(default_factory=dict)
     steps: int | None = None
     tune: float = 0.2
+    confirm: int = 1
     equal: str = "tokens"
     seconds: float | None = None
     hopeless: float | None = 0.1
@@ -84,6 +87,11 @@ class SweepPlan(Json):
         if not 0 < self.tune <= 1 or (self.hopeless is not None and self.hopeless <= 0):
             raise MixerError(
                 f"sweep: tune must be in (0, 1] and hopeless above 0 or null, got {self.tune} and {self.hopeless}."
+            )
+        if type(self.confirm) is not int or not 1 <= self.confirm <= len(self.rates):
+            raise MixerError(
+                f"sweep: confirm must be an integer from 1 to the number of rates, {len(self.rates)}, got "
+                + f"{self.confirm!r}."
             )
         if self.equal not in ("tokens", "time") or (self.equal == "time") != (self.seconds is not None):
             raise MixerError(
@@ -136,7 +144,8 @@ class SweepPlan(Json):
 
     def total(self) -> int:
         """Return the number of runs."""
-        return len(self.rows) * ((len(self.rates) if self.tries_rates() else 0) + len(self.seeds))
+        tuning = len(self.rates) if self.tries_rates() else 0
+        return len(self.rows) * (tuning + self.confirm - 1 + len(self.seeds))
 
     def given(self, row: str) -> dict[str, Any]:
         """Return the dotted fields of a row as its recipe gives them, with the changes of plan and row.
@@ -157,7 +166,7 @@ class SweepPlan(Json):
         if self.shell is not None:
             config = replace(config, model=in_shell(config.model, self.shell))
         config = config.override(changes)  # after the shell, from which a row may deviate
-        if config.data.kind == "images":
+        if config.data.kind in ("images", "labels"):
             config = match_data(config)
         if self.steps is not None:
             config = config.override({"train.steps": self.steps})

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import MixerError
 from ..system.files import whole_file
 from ..system.text import Table, number
-from .plan import Job, SweepPlan
+from .plan import Job, SweepPlan, run_key
 
 Record = dict[str, Any]
 
@@ -90,7 +90,12 @@ class Results:
 
     def done(self) -> int:
         """Return how many runs of the plan have ended."""
-        return sum(len(self.of("tune", row)) + len(self.finals(row)) for row in self.plan.rows)
+        return sum(len(self.of("tune", row)) + len(self._counted(row)) for row in self.plan.rows)
+
+    def _counted(self, row: str) -> set[tuple[float, int]]:
+        """Return rate and seed of the final runs of a row that count, and of those that its rate was chosen by."""
+        counted = {(r["rate"], r["seed"]) for r in self.finals(row)}
+        return counted | {(rate, self.plan.seeds[0]) for rate in self.leading(row) if self._full(row, rate)}
 
     def higher_is_better(self) -> bool:
         """Return whether a higher score is better, as for accuracy."""
@@ -105,8 +110,23 @@ class Results:
         """Return what the runs have seen: "tokens" or "images"."""
         return "images" if self.metric() in ("top1", "bits per dim") else "tokens"
 
+    def leading(self, row: str) -> list[float]:
+        """Return the rates of a row that are tried over all steps: the best of the plan's in tuning, best first."""
+        return self._leading(row, self.plan.rates)
+
+    def confirmed(self, row: str) -> bool:
+        """Return whether each of these rates has had its run over all steps."""
+        return all(self._full(row, rate) for rate in self.leading(row))
+
+    def _full(self, row: str, rate: float) -> Record | None:
+        """Return the final run of a row at a rate with the first seed, if it has ended."""
+        return self.runs.get(run_key("final", row, rate, self.plan.seeds[0]))
+
     def best_rate(self, row: str) -> float | None:
-        """Return the rate with the best score in tuning; None while a rate has not been tried."""
+        """Return the best rate of a row by tuning, and by the runs over all steps that ``confirm`` asks for.
+
+        None while a rate has not been tried.
+        """
         tried = {r["rate"]: r["score"] for r in self.of("tune", row)}
         if set(tried) != set(self.plan.rates):
             return None
@@ -114,10 +134,19 @@ class Results:
             raise MixerError(f"sweep: every rate of row {row!r} diverged; give lower rates.")
         return self._best(row, tried)
 
-    def _best(self, row: str, rates: Container[float]) -> float | None:
-        """Return the one of these rates with the best score in tuning; None if none has a score."""
+    def _leading(self, row: str, rates: Container[float]) -> list[float]:
+        """Return the best of these rates in tuning, as many as the plan confirms, best first."""
         good = {r["rate"]: r["score"] for r in self.of("tune", row) if r["score"] is not None and r["rate"] in rates}
-        return (max if self.higher_is_better() else min)(good, key=lambda rate: good[rate], default=None)
+        return sorted(good, key=lambda rate: good[rate], reverse=self.higher_is_better())[: self.plan.confirm]
+
+    def _best(self, row: str, rates: Container[float]) -> float | None:
+        """Return the best of these rates, by the runs over all steps that were made; None if none has a score."""
+        leading = self._leading(row, rates)
+        runs = [(rate, self._full(row, rate)) for rate in leading]
+        full = {rate: run["score"] for rate, run in runs if run is not None and run["score"] is not None}
+        if len(leading) > 1 and full:
+            return (max if self.higher_is_better() else min)(full, key=lambda rate: full[rate])
+        return leading[0] if leading else None
 
     def all_diverged(self, row: str) -> bool:
         """Return whether every rate of a row was tried, and none of them ended with a score."""
@@ -161,7 +190,15 @@ def _continues(plan: SweepPlan, before: SweepPlan) -> bool:
     rows = all(row in plan.rows and plan.rows[row] == options for row, options in before.rows.items())
     more = plan.seeds[0] == before.seeds[0]  # that of all tuning runs
     more = more and set(before.seeds) <= set(plan.seeds) and set(before.rates) <= set(plan.rates)
-    smaller = replace(plan, rows=before.rows, rates=before.rates, seeds=before.seeds, modules=before.modules)
+    more = more and plan.confirm >= before.confirm
+    smaller = replace(
+        plan,
+        rows=before.rows,
+        confirm=before.confirm,
+        rates=before.rates,
+        seeds=before.seeds,
+        modules=before.modules,
+    )
     return rows and more and portable(smaller) == portable(before)
 
 
@@ -195,6 +232,7 @@ def results_table(results: Results) -> Table:
         line = [row, number(mean(scores) if scores else None), number(spread(scores)) if len(scores) > 1 else "-"]
         chosen = "all diverged" if diverged else "not tuned yet" if rate is None else f"{rate:g}"
         chosen += "" if tuned else ", not tuned"
+        chosen += "+" if tuned and rate is not None and plan.confirm > 1 and not results.confirmed(row) else ""
         line += [str(len(scores)), chosen + ("*" if edge else "")]
         line += [number(final[-1].get(key) if final else None, 0) for key in ("parameters", "tokens")]
         line += [number(mean(r["seconds"] for r in final) if final else None, 0)]
@@ -209,6 +247,9 @@ def results_table(results: Results) -> Table:
     machines = sorted({r.get("cpu", results.machine.get("cpu")) or "" for r in results.runs.values()})
     notes += [f"seconds: of runs on different machines ({', '.join(machines)})"] * (len(machines) > 1)
     notes += ["*: the best rate is the lowest or the highest that was tried"] * any("*" in line[4] for line in lines)
+    notes += ["+: another rate that led in tuning has no run over all steps yet"] * any(
+        "+" in line[4] for line in lines
+    )
     notes += ["state bytes: what a model holds after one sequence; not measured where a mixer cannot stream"] * stated
     if plan.lengths and results.higher_is_better():
         notes += [f"beyond: share of answers right throughout at sizes {', '.join(map(str, plan.lengths))}"]
@@ -217,7 +258,8 @@ def results_table(results: Results) -> Table:
         notes += [f"beyond: bits per byte of bytes with more context than training had, up to {max(plan.lengths):,}"]
     shell, tuning = plan.shell or "the recipe's", f"not tuned: one rate, {plan.rates[0]:g}"
     if len(plan.rates) > 1:
-        tuning = f"tuned over {len(plan.rates)} rates x {plan.tune:g} of the steps each, seed {plan.seeds[0]}"
+        again = f", the best {plan.confirm} again over all of them" if plan.confirm > 1 else ""
+        tuning = f"tuned over {len(plan.rates)} rates x {plan.tune:g} of the steps each{again}, seed {plan.seeds[0]}"
     return Table(f"{plan.recipe}, shell: {shell}, equal {plan.equal}; {tuning}", columns, lines, notes)
 
 

@@ -128,10 +128,17 @@ class Queue:
                     if ("tune", row) not in busy:
                         yield self.jobs.tune(row, open_rates[0])
                     continue
-                rate = self.found.best_rate(row) if self.plan.tries_rates() else self.plan.rates[0]
-                assert rate is not None  # every rate was tried
-                if run_key("final", row, rate, seed) not in self.found.runs.keys() | active:
-                    yield self.jobs.final(row, rate, seed, self.final_steps(row))
+                for rate in self.final_rates(row, seed) if self.plan.tries_rates() else self.plan.rates:
+                    if run_key("final", row, rate, seed) not in self.found.runs.keys() | active:
+                        yield self.jobs.final(row, rate, seed, self.final_steps(row))
+
+    def final_rates(self, row: str, seed: int) -> list[float]:
+        """Return the rates of a row's final runs with a seed: those to confirm with the first, then the best."""
+        best = self.found.best_rate(row)
+        assert best is not None  # every rate was tried
+        if seed == self.plan.seeds[0]:
+            return self.found.leading(row)
+        return [best] if self.found.confirmed(row) else []
 
     def final_steps(self, row: str) -> int:
         """Return the steps of a row's final runs."""

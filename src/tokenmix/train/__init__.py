@@ -1,28 +1,44 @@
 """Training: a config in, a run directory out. Any run can be stopped at any point and resumed bit for bit."""
 
+from .class_losses import CLASS_LOSSES, ClassLoss
 from .config import OptimConfig, RunConfig, TrainConfig
-from .data_config import DataConfig, ImageDataConfig, SyntheticDataConfig
+from .data_config import (
+    DataConfig,
+    DocumentDataConfig,
+    ImageDataConfig,
+    LabelDataConfig,
+    PairDataConfig,
+    SyntheticDataConfig,
+)
 from .evaluate import EvalResult, evaluate
 from .init_from import load_model
 from .loop import resume, train
-from .runs import draw_run, evaluate_run, load_run, sample_run
+from .runs import classify_run, draw_run, evaluate_run, fill_run, load_run, sample_run, translate_run
 from .tasks import match_data
 
 __all__ = [
+    "CLASS_LOSSES",
+    "ClassLoss",
     "DataConfig",
+    "DocumentDataConfig",
     "EvalResult",
     "ImageDataConfig",
+    "LabelDataConfig",
     "OptimConfig",
+    "PairDataConfig",
     "RunConfig",
     "SyntheticDataConfig",
     "TrainConfig",
+    "classify_run",
     "draw_run",
     "evaluate",
     "evaluate_run",
+    "fill_run",
     "load_model",
     "load_run",
     "match_data",
     "resume",
     "sample_run",
     "train",
+    "translate_run",
 ]

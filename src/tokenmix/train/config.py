@@ -9,16 +9,34 @@ from typing import Any
 from ..errors import MixerError
 from ..models import ModelConfig
 from ..system.config import Json, nearest, to_json
-from .data_config import DataConfig, ImageDataConfig, SyntheticDataConfig, check_images, check_synthetic
+from .data_config import (
+    DataConfig,
+    DocumentDataConfig,
+    ImageDataConfig,
+    LabelDataConfig,
+    PairDataConfig,
+    SyntheticDataConfig,
+    check_documents,
+    check_images,
+    check_labels,
+    check_pairs,
+    check_synthetic,
+)
 
 OPTIMIZERS = ("adamw", "muon")
 SCHEDULES = ("vaswani", "cosine", "linear", "wsd", "constant")
 ENDING = ("cosine", "linear", "wsd")  # schedules that need the number of steps
 PRECISIONS = ("fp32", "bf16")
+TRAINED_ON: dict[str, tuple[str, ...]] = {
+    "lm": ("text", "synthetic", "documents"),
+    "seq2seq": ("pairs", "documents"),
+    "encoder": ("documents", "labels"),
+}
+"""Kinds of data by the kind of model; the others are trained on images."""
 # Fields of train that may not change in the middle of a run.
 FIXED = ("seed", "batch_size", "precision", "distill")
 # Fields of data that may change: the data itself is compared by sha256, wherever it lies.
-MOVABLE = ("source", "path", "max_unpacked", "max_pixels")
+MOVABLE = ("source", "target", "tokenizer", "path", "max_unpacked", "max_pixels")
 MOST_THREADS = 1024
 SEEDS = -(1 << 63), (1 << 64) - 1  # the range that torch's generators accept
 
@@ -97,6 +115,7 @@ class TrainConfig:
         keep: number of latest checkpoints to keep; the best one is always kept as well.
         sample_bytes: length in bytes of the text sampled at each evaluation; 0: none.
         eval_images: number of leading validation images to evaluate on; None: all of them.
+        eval_texts: number of leading validation pairs, documents or labelled texts to evaluate on; None: all of them.
         workers: processes that prepare image batches ahead; 0: none.
         samples: number of images a density model draws at each evaluation; 0: none.
         init: directory with initial weights, either a run or the output of ``tokenmix convert``; None: random weights.
@@ -124,6 +143,7 @@ class TrainConfig:
     keep: int = 2
     sample_bytes: int = 0
     eval_images: int | None = None
+    eval_texts: int | None = None
     workers: int = 0
     samples: int = 0
     init: str | None = None
@@ -139,7 +159,8 @@ class RunConfig(Json):
 
     Args:
         model: config of the model, of the class that its ``kind`` names.
-        data: config of the data; text or synthetic sequences for a language model, images for the others.
+        data: config of the data: text, synthetic sequences or documents for a language model, pairs of texts or
+            documents for an encoder-decoder, documents or labelled texts for an encoder, images for the others.
         optim: optimiser and schedule.
         train: loop, evaluation and checkpoints.
         recipe: name of the recipe; "" for a config of your own.
@@ -148,7 +169,9 @@ class RunConfig(Json):
     """
 
     model: ModelConfig
-    data: DataConfig | ImageDataConfig | SyntheticDataConfig = field(default_factory=DataConfig)
+    data: DataConfig | ImageDataConfig | SyntheticDataConfig | PairDataConfig | DocumentDataConfig | LabelDataConfig = (
+        field(default_factory=DataConfig)
+    )
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     recipe: str = ""
@@ -165,14 +188,20 @@ class RunConfig(Json):
                 f"config: optim.schedule={self.optim.schedule!r} needs train.steps; "
                 + "without it choose 'vaswani' or 'constant'."
             )
-        wanted = ("text", "synthetic") if self.model.kind == "lm" else ("images",)
+        wanted = TRAINED_ON.get(self.model.kind, ("images",))
         if self.data.kind not in wanted:
             raise MixerError(
                 f"config: a model of kind {self.model.kind!r} is trained on data of kind "
                 + f"{' or '.join(map(repr, wanted))}, got {self.data.kind!r}."
             )
         if isinstance(self.data, ImageDataConfig):
-            check_images(self.data)
+            check_images(self.data, self.model)
+        elif isinstance(self.data, PairDataConfig):
+            check_pairs(self.data, self.model)
+        elif isinstance(self.data, DocumentDataConfig):
+            check_documents(self.data, self.model)
+        elif isinstance(self.data, LabelDataConfig):
+            check_labels(self.data, self.model)
         else:
             _check_text(self.data.seq_len, self.model, self.train.stride)
         if isinstance(self.data, SyntheticDataConfig):
@@ -315,6 +344,7 @@ def _check_train(config: TrainConfig) -> None:
         "save_every",
         "keep",
         "eval_images",
+        "eval_texts",
     )
     check_seed(config.seed, "config: train.seed")
     if config.threads is not None and config.threads > MOST_THREADS:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,12 +32,15 @@ class EvalResult:
     stride: int
     seconds: float
     by_context: tuple[tuple[int, int, float], ...] | None = None
+    scaling: dict[str, Any] | None = None
+    """The rule by which rotary positions were scaled; None: as in training."""
 
     def text(self) -> str:
         """Return the result as one readable line."""
         whole = (
             f"{self.bits_per_byte:.4f} bits/byte over {self.bytes:,} bytes, windows of {self.seq_len} moved by "
             + f"{self.stride}"
+            + (f", rotary positions scaled by {json.dumps(self.scaling)}" if self.scaling else "")
         )
         parts = [f"\n{least:>8} to {most:<6} {bits:.4f}" for least, most, bits in self.by_context or ()]
         return whole + ("\n   bytes of context  bits/byte" + "".join(parts) if parts else "")

@@ -17,11 +17,13 @@ from torch import Tensor
 from ..data.augment import ImageSampler, eval_batches, stream
 from ..data.bounds import Bounds
 from ..data.images import ImageData, open_images
+from ..data.long_tail import FEW, MANY, SHOTS, class_counts, long_tailed, shots_of
 from ..data.pixels import PixelSampler, pixel_batches, to_pixels
 from ..errors import MixerError
 from ..models import evaluating
 from ..system.files import whole_file
 from ..system.machine import autocast
+from .class_losses import ClassLoss
 from .config import RunConfig
 from .data_config import ImageDataConfig
 from .task import Task
@@ -38,6 +40,10 @@ class ClassScore:
         top1: fraction of images whose class is the first guess.
         top5: fraction of images whose class is among the first five guesses.
         cross_entropy: mean cross-entropy in nats.
+        top1_many: ``top1`` of the images of classes with more than 100 training images, if the training images are
+            long-tailed (the largest class has at least twice the images of the smallest), else None.
+        top1_medium: the same of classes with 20 to 100 training images.
+        top1_few: the same of classes with fewer than 20.
     """
 
     top1: float
@@ -46,13 +52,20 @@ class ClassScore:
     images: int
     image_size: tuple[int, int]
     seconds: float
+    top1_many: float | None = None
+    top1_medium: float | None = None
+    top1_few: float | None = None
 
     def text(self) -> str:
         size = " x ".join(str(n) for n in self.image_size)
-        return (
+        whole = (
             f"{100 * self.top1:.2f} % top-1, {100 * self.top5:.2f} % top-5, cross-entropy {self.cross_entropy:.4f} "
             + f"over {self.images:,} images of {size}"
         )
+        shares = zip(SHOTS, (self.top1_many, self.top1_medium, self.top1_few), strict=True)
+        parts = [f"{name} {100 * share:.2f} %" for name, share in shares if share is not None]
+        rest = f" (classes with more than {MANY}, {FEW} to {MANY}, fewer than {FEW} training images)"
+        return whole + (f"; {', '.join(parts)}{rest}" if parts else "")
 
 
 @dataclass(frozen=True)
@@ -74,8 +87,8 @@ class ImageTask(Task):
     unit = "images"
     sampler: Any
 
-    def __init__(self, config: RunConfig):
-        super().__init__(config)
+    def __init__(self, config: RunConfig, folder: Path | None = None):
+        super().__init__(config, folder)
         self.images = open_set(self.data, self.model.channels)
         self.ahead: Iterator[Any] | None = None
         self.next_step = -1
@@ -127,8 +140,8 @@ class ClassifyTask(ImageTask):
     higher = True
     options = ("image_size", "max_images")
 
-    def __init__(self, config: RunConfig):
-        super().__init__(config)
+    def __init__(self, config: RunConfig, folder: Path | None = None):
+        super().__init__(config, folder)
         classes = len(self.images.classes)
         if self.model.classes != classes:
             raise MixerError(
@@ -141,7 +154,11 @@ class ClassifyTask(ImageTask):
             "image_size": self.model.image_size,
             "smoothing": self.data.smoothing,
         }
-        self.sampler = ImageSampler(self.images.split("train"), classes=classes, **options)
+        train = self.images.split("train")
+        self.sampler = ImageSampler(train, classes=classes, **options)
+        counts = class_counts(train, classes)
+        self.shots = shots_of(counts)
+        self.of_class = ClassLoss(self.data.loss, counts, tau=self.data.loss_tau, shift=self.data.loss_shift)
 
     @property
     def pixels(self) -> dict[str, Any]:
@@ -152,7 +169,7 @@ class ClassifyTask(ImageTask):
         return self.prepared_batch(step)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs.float(), targets)
+        return self.of_class(outputs, targets)
 
     @torch.no_grad()
     def evaluate(self, model: Any, split: str, *, image_size: Any = None, max_images: int | None = None) -> ClassScore:
@@ -173,12 +190,18 @@ class ClassifyTask(ImageTask):
             "limit": max_images,
         }
         right, within, nats, n = 0, 0, 0.0, 0
+        of_shots = torch.zeros(2, len(SHOTS), dtype=torch.int64)  # right, all
         for logits, labels in self._answers(model, eval_batches(self.images.split(split), **options)):
             order = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
             right, within, n = right + int(order[:, 0].sum()), within + int(order.any(1).sum()), n + len(labels)
             nats += float(F.cross_entropy(logits.double(), labels, reduction="sum"))
+            if self.shots is not None:
+                shots = torch.tensor(self.shots)[labels.cpu()]
+                of_shots[0] += torch.bincount(shots[order[:, 0].cpu()], minlength=len(SHOTS))
+                of_shots[1] += torch.bincount(shots, minlength=len(SHOTS))
         sides = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-        return ClassScore(right / n, within / n, nats / n, n, sides, time.perf_counter() - began)
+        by_shots = {f"top1_{s}": hit / of for s, hit, of in zip(SHOTS, *of_shots.tolist(), strict=True) if of}
+        return ClassScore(right / n, within / n, nats / n, n, sides, time.perf_counter() - began, **by_shots)
 
     def _answers(self, model: Any, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
         device = next(model.parameters()).device
@@ -195,8 +218,8 @@ class DensityTask(ImageTask):
     metric = "bits_per_dim"
     options = ("max_images",)
 
-    def __init__(self, config: RunConfig):
-        super().__init__(config)
+    def __init__(self, config: RunConfig, folder: Path | None = None):
+        super().__init__(config, folder)
         if self.train.samples:  # a missing package is reported now, not at the first evaluation
             write_grid(Path(os.devnull), torch.zeros(1, 1, 1, 1, dtype=torch.uint8))
         self.sampler = PixelSampler(self.images.split("train"), size=self.model.size, **self.sampling)
@@ -281,7 +304,7 @@ def open_set(data: ImageDataConfig, channels: int | None) -> ImageData:
             + "give its folder, with train/CLASS/* and val/CLASS/*, as --data PATH."
         )
     bounds = Bounds(data.max_unpacked, data.max_pixels)
-    return open_images(
+    images = open_images(
         data.source,
         path=data.path,
         valid=data.valid,
@@ -289,6 +312,9 @@ def open_set(data: ImageDataConfig, channels: int | None) -> ImageData:
         channels=channels,
         bounds=bounds,
     )
+    if data.long_tail is None:
+        return images
+    return long_tailed(images, data.long_tail, largest=data.per_class, seed=data.subset_seed)
 
 
 def write_grid(path: Path, images: Tensor, *, columns: int = 8, scale: int = 4) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..models import config_from_json
+from ..models import Encoder, config_from_json
 from .checkpoint import check_can_save
 from .config import RunConfig
 from .runs import load_run
@@ -51,9 +51,21 @@ def load_model(path: Path | str) -> tuple[nn.Module, Any]:
 
 
 def start_from(model: nn.Module, path: Path | str) -> None:
-    """Copy the weights of another model of the same shapes into this one."""
+    """Copy the weights of another model of the same shapes into this one.
+
+    An encoder with classes may start from one that predicts tokens; its classifier then keeps its own weights.
+    """
     source, _ = load_model(path)
-    _load_state(model, source.state_dict(), Path(path))
+    state = source.state_dict()
+    if (
+        isinstance(model, Encoder)
+        and isinstance(source, Encoder)
+        and model.config.classes
+        and not source.config.classes
+    ):
+        state = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
+        state |= {name: tensor for name, tensor in model.state_dict().items() if name.startswith("classifier.")}
+    _load_state(model, state, Path(path))
 
 
 def _load_state(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:

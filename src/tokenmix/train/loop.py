@@ -31,6 +31,7 @@ from .rundir import RunDir, differences, environment
 from .runs import eval_line, load_weights, pick_step
 from .sinks import Sink, check_sinks, open_sinks
 from .stopping import NAMES, asked_to_stop, resume_command, says_what_is_left
+from .task import parts_of, read_by
 from .tasks import open_task
 
 
@@ -64,7 +65,7 @@ class Trainer:
     ):
         self.config, self.run_dir, self.device, self.verbose = config, run, device, verbose
         self.limits, self.hopeless = limits or {}, False
-        self.task = open_task(config)
+        self.task = open_task(config, run.path if (run.path / "config.json").is_file() else None)
         torch.manual_seed(config.train.seed)
         self.model: Any = build_model(config.model).to(device)
         if config.train.init is not None:
@@ -155,14 +156,15 @@ class Trainer:
         inputs, targets = self.task.batch(self.progress.step)
         parts, weight = config.train.accumulate, config.optim.aux_weight
         self.aux = {}
-        for x, y in zip(inputs.chunk(parts), targets.chunk(parts), strict=True):
-            x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+        all_targets = self.task.weight(targets)
+        for x, y in zip(parts_of(inputs, parts), targets.chunk(parts), strict=True):
+            y = y.to(self.device, non_blocking=True)
             with aux_losses() as extra, autocast(self.device, config.train.precision):
-                outputs = self.forward(x)
-            loss = self.task.loss(outputs, y) / parts
+                outputs = read_by(self.forward, x, self.device)
+            loss = self.task.loss(outputs, y) * (self.task.weight(y) / all_targets)
             total = loss + weight / parts * sum(extra.values()) if weight else loss
             for name, penalty in self.extra.items():
-                scale, extra[name] = penalty(x)
+                scale, extra[name] = penalty(x if isinstance(x, torch.Tensor) else x[0])
                 total = total + scale / parts * extra[name]
             for name, value in extra.items():
                 self.aux[name] = self.aux.get(name, 0) + value.detach() / parts
@@ -362,7 +364,7 @@ def train(
             "resumed": [],
         }
         env["config"] = digest_of(trainer.progress.config)
-        trainer.run_dir = RunDir.create(out, config, env)
+        trainer.run_dir = RunDir.create(out, config, env, trainer.task.files())
         with trainer.run_dir.lock():
             return trainer.run()
 

@@ -34,8 +34,10 @@ class RunDir:
         self.csv = self.path / "metrics.csv"
 
     @classmethod
-    def create(cls, path: Path | str, config: RunConfig, env: dict[str, Any]) -> RunDir:
-        """Create the directory with its config and environment, completely or not at all.
+    def create(
+        cls, path: Path | str, config: RunConfig, env: dict[str, Any], files: dict[str, str] | None = None
+    ) -> RunDir:
+        """Create the directory with its config, environment and other files, completely or not at all.
 
         A path that already holds something is refused.
         """
@@ -48,6 +50,8 @@ class RunDir:
                 run.samples.mkdir()
                 write_json(temporary / "config.json", config.to_json())
                 write_json(temporary / "env.json", env)
+                for name, text in (files or {}).items():
+                    (temporary / name).write_text(text, encoding="utf-8")
                 run.metrics.touch()
         except OSError as why:
             raise MixerError(
@@ -133,7 +137,14 @@ def _wrong_env(env: Any) -> str | None:
     threads = env.get("threads", 1)
     if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
         return f"threads must be an integer from 1 to {MOST_THREADS}, got {threads!r}"
-    for name, shape in {"resumed": list, "corpus": dict, "images": dict, "synthetic": dict, "config": str}.items():
+    for name, shape in {
+        "resumed": list,
+        "corpus": dict,
+        "images": dict,
+        "synthetic": dict,
+        "texts": dict,
+        "config": str,
+    }.items():
         if not isinstance(env.get(name, shape()), shape):
             return (
                 f"{name} must be {'an object' if shape is dict else 'a list' if shape is list else 'a string'}, got "

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ..data.metrics_csv import append_csv
+from ..data.subwords import END, MASK, SPECIAL, START, Subwords
 from ..errors import MixerError
 from ..models import build_model
 from ..system.machine import pick_device
 from .checkpoint import list_steps, load_checkpoint
 from .config import RunConfig, check_seed, check_unchanged
-from .data_config import SyntheticDataConfig
+from .data_config import DocumentDataConfig, LabelDataConfig, PairDataConfig, SyntheticDataConfig
+from .document_task import continue_text, likely
+from .label_task import LABELS, joined
+from .pair_task import write_texts
 from .rundir import RunDir
+from .subword_task import TOKENIZER
 from .synthetic_task import answer
 from .tasks import open_task
 from .text_task import continue_bytes
@@ -82,12 +88,13 @@ def evaluate_run(
     If the run has a metrics.csv, the result is added there too. A warning says so if metrics.jsonl cannot be written.
 
     Args:
-        options: stride, seq_len, max_bytes and by_context for text, image_size and max_images for images, lengths,
-            samples and passes for synthetic sequences; None: the default, which is the whole split.
+        options: stride, seq_len, max_bytes and by_context for text, beams, length_penalty, max_texts and written for
+            pairs of texts, image_size and max_images for images, lengths, samples and passes for synthetic sequences;
+            None: the default, which is the whole split.
     """
     run = RunDir.open(path)
     model, config = load_run(path, step=step, device=device)
-    task = open_task(config)
+    task = open_task(config, run.path)
     task.check_same(run.env())
     options = {name: value for name, value in options.items() if value is not None}
     _check_options(task, path, options)
@@ -112,7 +119,7 @@ def _check_options(task: Any, path: Path | str, options: dict[str, Any]) -> None
     wrong = [name for name in options if name not in task.options]
     if wrong:
         raise MixerError(f"eval: the score of {path} takes {', '.join(task.options)}; leave out {', '.join(wrong)}.")
-    for name in ("max_bytes", "max_images", "samples", "passes"):
+    for name in ("max_bytes", "max_images", "max_texts", "samples", "passes"):
         if options.get(name, 1) < 1:
             raise MixerError(f"eval: {name} must be at least 1, got {options[name]}.")
 
@@ -166,13 +173,116 @@ def sample_run(
             f"{path} holds a model of kind {config.model.kind!r}, which generates no text; "
             + "use --images to sample from a density model."
         )
+    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     if isinstance(config.data, SyntheticDataConfig):
-        sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
         return answer(model, config.data.task, prompt, 2 * len(prompt) + 8 if n is None else n, **sampling)
+    if isinstance(config.data, DocumentDataConfig):
+        if n is not None:
+            raise MixerError(f"sample: the model of {path} counts subwords, not bytes; leave the number of bytes out.")
+        words = Subwords.load(Path(path) / TOKENIZER)
+        return continue_text(model, words, prompt.decode(errors="replace"), config.data.max_tokens, **sampling).encode()
     if n is None:
         longest: Any = model.max_len
         n = 500 if longest is None else max(1, min(500, longest - len(prompt)))
     return continue_bytes(model, prompt, n, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+
+
+def translate_run(
+    path: Path | str,
+    text: str,
+    *,
+    beams: int = 1,
+    step: int | str = "last",
+    device: str = "auto",
+    **sampling: Any,
+) -> str:
+    """Return what a run's encoder-decoder writes for a source, such as its translation.
+
+    One that was trained to fill in spans takes a text with sentinels, "Thank you <extra_0> to your party", and writes
+    each sentinel and what it holds for the span.
+
+    Args:
+        beams: targets that are followed at once.
+        sampling: temperature, top_k, top_p and seed of ``Seq2Seq.generate``.
+
+    Raises:
+        MixerError: if the source is empty, or longer than the sources of training.
+    """
+    check_seed(sampling.get("seed"), "sample: seed")
+    model, config = load_run(path, step=step, device=device)
+    if config.model.kind != "seq2seq":
+        raise MixerError(f"{path} holds a model of kind {config.model.kind!r}, not an encoder-decoder.")
+    subwords, data = Subwords.load(Path(path) / TOKENIZER), cast(PairDataConfig, config.data)
+    spans = isinstance(config.data, DocumentDataConfig)
+    tokens = subwords.encode_marked(text) if spans else subwords.encode(text.strip())
+    if not tokens or len(tokens) >= data.max_tokens:
+        raise MixerError(
+            f"sample: the source must have 1 to {data.max_tokens - 1} subwords (data.max_tokens), got {len(tokens)}; "
+            + "give it with --prompt."
+        )
+    if spans:
+        if not set(tokens) & set(subwords.sentinels):
+            raise MixerError(
+                "sample: the text must have a sentinel to fill in, such as <extra_0>; give it with --prompt."
+            )
+        source = torch.tensor([[*tokens, END]], device=next(model.parameters()).device)
+        said: list[int] = cast(Any, model).generate(source, data.max_tokens, beams=beams, **sampling)[0].tolist()
+        return subwords.decode_marked(said[: said.index(END)] if END in said else said)
+    return write_texts(model, subwords, [tokens], data.max_tokens, beams=beams, **sampling)[0]
+
+
+def fill_run(
+    path: Path | str, text: str, *, n: int = 5, step: int | str = "last", device: str = "auto"
+) -> list[list[tuple[str, float]]]:
+    """Return what a run's encoder holds most likely at each ``<mask>`` of a text.
+
+    Args:
+        n: guesses for each mask.
+
+    Returns:
+        For each mask the n most likely subwords and their probabilities, the most likely first.
+
+    Raises:
+        MixerError: if the run holds no masked model, and for a text without a mask or longer than those of training.
+    """
+    model, config = load_run(path, step=step, device=device)
+    if config.model.kind != "encoder" or not isinstance(config.data, DocumentDataConfig):
+        raise MixerError(f"{path} holds no encoder of masked texts, which `tokenmix train masked` makes.")
+    if n < 1:
+        raise MixerError(f"sample: the number of guesses must be at least 1, got {n}.")
+    words = Subwords.load(Path(path) / TOKENIZER)
+    tokens = [START, *words.encode_marked(text), END]
+    places = [i for i, token in enumerate(tokens) if token == MASK]
+    if not places or len(tokens) > config.data.max_tokens:
+        raise MixerError(
+            f"sample: the text must have a {SPECIAL[MASK]} to fill in, and at most {config.data.max_tokens - 2} "
+            + f"subwords, got {len(tokens) - 2} and {len(places)} masks; give it with --prompt."
+        )
+    return likely(model, torch.tensor([tokens]), torch.tensor(places), words, n)
+
+
+@torch.no_grad()
+def classify_run(
+    path: Path | str, *texts: str, step: int | str = "last", device: str = "auto"
+) -> list[tuple[str, float]]:
+    """Return the probability of each label of a text, or of a pair of texts, by a run's classifier.
+
+    Raises:
+        MixerError: if the run holds no classifier of texts, and for another number of texts than it was trained on.
+    """
+    model, config = load_run(path, step=step, device=device)
+    if not isinstance(config.data, LabelDataConfig):
+        raise MixerError(f"{path} holds no classifier of texts, which `tokenmix train sentences` makes.")
+    found = json.loads((Path(path) / LABELS).read_text())
+    if len(texts) != found["texts"] or not all(text.strip() for text in texts):
+        raise MixerError(
+            f"sample: the classifier of {path} reads {found['texts']} text{'s' * (found['texts'] > 1)}, got "
+            + f"{len([text for text in texts if text.strip()])}; give --prompt, with a tab between two texts."
+        )
+    words = Subwords.load(Path(path) / TOKENIZER)
+    tokens = joined([words.encode(text.strip()) for text in texts], config.data.max_tokens)
+    shares = model(torch.tensor([tokens], device=next(model.parameters()).device))[0].float().softmax(-1).tolist()
+    return sorted(zip(found["labels"], shares, strict=True), key=lambda each: -each[1])
 
 
 def draw_run(
@@ -200,6 +310,6 @@ def draw_run(
     density: Any = model
     if not complete:
         return density.sample(n, **sampling).cpu()
-    task: Any = open_task(config)
+    task: Any = open_task(config, Path(path))
     real = task.pictures("test", n)
     return torch.cat([density.complete(real, real.shape[2] // 2, **sampling).cpu(), real])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -107,8 +108,8 @@ class SyntheticTask(Task):
     higher = True
     options = ("lengths", "samples", "passes")
 
-    def __init__(self, config: RunConfig):
-        super().__init__(config)
+    def __init__(self, config: RunConfig, folder: Path | None = None):
+        super().__init__(config, folder)
         self.sequences = self.data.sequences(self.model.vocab)
 
     def facts(self) -> dict[str, Any]:
@@ -184,6 +185,11 @@ class SyntheticTask(Task):
         self, model: Any, split: str, lengths: tuple[int, ...], samples: int
     ) -> dict[tuple[int, ...], tuple[Tensor, Tensor]]:
         """Draw the sequences of every combination of sizes, and refuse those that are too long for the model."""
+        if self.sequences.sizes and min(lengths) < 1:
+            raise MixerError(
+                f"eval: the lengths of {self.data.task} ({' and '.join(self.sequences.sizes)}) are at least 1, got "
+                + f"{min(lengths)}; it was trained on {self.data.shortest} to {self.data.longest}."
+            )
         combinations = list(product(lengths, repeat=max(len(self.sequences.sizes), 1)))
         for sizes in combinations:
             self.sequences.check_sizes(sizes)

@@ -6,9 +6,28 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
 from .config import RunConfig
+
+Inputs = Tensor | tuple[Tensor, ...]
+"""What a model reads: one tensor, or a named tuple of its arguments."""
+
+
+def parts_of(inputs: Inputs, n: int) -> list[Inputs]:
+    """Return what the model reads for each of n parts of a batch."""
+    if isinstance(inputs, Tensor):
+        return list(inputs.chunk(n))
+    return [type(inputs)(*part) for part in zip(*(tensor.chunk(n) for tensor in inputs), strict=True)]
+
+
+def read_by(model: Any, inputs: Inputs, device: torch.device) -> Any:
+    """Return what a model makes of its inputs, moved to its device."""
+    if isinstance(inputs, Tensor):
+        return model(inputs.to(device, non_blocking=True))
+    given: dict[str, Tensor] = inputs._asdict()  # type: ignore[attr-defined]  # a named tuple
+    return model(**{name: tensor.to(device, non_blocking=True) for name, tensor in given.items()})
 
 
 class Score(Protocol):
@@ -26,6 +45,7 @@ class Task(ABC):
         higher: whether higher scores are better.
         unit: what speed is counted in.
         options: what ``evaluate`` takes beside the model and the split.
+        folder: (of the constructor) an existing run, which holds the task's own files; None: for a new run.
     """
 
     metric: ClassVar[str]
@@ -33,11 +53,15 @@ class Task(ABC):
     unit: ClassVar[str] = "tokens"
     options: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, config: RunConfig):
+    def __init__(self, config: RunConfig, folder: Path | None = None):
         self.train = config.train
         # Their classes are those the task is for.
         self.model: Any = config.model
         self.data: Any = config.data
+
+    def files(self) -> dict[str, str]:
+        """Return the files, by name, that a run needs beside its checkpoints; they are written into a new run."""
+        return {}
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
@@ -52,12 +76,19 @@ class Task(ABC):
         """Return the number of tokens or images per step."""
 
     @abstractmethod
-    def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of a step, a pure function of the config's seed and the step."""
+    def batch(self, step: int) -> tuple[Inputs, Tensor]:
+        """Return inputs and targets of a step, a pure function of the config's seed and the step.
+
+        Inputs that are a named tuple are the arguments of the model, by their names.
+        """
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Compute the mean loss in nats."""
+
+    def weight(self, targets: Tensor) -> int:
+        """Return how many of the targets the loss is a mean of; by default each row counts alike."""
+        return len(targets)
 
     def train_fields(self, loss: float) -> dict[str, Any]:
         """Return further fields of a line of training metrics, beside the loss."""

@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from .config import RunConfig
+from .document_task import DocumentTask, MaskedTask, NextTask, SpanTask
 from .image_tasks import ClassifyTask, DensityTask, match_image_data
+from .label_task import LabelTask, labels_of
+from .pair_task import PairTask
 from .synthetic_task import SyntheticTask
 from .task import Task
 from .text_task import TextTask
+
+ON_DOCUMENTS: dict[str, type[DocumentTask]] = {"lm": NextTask, "encoder": MaskedTask, "seq2seq": SpanTask}
+"""What each kind of model learns of documents."""
 
 
 def task_of(config: RunConfig) -> type[Task]:
     """Return the class of a config's task, whose data stay closed."""
     if config.data.kind == "synthetic":
         return SyntheticTask
+    if config.data.kind == "pairs":
+        return PairTask
+    if config.data.kind == "labels":
+        return LabelTask
+    if config.data.kind == "documents":
+        return ON_DOCUMENTS[config.model.kind]
     if config.model.kind == "lm":
         return TextTask
     return DensityTask if config.model.kind == "image_density" else ClassifyTask
 
 
-def open_task(config: RunConfig) -> Task:
-    """Open the task of a config and its data."""
-    return task_of(config)(config)
+def open_task(config: RunConfig, folder: Path | None = None) -> Task:
+    """Open the task of a config and its data.
+
+    Args:
+        folder: of a run that exists, which holds the task's own files; None: for a new run.
+    """
+    return task_of(config)(config, folder)
 
 
 def match_data(config: RunConfig) -> RunConfig:
     """Return the config with the model's classes, channels and image size taken from its data.
 
-    The config of a language model is returned unchanged.
+    The config of a model that predicts text is returned unchanged.
     """
+    if config.data.kind == "labels":
+        return config.override({"model.classes": len(labels_of(config))})
     if config.data.kind != "images":
         return config
     return match_image_data(config)

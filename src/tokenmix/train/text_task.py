@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..data import Bounds, Corpus, Sampler, open_corpus
 from ..errors import MixerError
 from ..mixers import Mixer, state_bytes
 from ..models import evaluating
+from ..positions.rotary import rescaled
 from ..system.files import whole_file
 from .config import RunConfig
 from .data_config import DataConfig
@@ -34,10 +36,10 @@ class TextTask(Task):
     """Train a language model on a corpus."""
 
     metric = "bits_per_byte"
-    options = ("stride", "seq_len", "max_bytes", "by_context")
+    options = ("stride", "seq_len", "max_bytes", "by_context", "scaling")
 
-    def __init__(self, config: RunConfig):
-        super().__init__(config)
+    def __init__(self, config: RunConfig, folder: Path | None = None):
+        super().__init__(config, folder)
         self.corpus = open_data(self.data)
         self.sampler = Sampler(
             self.corpus.split("train"),
@@ -78,15 +80,20 @@ class TextTask(Task):
     def train_fields(self, loss: float) -> dict[str, Any]:
         return {"bpb": loss / math.log(2)}
 
-    def evaluate(self, model: Any, split: str, **options: Any) -> EvalResult:
-        """Score the model on a split; the options are those of ``train.evaluate``."""
+    def evaluate(
+        self, model: Any, split: str, *, scaling: str | dict[str, Any] | None = None, **options: Any
+    ) -> EvalResult:
+        """Score the model on a split; the options are those of ``train.evaluate``, and a rule for rotary positions."""
         given = {
             "batch_size": self.train.eval_batch,
             "seq_len": self.data.seq_len,
             "precision": self.train.precision,
             **options,
         }
-        return evaluate(model, self.corpus.split(split), **given)
+        if scaling is None:
+            return evaluate(model, self.corpus.split(split), **given)
+        with rescaled(model, scaling, old=self.data.seq_len, new=given["seq_len"]) as rule:
+            return replace(evaluate(model, self.corpus.split(split), **given), scaling=rule)
 
     def while_training(self) -> dict[str, Any]:
         return {"stride": self.train.stride, "max_bytes": self.train.eval_bytes}

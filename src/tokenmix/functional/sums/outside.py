@@ -1,4 +1,4 @@
-"""How keys outside of a window weigh: the values of the option ``outside``."""
+"""How keys outside of a window weigh, and how filters do: the values of the options ``outside`` and ``filters``."""
 
 from __future__ import annotations
 
@@ -10,5 +10,9 @@ Outside = Literal["zero", "none"]
 LocalOutside = Literal["none", "pool"]
 """Of local softmax attention: "none", not at all; "pool", with a logit of 0."""
 
+Filters = Literal["exp", "signed"]
+"""Of AFT-conv: "exp", the factor of a tap w is exp(w); "signed", w is added to a factor of 1."""
+
 OUTSIDES: tuple[Outside, ...] = get_args(Outside)
 LOCAL_OUTSIDES: tuple[LocalOutside, ...] = get_args(LocalOutside)
+FILTERS: tuple[Filters, ...] = get_args(Filters)

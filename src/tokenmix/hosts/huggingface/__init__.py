@@ -2,9 +2,10 @@
 
 from . import require
 from .attention_interface import register_attention
+from .back import from_transformers
 from .cache import TokenMixStateLayer
 from .configuration import TokenMixConfig
-from .export import export_run
+from .export import export_run, to_transformers
 from .heads import (
     TokenMixForMaskedLM,
     TokenMixForQuestionAnswering,
@@ -28,7 +29,9 @@ __all__ = [
     "TokenMixModel",
     "TokenMixStateLayer",
     "export_run",
+    "from_transformers",
     "register",
     "register_attention",
     "require",
+    "to_transformers",
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...train.config import RunConfig
+from ...train.label_task import LABELS
 from ...train.rundir import RunDir
 from .processors import CROPPED_FROM, image_processor
 
@@ -21,6 +22,29 @@ model = AutoModelForCausalLM.from_pretrained("{name}")
 out = model.generate(ids, max_new_tokens=100, do_sample=True, temperature=0.8)
 {text}
 ```""",
+    "seq2seq": """```python
+import tokenmix.hosts.huggingface  # registers the model with transformers
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+tokenizer, model = (cls.from_pretrained("{name}") for cls in (AutoTokenizer, AutoModelForSeq2SeqLM))
+batch = tokenizer(["..."], return_tensors="pt")
+out = model.generate(**batch, max_new_tokens={longest}, num_beams=5)
+print(tokenizer.decode(out[0], skip_special_tokens=True).strip())
+```""",
+    "encoder": """```python
+import tokenmix.hosts.huggingface  # registers the model with transformers
+from transformers import pipeline
+
+fill = pipeline("fill-mask", "{name}")
+print(fill("... <mask> ..."))
+```""",
+    "labels": """```python
+import tokenmix.hosts.huggingface  # registers the model with transformers
+from transformers import pipeline
+
+classify = pipeline("text-classification", "{name}")
+print(classify({given}))
+```""",
     "vit": """```python
 import torch
 import tokenmix.hosts.huggingface  # registers the model with transformers
@@ -34,12 +58,20 @@ BYTES = (
     'tokenizer = AutoTokenizer.from_pretrained("{name}")\nids = tokenizer("To be", return_tensors="pt").input_ids',
     "print(tokenizer.decode(out[0]))",
 )
+KINDS = {
+    "lm": ("text-generation", "language model"),
+    "encoder": ("fill-mask", "masked language model (encoder)"),
+    "labels": ("text-classification", "classifier of texts (encoder)"),
+    "seq2seq": ("text2text-generation", "encoder-decoder"),
+    "vit": ("image-classification", "image classifier (Vision Transformer)"),
+}
+"""Task of model hubs and name of each kind of model."""
 PLAIN = ("ids = torch.tensor([[1, 2, 3]])  # token ids in 0..{last}", "print(out[0].tolist())")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Hold what a card states: the run, its config, the step, the new model, and whether its tokens are bytes."""
+    """Hold what a card states: run, config, step, the new model, and whether its tokens are bytes."""
 
     run: RunDir
     config: RunConfig
@@ -47,14 +79,23 @@ class Facts:
     model: Any
     byte_tokens: bool
 
+    @property
+    def kind(self) -> str:
+        """Return the kind of model for ``KINDS``: a classifier of texts is one of its own."""
+        return "labels" if self.config.data.kind == "labels" else self.config.model.kind
+
+    @property
+    def subwords(self) -> bool:
+        """Return whether the run has a tokenizer of subwords."""
+        return self.config.data.kind in ("pairs", "documents", "labels")
+
 
 def model_card(facts: Facts, name: str) -> str:
     """Return README.md with the front matter that model hubs read."""
     config: Any = facts.config
-    kind = config.model.kind
     mixers = [spec["name"] for spec in config.model.specs()]
     named = ", ".join(f"{mixers.count(m)} x {m}" for m in dict.fromkeys(mixers))
-    task = "text-generation" if kind == "lm" else "image-classification"
+    task, what = KINDS[facts.kind]
     size = sum(p.numel() for p in facts.model.parameters())
     front = [
         "---",
@@ -65,9 +106,9 @@ def model_card(facts: Facts, name: str) -> str:
         *(f"- {m}" for m in dict.fromkeys(mixers)),
         "---",
     ]
-    what = "language model" if kind == "lm" else "image classifier (Vision Transformer)"
     what = "language model over bytes" if facts.byte_tokens else what
-    about = f"A {what} of {size:,} parameters, {config.model.dim} features, layers: {named}."
+    about = f"{'An' if what[0] in 'aeiou' else 'A'} {what}"
+    about += f" of {size:,} parameters, {config.model.dim} features, layers: {named}."
     about += f" Step {facts.step} of a tokenmix run."
     parts = ["\n".join(front), f"# {name}", about, *_numbers(facts), *_data(facts)]
     parts += ["## Use", "`pip install 'tokenmix[hf]'`, then:", _use(facts, name), *_notes(facts)]
@@ -93,12 +134,15 @@ def _numbers(facts: Facts) -> list[str]:
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4f}"
-    return " x ".join(str(n) for n in value) if isinstance(value, (list, tuple)) else str(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{each} {name}" for name, each in value.items())
+    text = " x ".join(str(n) for n in value) if isinstance(value, (list, tuple)) else str(value)
+    return text.replace("|", "\\|")  # a bar would end the cell of a table
 
 
 def _data(facts: Facts) -> list[str]:
     env, data = facts.run.env(), facts.config.data
-    found = env.get("corpus") or env.get("images") or env.get("synthetic") or {}
+    found = env.get("corpus") or env.get("images") or env.get("synthetic") or env.get("texts") or {}
     name = found["name"] if "name" in found else getattr(data, "source", data.kind)
     known = ", ".join(f"{key} {_cell(value)}" for key, value in found.items() if key != "name")
     about = f"{name}" + (f": {known}." if known else ".")
@@ -113,7 +157,13 @@ def _use(facts: Facts, name: str) -> str:
         return USE["vit"].format(
             name=name, channels=model.channels, height=model.image_size[0], width=model.image_size[1]
         )
-    ids, text = BYTES if facts.byte_tokens else PLAIN
+    if facts.kind == "seq2seq":
+        return USE["seq2seq"].format(name=name, longest=facts.config.data.max_tokens)  # type: ignore[union-attr]
+    if facts.kind in ("encoder", "labels"):
+        pairs = facts.kind == "labels" and json.loads((facts.run.path / LABELS).read_text())["texts"] > 1
+        given = '{"text": "...", "text_pair": "..."}' if pairs else '"..."'
+        return USE[facts.kind].format(name=name, given=given)
+    ids, text = BYTES if facts.byte_tokens or facts.subwords else PLAIN
     return USE["lm"].format(name=name, ids=ids.format(name=name, last=model.vocab - 1), text=text)
 
 
@@ -126,6 +176,10 @@ def _notes(facts: Facts) -> list[str]:
         size = " x ".join(str(n) for n in model.image_size)
         pixels = f"Images are {sized} ({size}), in 0..1, minus {how['image_mean']}, divided by {how['image_std']}."
         return [pixels]
+    if facts.subwords:
+        ends = {"seq2seq": "ends each with its end token", "lm": "begins each with its start token"}
+        does = ends.get(model.kind, "puts each between its start and its end token")
+        return [f"Texts are cut into subwords by the tokenizer of the folder, which {does}."]
     notes = [f"Texts of up to {model.max_len} tokens."]
     if facts.byte_tokens:
         notes.append(

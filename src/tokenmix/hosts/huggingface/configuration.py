@@ -30,6 +30,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "norm": ("pre", "post"),
     "norm_type": ("layer", "rms"),
     "gated_mlp": (True, False),
+    "mlp_bias": (True, False),
     "positions": ("learned", "sinusoidal", None),
     "classifier_pooling": ("mean", "cls", "last", None),
     "is_causal": (True, False, None),
@@ -47,6 +48,7 @@ class TokenMixConfig(PreTrainedConfig):
             ``max_len``.
         intermediate_size: default 4 hidden_size. hidden_act: of the MLP.
         gated_mlp: W_2 (act(W_g x) * W_1 x) instead of W_2 act(W_1 x); with hidden_act="silu" it is SwiGLU.
+        mlp_bias: whether the MLP's layers have biases.
         norm: "pre" (and one last norm) or "post".
         norm_type: "layer" for LayerNorm or "rms" for RMSNorm.
         final_logit_softcapping: of ``TokenMixForCausalLM``: logits l become cap * tanh(l / cap); None: as they are.
@@ -80,6 +82,7 @@ class TokenMixConfig(PreTrainedConfig):
     norm: str = "pre"
     norm_type: str = "layer"
     gated_mlp: bool = False
+    mlp_bias: bool = True
     final_logit_softcapping: float | None = None
     layer_norm_eps: float = 1e-5
     positions: str | None = "learned"
@@ -184,8 +187,8 @@ class TokenMixConfig(PreTrainedConfig):
         mlp = {(False, "gelu"): "gelu", (False, "relu2"): "relu2", (True, "silu"): "swiglu"}.get(
             (self.gated_mlp, self.hidden_act)
         )
-        if self.norm != "pre" or mlp is None or self.classifier_pooling == "last":
-            only = "has norm='pre', hidden_act='gelu' or gated 'silu', classifier_pooling='cls' or 'mean'"
+        if self.norm != "pre" or mlp is None or not self.mlp_bias or self.classifier_pooling == "last":
+            only = "has norm='pre', hidden_act='gelu' or gated 'silu', biases, classifier_pooling='cls' or 'mean'"
             got = f"norm={self.norm!r}, hidden_act={self.hidden_act!r}, classifier_pooling={self.classifier_pooling!r}"
             raise MixerError(f"TokenMixForImageClassification: {only}; got {got}.")
         return ViTConfig(

@@ -5,6 +5,8 @@ It holds weights, config, tokenizer or image processor, generation defaults and 
 
 from __future__ import annotations
 
+import json
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,21 @@ from transformers.utils import logging
 
 from ...errors import MixerError
 from ...mixers import MIXERS, mixer_options
-from ...models import LM, LMConfig, ViT, ViTConfig
+from ...models import LM, Encoder, EncoderConfig, LMConfig, Seq2Seq, Seq2SeqConfig, ViT, ViTConfig
+from ...models.blocks import evaluating
 from ...models.layers import hidden_width
 from ...system.files import check_out, new_folder, write_json
+from ...train.label_task import LABELS
 from ...train.rundir import RunDir
 from ...train.runs import load_run, pick_step
+from ...train.subword_task import TOKENIZER
 from .card import Facts, model_card
 from .configuration import TokenMixConfig
+from .heads import TokenMixForMaskedLM, TokenMixForSequenceClassification
 from .images import TokenMixForImageClassification
 from .modeling import TokenMixForCausalLM
-from .processors import CROPPED_FROM, byte_tokenizer, image_processor
+from .processors import CROPPED_FROM, byte_tokenizer, image_processor, subword_tokenizer
+from .seq2seq import TokenMixForSeq2SeqLM
 
 NAMES = (
     ("embed.", "model.embed_tokens."),
@@ -31,16 +38,29 @@ NAMES = (
     ("blocks.", "model.layers."),
     ("norm.", "model.norm."),
     ("head.", "lm_head."),
+    ("classifier.", "score."),
 )
+PAIR_NAMES = (
+    ("encoder.blocks.", "encoder.layers."),
+    ("encoder.", "encoder."),
+    ("positions.", "decoder.positions."),
+    ("blocks.", "decoder.layers."),
+    ("norm.", "decoder.norm."),
+    ("head.", "lm_head."),
+)
+"""The names of an encoder-decoder's weights, but for the embedding, which transformers holds twice."""
+SAME_LOGITS = 1e-6
+"""The most by which the logits of a converted model may differ, relative to the largest."""
 
 
 def export_run(run: Path | str, out: Path | str, *, step: int | str = "last") -> Path:
     """Write a run's model to the new folder ``out``, completely or not at all.
 
-    ``AutoModelForCausalLM`` or ``AutoModelForImageClassification`` loads it.
+    ``AutoModelForCausalLM``, ``AutoModelForMaskedLM``, ``AutoModelForSequenceClassification``,
+    ``AutoModelForSeq2SeqLM`` or ``AutoModelForImageClassification`` loads it.
 
     Args:
-        run: the directory of a language model or of a Vision Transformer.
+        run: the directory of a language model, an encoder, an encoder-decoder or a Vision Transformer.
         step: of its checkpoints: a number, "last" or "best".
 
     Raises:
@@ -54,6 +74,10 @@ def export_run(run: Path | str, out: Path | str, *, step: int | str = "last") ->
     own: Any = model.config
     if isinstance(new, TokenMixForImageClassification) and min(own.image_size) < CROPPED_FROM:
         files["preprocessor_config.json"] = image_processor(own, config.data)  # type: ignore[arg-type]  # of images
+    if config.data.kind == "labels":
+        labels = json.loads((opened.path / LABELS).read_text())["labels"]
+        new.config.id2label = dict(enumerate(labels))
+        new.config.label2id = {label: i for i, label in enumerate(labels)}
     as_bytes = config.data.kind == "text" and own.vocab == 256
     facts = Facts(opened, config, pick_step(opened, step), new, byte_tokens=as_bytes)
     _write(Path(out), new, facts, files)
@@ -61,61 +85,137 @@ def export_run(run: Path | str, out: Path | str, *, step: int | str = "last") ->
 
 
 def to_transformers(model: nn.Module) -> Any:
-    """Convert our ``LM`` or ``ViT`` to a transformers model with the same weights and logits, in eval mode."""
+    """Convert a model of ours to one of transformers with the same weights and logits, in eval mode.
+
+    An ``LM`` becomes a TokenMixForCausalLM, a ``Seq2Seq`` a TokenMixForSeq2SeqLM, an ``Encoder`` a TokenMixForMaskedLM
+    or, with classes, a TokenMixForSequenceClassification, and a ``ViT`` a TokenMixForImageClassification.
+    """
     if isinstance(model, LM):
         new: Any = TokenMixForCausalLM(lm_config(model.config))
         state = {_renamed(name): tensor for name, tensor in model.state_dict().items()}
         state.setdefault("lm_head.weight", model.embed.weight.detach())
-        sample = torch.arange(min(8, model.max_len or 8))[None] % model.vocab
+    elif isinstance(model, Encoder):
+        cls = TokenMixForSequenceClassification if model.config.classes else TokenMixForMaskedLM
+        new = cls(encoder_config(model.config))
+        state = {_renamed(name): tensor for name, tensor in model.state_dict().items()}
+        if not model.config.classes:
+            state.setdefault("lm_head.weight", model.embed.weight.detach())
+    elif isinstance(model, Seq2Seq):
+        new = TokenMixForSeq2SeqLM(seq2seq_config(model.config))
+        state = _pair_weights(model)
     elif isinstance(model, ViT):
         if not model.config.classes:
             headless = "this ViT has no head, classes=0"
             raise MixerError(f"export: {headless}; a model of features has no exported counterpart.")
         new = TokenMixForImageClassification(vit_config(model.config))
         state = {f"vit.{name}": tensor for name, tensor in model.state_dict().items()}
-        sample = torch.linspace(-1, 1, model.config.channels * model.config.image_size[0] * model.config.image_size[1])
-        sample = sample.reshape(1, model.config.channels, *model.config.image_size)
     else:
-        able = "a language model (kind 'lm') or a ViT ('vit') has"
+        able = "a language model (kind 'lm'), an 'encoder', an encoder-decoder ('seq2seq') or a 'vit' has"
         raise MixerError(f"export: a {type(model).__name__} has no counterpart in transformers; {able}.")
     new.load_state_dict(state)
     new.eval()
-    _check_equal(model, new, sample)
+    check_equal("export", model, new, sample_for(model))
     return new
 
 
 @torch.no_grad()
-def _check_equal(model: nn.Module, new: Any, sample: Tensor) -> None:
-    was_training = model.training
-    model.eval()
-    wanted, got = model(sample), (new(sample, use_cache=False) if isinstance(model, LM) else new(sample)).logits
-    model.train(was_training)
+def check_equal(who: str, ours: nn.Module, theirs: Any, sample: tuple[Tensor, ...]) -> None:
+    """Refuse a converted model whose logits are not the other's; ``who`` is named in the error."""
+    with evaluating(ours), evaluating(theirs):
+        wanted = ours(*sample)
+        if isinstance(ours, Seq2Seq):
+            got = theirs(sample[0], decoder_input_ids=sample[1], use_cache=False).logits
+        else:
+            got = (theirs(*sample, use_cache=False) if isinstance(ours, LM) else theirs(*sample)).logits
     off = float((wanted - got).abs().max()) / max(float(wanted.abs().max()), 1.0)
-    if not off <= 1e-6:
+    if not off <= SAME_LOGITS:
         apart = f"the new model's logits differ from the old one's by {off:.1e}"
-        raise MixerError(f"export: {apart}; nothing was written.")
+        raise MixerError(f"{who}: {apart}; nothing was written.")
+
+
+def sample_for(model: Any) -> tuple[Tensor, ...]:
+    """Return the arguments of one forward pass of a model of ours, on its device and in its dtype."""
+    weight = next(model.parameters())
+    if isinstance(model, ViT):
+        shape = 1, model.config.channels, *model.config.image_size
+        return (torch.linspace(-1, 1, prod(shape), device=weight.device).to(weight.dtype).reshape(shape),)
+    tokens = tokens_for(model).to(weight.device)
+    return (tokens, tokens) if isinstance(model, Seq2Seq) else (tokens,)
+
+
+def tokens_for(model: Any) -> Tensor:
+    """Return a few tokens (1, T) that a model can read."""
+    return torch.arange(min(8, model.max_len or 8))[None] % model.vocab
+
+
+def _pair_weights(model: Seq2Seq) -> dict[str, Tensor]:
+    """Return an encoder-decoder's weights under transformers' names; the scale of the embedding becomes part of it."""
+    config, state = model.config, model.state_dict()
+    table = state.pop("embed.weight")
+    scaled = table if config.embed_scale == 1 else table * config.embed_scale
+    found = {"encoder.embed_tokens.weight": scaled, "decoder.embed_tokens.weight": scaled, "lm_head.weight": table}
+    for name, tensor in state.items():
+        ours, theirs = next(pair for pair in PAIR_NAMES if name.startswith(pair[0]))
+        found[theirs + name[len(ours) :]] = tensor
+    return found
+
+
+def encoder_config(config: EncoderConfig) -> TokenMixConfig:
+    """Return the transformers config of the same text encoder."""
+    labels: dict[str, Any] = {"num_labels": config.classes} if config.classes else {}
+    return TokenMixConfig(
+        **_text(config),
+        is_causal=False,
+        classifier_pooling="cls" if config.pool == "first" else "mean",
+        tie_word_embeddings=config.tied and not config.classes,
+        **labels,
+    )
+
+
+def seq2seq_config(config: Seq2SeqConfig) -> TokenMixConfig:
+    """Return the transformers config of the same encoder-decoder.
+
+    A head that shares an embedding with a scale is a copy there, since transformers has no such scale.
+    """
+    specs: dict[str, Any] = {
+        "encoder_mixers": _filled(config.encoder_mixers or config.mixers),
+        "cross_mixers": _filled(config.cross_mixers),
+    }
+    return TokenMixConfig(
+        **_text(config),
+        **specs,
+        encoder_layers=len(config.encoder_specs()),
+        tie_word_embeddings=config.tied and config.embed_scale == 1,
+        decoder_start_token_id=config.start,
+        bos_token_id=config.start,
+        eos_token_id=config.end,
+    )
 
 
 def lm_config(config: LMConfig) -> TokenMixConfig:
     """Return the transformers config of the same language model."""
-    if config.loop is not None or isinstance(config.positions, dict):
-        what = "loop" if config.loop is not None else f"positions={config.positions!r}"
-        raise MixerError(f"export: models for transformers have no {what}; use tokenmix's own LM.")
-    return TokenMixConfig(
-        vocab_size=config.vocab,
-        hidden_size=config.dim,
+    return TokenMixConfig(**_text(config), is_causal=True, tie_word_embeddings=config.tied)
+
+
+def _text(config: Any) -> dict[str, Any]:
+    """Return the fields that models of text have in common."""
+    looped = getattr(config, "loop", None) is not None
+    if looped or isinstance(config.positions, dict):
+        what = "loop" if looped else f"positions={config.positions!r}"
+        raise MixerError(f"export: models for transformers have no {what}; keep the model as tokenmix's own.")
+    return {
+        "vocab_size": config.vocab,
+        "hidden_size": config.dim,
         **_block(config),
-        num_hidden_layers=len(config.specs()),
+        "num_hidden_layers": len(config.specs()),
         **_mixing(config),
-        norm=config.norm,
-        final_logit_softcapping=config.logit_cap,
-        positions=config.positions,
-        is_causal=True,
-        max_position_embeddings=config.max_len,
-        initializer_range=config.init_std,
-        hidden_dropout_prob=config.dropout,
-        tie_word_embeddings=config.tied,
-    )
+        "norm": config.norm,
+        "final_logit_softcapping": config.logit_cap,
+        "positions": config.positions,
+        "max_position_embeddings": config.max_len,
+        "initializer_range": config.init_std,
+        "hidden_dropout_prob": config.dropout,
+    }
 
 
 def vit_config(config: ViTConfig) -> TokenMixConfig:
@@ -148,17 +248,24 @@ def _block(config: Any) -> dict[str, Any]:
         "intermediate_size": hidden_width(config.dim, config.mlp_ratio, config.mlp),
         "hidden_act": "silu" if config.mlp == "swiglu" else config.mlp,
         "gated_mlp": config.mlp == "swiglu",
+        "mlp_bias": getattr(config, "mlp_bias", True),
     }
 
 
 def _mixing(config: Any) -> dict[str, Any]:
     """Return the mixers, each with its number of heads filled in, and the heads of the first."""
-    specs = []
-    for spec in config.mixers:
-        default = mixer_options(MIXERS[spec["name"]]).get("heads")
-        specs.append(({"heads": default} if default is not None else {}) | spec)
+    specs = _filled(config.mixers)
     heads = next((spec["heads"] for spec in specs if isinstance(spec.get("heads"), int)), 1)
     return {"mixers": specs, "num_attention_heads": heads}
+
+
+def _filled(mixers: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
+    """Return mixer specs with the number of heads that they have by default."""
+    specs = []
+    for spec in mixers:
+        default = mixer_options(MIXERS[spec["name"]]).get("heads")
+        specs.append(({"heads": default} if default is not None else {}) | spec)
+    return specs
 
 
 def _renamed(name: str) -> str:
@@ -175,6 +282,10 @@ def _write(out: Path, model: Any, facts: Facts, files: dict[str, Any]) -> None:
             model.save_pretrained(folder)
             if facts.byte_tokens:
                 byte_tokenizer(facts.model.config.max_position_embeddings).save_pretrained(folder)
+            if facts.subwords:
+                longest = facts.config.data.max_tokens  # type: ignore[union-attr]  # of texts in subwords
+                text = (facts.run.path / TOKENIZER).read_text()
+                subword_tokenizer(text, longest, facts.config.model.kind).save_pretrained(folder)
             for name, content in files.items():
                 write_json(folder / name, content)
             (folder / "README.md").write_text(model_card(facts, out.name))

@@ -17,6 +17,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import can_return_tuple
 
+from ...models.encoder import pooled
 from .configuration import TokenMixConfig
 from .modeling import TokenMixModel, TokenMixPreTrainedModel
 
@@ -68,23 +69,15 @@ class TokenMixForSequenceClassification(TokenMixHead):
         }
         out, loss_options = self.features(inputs | kwargs)
         how = self.config.classifier_pooling or ("last" if self.config.is_causal else "mean")
-        logits = self.score(self.dropout(pooled(out.last_hidden_state, attention_mask, how)))
+        valid = None if attention_mask is None else attention_mask.to(out.last_hidden_state.device) != 0
+        features = pooled(out.last_hidden_state, valid, "first" if how == "cls" else how)
+        logits = self.score(self.dropout(features))
         loss = None
         if labels is not None:
             loss = self.loss_function(
                 logits=logits, labels=labels, pooled_logits=logits, config=self.config, **loss_options
             )
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
-
-
-def pooled(x: Tensor, mask: Tensor | None, how: str) -> Tensor:
-    """Pool (B, T, D) to (B, D): the mean of the valid tokens, the first or the last of them; mask (B, T), 1 = valid."""
-    real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask.to(x.device) != 0
-    if how == "mean":
-        return (x * real[..., None]).sum(1) / real.sum(1, keepdim=True).clamp_min(1).to(x.dtype)
-    steps = torch.arange(x.shape[1], device=x.device)
-    index = torch.where(real, steps, x.shape[1] - 1).amin(1) if how == "cls" else torch.where(real, steps, 0).amax(1)
-    return x[torch.arange(x.shape[0], device=x.device), index]
 
 
 class TokenMixForTokenClassification(TokenMixHead):

@@ -10,10 +10,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...errors import MixerError
 from ...kernels.tokenwise import silu_gate
-from ...mixers import MIXERS, Mixer, build_mixer
+from ...mixers import Mixer
 from ...models import MLP, Block
-from ...models.blocks import complete_spec, reset_mixer
-from ...models.layers import build_norm
 from .cache import TokenMixStateLayer
 from .configuration import TokenMixConfig, mlp_ratio
 from .initialization import mark_self_initialized
@@ -23,12 +21,13 @@ class TokenMixMLP(MLP):
     """Compute W_2 act(W_1 x), or W_2 (act(W_g x) * W_1 x), with any activation that transformers knows by name."""
 
     def __init__(self, config: TokenMixConfig):
-        super().__init__(config.hidden_size, mlp_ratio(config))
+        super().__init__(config.hidden_size, mlp_ratio(config), bias=config.mlp_bias)
         if config.hidden_act not in ACT2FN:
             unknown = f"hidden_act={config.hidden_act!r} is not an activation of transformers"
             raise MixerError(f"TokenMixConfig: {unknown}, such as 'gelu', 'silu' and 'relu'.")
         self.act, self.silu = ACT2FN[config.hidden_act], config.hidden_act in ("silu", "swish")
-        self.gate = nn.Linear(config.hidden_size, self.up.out_features) if config.gated_mlp else None
+        width = self.up.out_features
+        self.gate = nn.Linear(config.hidden_size, width, bias=config.mlp_bias) if config.gated_mlp else None
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.up(x)
@@ -54,19 +53,11 @@ class TokenMixLayer(GradientCheckpointingLayer, Block):
             "causal": bool(config.is_causal),
             "max_len": config.max_position_embeddings,
             "mlp_ratio": mlp_ratio(config),
+            "cross": None if config.cross_mixers is None else config.specs("cross_mixers")[index],
         }
         super().__init__(config.hidden_size, config.specs()[index], **options)
         self.mlp = TokenMixMLP(config)
-        self.cross: Mixer | None = None
-        if config.cross_mixers is not None:
-            self.cross = _cross_mixer(config, index)
-            self.cross_norm = build_norm(config.norm_type, config.hidden_size, config.layer_norm_eps)
         mark_self_initialized(self)
-
-    @property
-    def streams(self) -> bool:
-        """Return whether this layer can continue from a state."""
-        return self.mixer.capabilities.streaming and (self.cross is None or self.cross.keeps_context)
 
     def forward(  # type: ignore[override]  # transformers' layers take positional arguments
         self,
@@ -130,24 +121,9 @@ class TokenMixLayer(GradientCheckpointingLayer, Block):
         kept.put(state, x.shape[1])
         return y
 
-    def reset_parameters(self, std: float = 0.02, residual_std: float | None = None) -> None:
-        super().reset_parameters(std, residual_std)
-        if self.cross is not None:
-            self.cross_norm.reset_parameters()
-            reset_mixer(self.cross, std, std if residual_std is None else residual_std)
-
 
 class TokenMixImageLayer(GradientCheckpointingLayer, Block):
     """One ``Block`` of a Vision Transformer."""
 
-    def forward(self, x: Tensor, **given: Any) -> Tensor:
+    def forward(self, x: Tensor, **given: Any) -> Tensor:  # type: ignore[override]  # images have no context
         return Block.forward(self, x, **given)
-
-
-def _cross_mixer(config: TokenMixConfig, index: int) -> Mixer:
-    spec = complete_spec(config.specs("cross_mixers")[index], config.max_position_embeddings)
-    if spec["name"] in MIXERS and not MIXERS[spec["name"]].supports_context:
-        able = ", ".join(name for name, cls in MIXERS.items() if cls.supports_context)
-        cannot = f"{spec['name']} mixes a sequence with itself and cannot be a cross mixer"
-        raise MixerError(f"TokenMixForSeq2SeqLM: {cannot}; choose among {able}.")
-    return build_mixer(dim=config.hidden_size, causal=False, **spec)

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from ...data.augment import moments
+from ...data.subwords import END, MASK, PAD, SPECIAL, START
 from ...models import ViTConfig
 
 CROPPED_FROM = 224
@@ -30,6 +31,39 @@ def byte_tokenizer(max_len: int) -> PreTrainedTokenizerFast:
         padding_side="left",
         clean_up_tokenization_spaces=False,
         model_input_names=names,
+    )
+
+
+FORMS = {
+    "seq2seq": (f"$A {SPECIAL[END]}", None),
+    "lm": (f"{SPECIAL[START]} $A", None),
+    "encoder": (f"{SPECIAL[START]} $A {SPECIAL[END]}", f"{SPECIAL[START]} $A {SPECIAL[END]} $B {SPECIAL[END]}"),
+}
+"""What each kind of model reads of a text, and of a pair of texts."""
+
+
+def subword_tokenizer(json: str, max_len: int, kind: str) -> PreTrainedTokenizerFast:
+    """Build the tokenizer of a run on texts in subwords from its ``tokenizer.json``.
+
+    It starts and ends texts as the run did, pads on the right, and takes ``<mask>`` in a text for the token.
+
+    Args:
+        kind: of the model, one of ``FORMS``.
+    """
+    from tokenizers import Tokenizer, processors
+
+    tokenizer, (single, pair) = Tokenizer.from_str(json), FORMS[kind]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=[(SPECIAL[START], START), (SPECIAL[END], END)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=max_len,
+        pad_token=SPECIAL[PAD],
+        bos_token=SPECIAL[START],
+        eos_token=SPECIAL[END],
+        mask_token=SPECIAL[MASK],
+        model_input_names=["input_ids", "attention_mask"],
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ...functional import aft_chunk as chunk
 from ...functional.layout.positions import gather_tokens, last_valid
 from ...functional.sums.gates import Gate, check_gate
+from ...functional.sums.outside import Filters
 from ..base import Mixer, register_state, token_positions
 from .options import at_least, check_spread
 from .shared import valid_mask
@@ -156,6 +157,8 @@ def ring_step(
     only_near: bool,
     heads: int = 1,
     holes: bool = False,
+    filters: Filters = "exp",
+    divide: bool = True,
 ) -> tuple[Tensor, AFTRingState]:
     """Mix L new tokens with the ring and each other, with weights w (.., L, R + L).
 
@@ -167,14 +170,16 @@ def ring_step(
         key_positions: of the ring and the new tokens (B, R + L), or of the ring after them (B, R).
         valid: (B, L) bool, True = the new token may be attended.
         holes: whether masked tokens may stand between valid ones.
+        filters, divide: as in ``functional.aft_conv``.
 
     Returns:
         The outputs before ``out_proj``, and the new state.
     """
     kept, far = (state.keys, state.values, state.valid), (state.m, state.num, state.den)
     new = mixer.k_proj(x).to(state.keys.dtype), mixer.v_proj(x).to(state.values.dtype), valid
+    options: dict[str, Any] = {"only_near": only_near, "heads": heads, "gate": mixer.gate, "holes": holes}
     y, ring, sums = chunk.ring_chunk(
-        queries(mixer, x), new, kept, far, w, near, only_near=only_near, heads=heads, gate=mixer.gate, holes=holes
+        queries(mixer, x), new, kept, far, w, near, filters=filters, divide=divide, **options
     )
     if holes:
         index = last_valid(torch.cat([state.valid, valid], 1), state.valid.shape[1])[0]

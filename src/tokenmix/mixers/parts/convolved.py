@@ -17,7 +17,7 @@ from ...functional.sums.softmax import FLOOR
 from ..base import QKVO, Arguments, Mixer, register_state, token_positions
 from .aft import add_projections
 from .history import empty_window, ring_bytes
-from .options import at_least, check_heads, check_positive, true_or_false
+from .options import at_least, check_positive, true_or_false
 from .shared import check_positions, check_rising_after, ring_chunk
 from .short_conv import ShortConv
 from .token_norm import RMSNorm
@@ -63,7 +63,6 @@ class ConvolvedAFT(Mixer):
     def _set_up(
         self,
         *,
-        heads: int | None,
         kernel_size: int | None,
         key_norm: bool,
         gate: Gate | None,
@@ -71,10 +70,8 @@ class ConvolvedAFT(Mixer):
         out_bias: bool,
     ) -> None:
         """Check the options in common and add their layers."""
-        self.heads, self.gate = heads, gate
+        self.gate = gate
         self.kernel_size = (4 if self.causal else 3) if kernel_size is None else kernel_size
-        if heads is not None:
-            check_heads(self, heads)
         at_least(self, 1, kernel_size=self.kernel_size)
         if self.kernel_size % 2 == 0 and not self.causal:
             self.refuse(f"kernel_size must be odd unless causal=True, got {kernel_size!r}")

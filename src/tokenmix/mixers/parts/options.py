@@ -29,10 +29,10 @@ def one_of(mixer: Mixer, names: tuple[Any, ...], **options: Any) -> None:
             mixer.refuse(f"{name} must be one of {', '.join(repr(each) for each in names)}, got {value!r}")
 
 
-def check_heads(mixer: Mixer, heads: Any) -> int:
-    """Return the number of features per head; refuse a number of heads that does not divide dim."""
+def check_heads(mixer: Mixer, heads: Any, *, name: str = "heads") -> int:
+    """Return the features per head; refuse a number of heads, the option ``name``, that does not divide dim."""
     if not isinstance(heads, int) or isinstance(heads, bool) or heads < 1 or mixer.dim % heads:
-        mixer.refuse(f"heads={heads!r} must divide dim={mixer.dim}")
+        mixer.refuse(f"{name}={heads!r} must divide dim={mixer.dim}")
     return mixer.dim // heads
 
 

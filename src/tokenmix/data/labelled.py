@@ -1,0 +1,116 @@
+"""Labelled texts for classifiers: one text or a pair of texts in each row, and the label of the row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import MixerError
+from .corpus import SPLITS
+from .docstrings import docstring_pairs
+from .lines import column_names
+from .rows import Row, Rows, read_tables, split_file, split_rows
+from .sampler import mix64
+
+LABELLED_SETS = {
+    "docstring_match": "whether a docstring belongs to a function of the Python standard library on this machine",
+}
+"""Sets that need no file."""
+TEXTS = (
+    ("sentence",),
+    ("text",),
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+)
+"""Columns that are taken for the texts of a table when none are named, as those of GLUE's and IMDB's."""
+
+
+def open_labelled(
+    source: str,
+    *,
+    columns: tuple[str, ...] | None = None,
+    label: str = "label",
+    split: tuple[float, ...] | None = None,
+) -> tuple[Rows, list[str]]:
+    """Open labelled texts; each row of the result is one text or two, and then the label.
+
+    Args:
+        source: a name in ``LABELLED_SETS``; a table (.tsv with a header, or .jsonl), which is then split; or a folder
+            with a table for each split, such as SST-2's. Files may be packed (.gz or .xz).
+        columns: one column of texts, or two for pairs; None: the first of ``TEXTS`` that a table has.
+        label: column of the labels.
+        split: proportions of train, validation and test for rows that are not split yet; None: 90/5/5.
+
+    Returns:
+        The rows, and the labels of the training split in their order: by number if all are numbers, else by name.
+
+    Raises:
+        MixerError: for files that are missing, empty or not UTF-8, for columns that are not there, and for a label that
+            no row of training has.
+    """
+    if columns is not None and len(columns) not in (1, 2):
+        raise MixerError(f"data.columns must name one column of texts, or two for pairs, got {list(columns)}.")
+    if source in LABELLED_SETS:
+        rows = _matched(split_rows(source, list(docstring_pairs()), split))
+    else:
+        path = Path(source).expanduser()
+        if not path.exists():
+            raise MixerError(
+                f"data: there is no {source!r}; give a table of labelled texts, a folder with one for each split, or "
+                + f"one of {', '.join(LABELLED_SETS)}."
+            )
+        table = split_file(path, "train") if path.is_dir() else path
+        rows = read_tables(path, (*_columns(table, columns, label), label), split)
+    return rows, _labels(rows)
+
+
+def _columns(table: Path, given: tuple[str, ...] | None, label: str) -> tuple[str, ...]:
+    names = column_names(table)
+    missing = [name for name in (*(given or ()), label) if name not in names]
+    if missing:
+        raise MixerError(
+            f"data: {table} has no column {missing[0]!r}, but {', '.join(names)}; name its texts with --data.columns "
+            + "and its labels with --data.label."
+        )
+    found = [given] if given else [texts for texts in TEXTS if set(texts) <= set(names)]
+    if not found:
+        raise MixerError(
+            f"data: {table} has the columns {', '.join(names)}; say which hold the texts: --data.columns "
+            + "'[\"text\"]'."
+        )
+    return found[0]
+
+
+def _labels(rows: Rows) -> list[str]:
+    known = {row[-1] for row in rows.split("train")}
+    if len(known) < 2:
+        raise MixerError(
+            f"data: all rows of {rows.name} for training have the label {min(known)!r}; give at least two."
+        )
+    for name in SPLITS:
+        for i, row in enumerate(rows.split(name), 1):
+            if row[-1] not in known:
+                raise MixerError(
+                    f"data: row {i} of {rows.name}'s split {name} has the label {row[-1]!r}, which no row of training "
+                    + f"has; those are {', '.join(sorted(known)[:20])}."
+                )
+    numbers = all(label.isdecimal() for label in known)
+    return sorted(known, key=lambda label: (int(label) if numbers else 0, label))
+
+
+def _matched(pairs: Rows) -> Rows:
+    """Return functions beside their own docstring ("same"), or beside that of another one of their split ("other").
+
+    Another docstring comes from the same split, or it would tell by having been seen in training.
+    """
+    splits: dict[str, list[Row]] = {}
+    for name in SPLITS:
+        found = pairs.split(name)
+        splits[name] = []
+        for i, (body, said) in enumerate(found):
+            other = found[(i + 1 + mix64(i) % max(len(found) - 1, 1)) % len(found)][1]
+            splits[name].append(
+                (body, said, "same") if mix64(~i & 0xFFFF) & 1 or other == said else (body, other, "other")
+            )
+    return Rows(pairs.name, splits)

@@ -1,0 +1,187 @@
+"""Parallel text: pairs of a source and a target, from files or made here, in three splits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import MixerError
+from .dialogues import PARTS, is_dialogues, read_dialogues
+from .docstrings import docstring_pairs
+from .grammar import sentence_pairs
+from .lines import is_table, plain_name, read_columns, read_lines
+from .rows import SPLIT_NAMES, Row, Rows, split_groups
+
+START = re.compile(r"(?:train|validation|valid|val|dev|test)[-_.]?")
+MADE: dict[str, Callable[[], list[tuple[str, str]]]] = {"grammar": sentence_pairs, "docstrings": docstring_pairs}
+PARALLEL_SETS = {
+    "grammar": "English and Spanish sentences of a small grammar of our own",
+    "docstrings": "functions of the Python standard library on this machine, and their docstrings",
+}
+"""Sets that need no file."""
+
+
+@dataclass(frozen=True)
+class ParallelText(Rows):
+    """Pairs of source and target.
+
+    Args:
+        name: of the set, for reports.
+        splits: pairs of train, valid and test.
+        dialogue: whether sources are the turns of a dialogue, of which old ones may be left out (``fitted``).
+    """
+
+    dialogue: bool = False
+
+    def texts(self, split: str) -> Iterable[str]:
+        """Return what a tokenizer is trained on: all texts of a split, but each turn of a dialogue once."""
+        if self.dialogue:
+            return dict.fromkeys(part for pair in self.split(split) for text in pair for part in PARTS.split(text))
+        return (text for pair in self.split(split) for text in pair)
+
+
+def open_parallel(
+    source: str,
+    *,
+    target: str | None = None,
+    languages: tuple[str, ...] | None = None,
+    version: str | None = None,
+    split: tuple[float, ...] | None = None,
+) -> ParallelText:
+    """Open parallel text.
+
+    Args:
+        source: a name in ``PARALLEL_SETS``; a folder with files such as train.en, train.de, val.en, val.de, test.en and
+            test.de, plain or .gz, or with a table or a file of dialogues for each split; a table (.tsv or .jsonl) with
+            the source and the target of each pair; a file of dialogues (``read_dialogues``), which is known by its
+            first line; or, with ``target``, a file with one source per line.
+        target: file with one target per line, in the order of the sources.
+        languages: endings of the files of a folder, or names of the columns of a table: source, then target. None:
+            "source" and "target" in a table, and the only two endings in a folder.
+        version: what follows the split in the names of a folder's tables or dialogues, such as "self_original" of
+            train_self_original.txt; None: there is one file for each split.
+        split: proportions of train, validation and test for pairs that are not split yet; None: 90/5/5. Pairs are
+            assigned by the hash of their source, and dialogues as a whole by that of their lines, so that the splits do
+            not depend on the order of a file.
+
+    Raises:
+        MixerError: for files that are missing, empty, of unequal length or not UTF-8.
+    """
+    if languages is not None and len(languages) != 2:
+        raise MixerError(f"data.languages must be two names, source and target, got {list(languages)}.")
+    if source in MADE and target is None:
+        return _alone(source, list(MADE[source]()), split)
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise MixerError(
+            f"data: there is no {source!r}; give a folder or file of parallel text, or one of "
+            + f"{', '.join(PARALLEL_SETS)}."
+        )
+    if target is not None:
+        return _alone(path.name, _zipped(path, Path(target).expanduser()), split)
+    if path.is_dir():
+        return _folder(path, languages, version)
+    if is_table(path):
+        return _alone(path.name, _rows(path, languages), split)
+    if is_dialogues(path):
+        groups: list[tuple[str, list[Row]]] = [("\n".join(lines), list(pairs)) for lines, pairs in read_dialogues(path)]
+        return ParallelText(path.name, split_groups(path.name, groups, split, "dialogues"), dialogue=True)
+    raise MixerError(
+        f"data: {source} holds one text per line; give the other side too (data.target), a table (.tsv or .jsonl), or "
+        + "dialogues, whose lines are numbered from 1."
+    )
+
+
+def _alone(name: str, pairs: list[Row], split: tuple[float, ...] | None) -> ParallelText:
+    """Split pairs by their source."""
+    return ParallelText(name, split_groups(name, [(pair[0], [pair]) for pair in pairs], split, "pairs"))
+
+
+def _rows(path: Path, languages: tuple[str, ...] | None) -> list[Row]:
+    return list(read_columns(path, languages or ("source", "target")))
+
+
+def _zipped(source: Path, target: Path) -> list[Row]:
+    left, right = read_lines(source), read_lines(target)
+    if len(left) != len(right):
+        raise MixerError(
+            f"data: {source} has {len(left):,} lines and {target} has {len(right):,}; line n of one must translate "
+            + "line n of the other."
+        )
+    return list(zip(left, right, strict=True))
+
+
+def _folder(folder: Path, languages: tuple[str, ...] | None, version: str | None) -> ParallelText:
+    """Open a folder: two files of lines for each split where there are such, else a table or a file of dialogues."""
+    found = _endings(folder)
+    by_line = len(found) == 2 if languages is None else set(languages) <= set(found)
+    if not by_line and (whole := _whole(folder, version)):
+        name = folder.resolve().name + (f", {version}" if version else "")
+        if is_table(whole["train"]):
+            return ParallelText(name, {split: _rows(file, languages) for split, file in whole.items()})
+        told: dict[str, list[Row]] = {
+            split: [pair for each in read_dialogues(file) for pair in each.pairs] for split, file in whole.items()
+        }
+        return ParallelText(name, told, dialogue=True)
+    if languages is None and not by_line:
+        what = f"files for {', '.join(found)}" if found else "no train files"
+        raise MixerError(
+            f'data: {folder} has {what}; say which is source and which target: --data.languages \'["en", "de"]\'.'
+        )
+    endings = languages or found
+    splits = {}
+    for name, starts in SPLIT_NAMES.items():
+        files = [_file(folder, starts, ending) for ending in endings]
+        missing = [ending for ending, file in zip(endings, files, strict=True) if file is None]
+        if missing:
+            raise MixerError(
+                f"data: {folder} has no {' or '.join(starts)} file that ends in .{missing[0]} or .{missing[0]}.gz; "
+                + f"it needs train, valid and test for {' and '.join(endings)}."
+            )
+        splits[name] = _zipped(*(file for file in files if file is not None))
+    return ParallelText(f"{folder.resolve().name}, {'-'.join(endings)}", splits)
+
+
+def _whole(folder: Path, version: str | None) -> dict[str, Path]:
+    """Return the file of each split of a folder whose files hold both sides; empty if its train files do not."""
+    found = {}
+    for split, starts in SPLIT_NAMES.items():
+        named = {
+            START.sub("", plain_name(file).rpartition(".")[0], count=1): file
+            for file in sorted(folder.iterdir())
+            if file.name.startswith(starts) and file.is_file() and (is_table(file) or is_dialogues(file))
+        }
+        if split == "train" and not named:
+            return {}
+        if version is None and len(named) > 1:
+            raise MixerError(
+                f"data: {folder} has several {split} files: {', '.join(sorted(file.name for file in named.values()))}; "
+                + f"say which with data.version, one of {', '.join(map(repr, sorted(named)))}."
+            )
+        chosen = named.get(version) if version is not None else next(iter(named.values()), None)
+        if chosen is None:
+            which = "" if version is None else f" of version {version!r}"
+            there = f"; there is {', '.join(map(repr, sorted(named)))}" if version is not None and named else ""
+            raise MixerError(
+                f"data: {folder} has no {' or '.join(starts)} file{which}{there}; it needs train, valid and test."
+            )
+        found[split] = chosen
+    return found
+
+
+def _file(folder: Path, starts: tuple[str, ...], ending: str) -> Path | None:
+    """Return the first file of a split and a language, by the order of ``starts`` and then by name."""
+    for start in starts:
+        for file in sorted(folder.iterdir()):
+            plain = plain_name(file)
+            if plain.startswith(start) and plain.endswith(f".{ending}") and file.is_file():
+                return file
+    return None
+
+
+def _endings(folder: Path) -> tuple[str, ...]:
+    """Return the endings of a folder's train files."""
+    found = {plain_name(f).rpartition(".")[2] for f in folder.iterdir() if f.name.startswith("train") and f.is_file()}
+    return tuple(sorted(found))
