@@ -36,6 +36,7 @@ WINDOW = 128
 FULL_AT_MOST = 16384  # beyond, w itself fills the memory
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 BYTES = {"forward": 6, "both": 15}  # tensors of (B, T, D) that a three-launch scan must move
+DECAYED = {"forward": 8, "both": 22}  # the same with log-decays
 
 
 def forms(
@@ -50,10 +51,16 @@ def forms(
         found[f"hydra{mark}"] = partial(functional.hydra, causal=causal), ()
         found[f"linear_attention{mark}"] = partial(functional.linear_attention, heads=heads, causal=causal), ()
         found[f"aft_local{mark}"] = partial(_local, causal=causal), (w(T, 16), w(T, 16))
+        if causal:
+            found["aft_forget causal"] = _forget, (-w(T, D).abs(),)
         found[f"aft_conv{mark}"] = partial(_conv, heads=heads, causal=causal), (w(heads, WINDOW + 1),)
         if T <= FULL_AT_MOST:
             found[f"aft_full{mark}"] = partial(functional.aft_full, causal=causal), (w(T, T),)
     return found
+
+
+def _forget(q: Tensor, k: Tensor, v: Tensor, g: Tensor, **options: Any) -> Tensor:
+    return functional.aft_forget(q, k, v, g.expand(len(q), -1, -1), causal=True, **options)
 
 
 def _local(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, **options: Any) -> Tensor:
@@ -75,7 +82,7 @@ def checks(dtypes: list[torch.dtype]) -> list[dict[str, Any]]:
             for name, (form, parameters) in forms(T, D, heads, dtype).items():
                 for keys in ("normal", "spike", "ramp"):
                     found.append(
-                        {"form": name, "dtype": str(dtype)[6:], "shape": [B, T, D], "keys": keys}
+                        {"form": name, "dtype": _name(dtype), "shape": [B, T, D], "keys": keys}
                         | _check(form, parameters, B, T, D, dtype, keys)
                     )
                     print(found[-1], flush=True)
@@ -215,10 +222,15 @@ def _shares(
         if name.startswith("aft_full"):
             work, unit = (4 if way == "forward" else 12) * B * T * T * D / (2 if "causal" in name else 1), "matrix"
         else:
-            work, unit = BYTES[way] * B * T * D * 2, "copy"
+            moved = DECAYED if name.startswith("aft_forget") else BYTES
+            work, unit = moved[way] * B * T * D * 2, "copy"
         found[f"{way} share of {unit}"] = work / (row[way] * 1e-3) / limit[unit]
         found[f"{way} x SDPA causal"] = best[way] and best[way] / row[way]
     return found
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype)[6:]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -229,6 +241,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dim", type=int, default=2048)
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--check-only", action="store_true")
+    parser.add_argument(
+        "--dtypes", nargs="+", default=list(map(_name, TOLERANCE)), help="to check; 'none' checks nothing"
+    )
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/<machine>.json")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
@@ -243,7 +258,7 @@ def main(argv: list[str] | None = None) -> int:
         "triton": triton.__version__,
         "cuda": torch.version.cuda,
     }
-    report["checks"] = checks([torch.float32, torch.bfloat16, torch.float16])
+    report["checks"] = checks([dtype for dtype in TOLERANCE if _name(dtype) in args.dtypes])
     wrong = [c for c in report["checks"] if not c.get("kept", True)]
     if not wrong and not args.check_only:
         report["limits"] = limits()

@@ -13,6 +13,7 @@ import torch
 from kernel_checks import adversarial, both, worst
 from tokenmix import functional
 from tokenmix.functional.hydra import hydra
+from tokenmix.kernels.triton import aft_forget as forget
 from tokenmix.kernels.triton import aft_simple as scan
 from tokenmix.kernels.triton import hydra as hydra_kernels
 from tokenmix.kernels.triton import linear
@@ -158,6 +159,80 @@ def scan_operator() -> None:
     got, want = (
         torch.autograd.grad(f(*args).square().sum(), args)
         for f in (run, lambda *a: functional.aft_simple(*a, causal=True, backend="eager"))
+    )
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(got, want, strict=True))
+
+
+def forget_all() -> None:
+    """Check AFT-forget at several sizes, gates, norms and masks, with decays of all sizes and -inf."""
+    shapes = (
+        (1, 1, 1, torch.float32, "sigmoid", None),
+        (2, 9, 66, torch.bfloat16, None, None),
+        (1, 66, 4, torch.float16, "tanh", 2),
+        (2, 140, 6, torch.float32, "sigmoid", 3),
+        (2, 140, 3, torch.float32, None, None),
+    )
+    for B, T, D, dtype, gate, heads in shapes:
+        q, k, v = qkv(B, T, T, D, dtype)
+        g = -torch.rand(B, T, D, generator=torch.Generator().manual_seed(5)).to(dtype).pow(8) * 40
+        options = {"causal": True, "gate": gate, "heads": heads}
+        error = worst(both(functional.aft_forget, (q, k, v, g), options, backend="triton"))
+        assert error < TOL[dtype], (B, T, D, dtype, gate, heads, error)
+    q, k, v, g = torch.randn(2, 9, 4 * 40, generator=torch.Generator().manual_seed(0)).transpose(0, 1).chunk(4, -1)
+    assert worst(both(functional.aft_forget, (q, k, v, -g.exp()), {"causal": True}, backend="triton")) < 1e-5, "strides"
+    for size in (100.0, 1e4):  # keys that rise and fall, decays that forget
+        q, k, v = qkv(2, 140, 140, 4)
+        k, g = k * size, -torch.rand(2, 140, 4, generator=torch.Generator().manual_seed(6)) * size
+        y, want = (
+            functional.aft_forget(*(a.to(kind) for a in (q, k, v, g)), causal=True, backend=backend)
+            for kind, backend in ((torch.float32, "triton"), (torch.float64, "eager"))
+        )
+        assert float((y - want).abs().max()) < 1e-5 * max(1.0, size / 100), size
+    g[:, 70] = -torch.inf
+    y = functional.aft_forget(q, k, v, g, causal=True, backend="triton")
+    alone = functional.aft_forget(*(a[:, 70:] for a in (q, k, v, g)), causal=True, backend="eager")
+    assert torch.allclose(y[:, 70:], alone, atol=1e-4), "a decay of -inf forgets all before"
+
+
+def forget_masks() -> None:
+    q, k, v = qkv(3, 140, 140, 3)
+    g = -torch.rand(3, 140, 3, generator=torch.Generator().manual_seed(5))
+    mask, k, v = holes(k, v)
+    leaves = [a.double().requires_grad_() for a in (q, *(x.nan_to_num() for x in (k, v)), g)]
+    ref = functional.aft_forget(*leaves, causal=True, key_mask=mask, backend="eager")
+    weight = torch.randn(q.shape, generator=torch.Generator().manual_seed(2))
+    g = torch.where(mask[..., None], g, torch.nan)
+    y, saved = forget.forward(q, k, v, g, mask, heads=0, eps=1e-6, save=True)
+    found = [y, *forget.backward(weight, q, k, v, g, mask, saved, heads=0, eps=1e-6)]
+    assert worst(list(zip(found, [ref, *torch.autograd.grad(ref, leaves, weight.double())], strict=True))) < 1e-5
+    assert y[2].eq(0).all()
+    assert all(a[~mask].eq(0).all() for a in found[2:])
+
+
+def forget_nonfinite() -> None:
+    """A bad token makes what may attend it not finite, and no gradient of a loss over other tokens."""
+    for which, at, value in ((1, 0, torch.nan), (2, 70, torch.inf), (3, 70, torch.nan), (0, 70, torch.nan)):
+        args = [*qkv(2, 140, 140, 2), -torch.rand(2, 140, 2, generator=torch.Generator().manual_seed(5)) / 99]
+        want = functional.aft_forget(*args, causal=True, backend="eager")
+        args[which][0, at, 1] = value
+        args = [a.requires_grad_() for a in args]
+        y = functional.aft_forget(*args, causal=True, backend="triton")
+        rows = torch.zeros(y.shape, dtype=torch.bool)
+        rows[0, slice(at, at + 1) if which == 0 else slice(at, None), 1] = True
+        assert not y[rows].isfinite().any(), (which, at, value)
+        assert torch.allclose(y[~rows], want[~rows], atol=1e-5), (which, at, value)
+        found = torch.autograd.grad(y[~rows].sum(), args)
+        assert all(a[1].isfinite().all() and a[0, :at].isfinite().all() for a in found), (which, at, value)
+
+
+def forget_operator() -> None:
+    args = [a.requires_grad_() for a in (*qkv(1, 70, 70, 3), -torch.rand(1, 70, 3))]
+    run = torch.compile(
+        lambda *a: functional.aft_forget(*a, causal=True, backend="triton"), fullgraph=True, backend="aot_eager"
+    )
+    got, want = (
+        torch.autograd.grad(f(*args).square().sum(), args)
+        for f in (run, lambda *a: functional.aft_forget(*a, causal=True, backend="eager"))
     )
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(got, want, strict=True))
 

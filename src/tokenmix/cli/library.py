@@ -84,12 +84,15 @@ class Check:
     verbose: bool = False
     """Print every input that breaks a promise, and the traceback where the layer raised."""
 
+    device: str = "cpu"
+    """Device the layer runs on: cpu, cuda, cuda:1 and so on."""
+
     def run(self) -> int:
         """Check the layer; 1 if it breaks a promise."""
         from ..testing.cli import main_check
 
         parsed = parse_object(self.options, '{"window": 8}')
-        return main_check(self.target, parsed, self.json, self.reference, self.verbose)
+        return main_check(self.target, parsed, self.json, self.reference, self.verbose, self.device)
 
 
 @dataclass(frozen=True)

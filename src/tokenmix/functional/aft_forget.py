@@ -93,7 +93,10 @@ def aft_forget(
     asked = q if gate == "sigmoid" and q.dtype is k.dtype else None
     lacks = None if _fits(heads, k) else f"its kernel normalises at most {kernel.WIDEST} features together"
     lacks = lacks if causal else "its kernel is causal"
-    if choose("aft_forget", backend, k, v, g, asked, on=forget_kernel.on, lacks=lacks) != "eager":
+    chosen = choose("aft_forget", backend, k, v, g, asked, on=forget_kernel.on, lacks=lacks)
+    if chosen == "triton" and heads is not None:  # the norm is torch's there
+        return finished(q, forget_kernel(None, k, v, g, key_mask, 0, eps), heads, eps, gate)
+    if chosen != "eager":
         y = forget_kernel(asked, k, v, g, key_mask, heads or 0, eps)
         return gated_after(q, y, gate) if asked is None else y
 
@@ -114,7 +117,7 @@ def aft_forget(
 
 
 def _fits(heads: int | None, k: Tensor) -> bool:
-    return heads is None or k.shape[-1] // heads <= kernel.WIDEST
+    return heads is None or k.is_cuda or k.shape[-1] // heads <= kernel.WIDEST
 
 
 def aft_forget_chunk(
@@ -174,7 +177,6 @@ forget_kernel = Operator(
     "int heads, float eps",
     saves=("saved",),
     eager=_eager,
-    on=("cpu",),
 )
 """Compute the causal form, (B, T, D), with the sigmoid of q as its gate (None: no gate); heads=0: no norm."""
 

@@ -11,6 +11,7 @@ from torch import nn
 from ..errors import MixerError
 from ..mixers import MIXERS, mixer_options
 from ..system.config import nearest
+from .device import on_device
 from .loading import load_named, load_reference, one_line, place_of
 from .plain import must_be_module
 from .report import Report
@@ -21,7 +22,12 @@ DIM = 16
 
 
 def main_check(
-    target: str, options: dict[str, Any], json: bool = False, reference: str | None = None, verbose: bool = False
+    target: str,
+    options: dict[str, Any],
+    json: bool = False,
+    reference: str | None = None,
+    verbose: bool = False,
+    device: str = "cpu",
 ) -> int:
     """Check ``package:Class``, ``file.py:Class`` or a row of ``MIXERS``, built with ``options``; print the report.
 
@@ -32,6 +38,7 @@ def main_check(
         json: print the reports as JSON, and nothing else.
         reference: ``package:function`` or ``file.py:function``, the equation in float64 as ``check_mixer`` takes it.
         verbose: print every input that breaks a promise, and tracebacks.
+        device: where the layer runs, such as "cuda"; what it computes is still compared with the equation in float64.
 
     Returns:
         0 if every promise is kept, 1 if one is broken.
@@ -39,7 +46,11 @@ def main_check(
     Raises:
         MixerError: the class or the reference cannot be imported, or the class cannot be built.
     """
-    given = dict(options)
+    with on_device(device):
+        return _check(target, dict(options), json, reference, verbose)
+
+
+def _check(target: str, given: dict[str, Any], json: bool, reference: str | None, verbose: bool) -> int:
     cls = _found(target)
     equation = None if reference is None else load_reference(reference)
     _check_options(target, given)

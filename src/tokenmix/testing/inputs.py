@@ -11,14 +11,20 @@ from torch import Tensor
 LATE = 0.9  # the late spike's place along time
 
 
+def drawn(draw: Callable[..., Tensor], *shape: Any, generator: torch.Generator, **options: Any) -> Tensor:
+    """Draw numbers on the CPU, so that a seed means the same everywhere, and put them on the default device."""
+    return draw(*shape, generator=generator, device="cpu", **options).to(torch.get_default_device())
+
+
 def noise(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Draw standard normal numbers that depend on the seed and the shape only."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return drawn(torch.randn, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def uniform(*shape: int, seed: int, low: float, high: float) -> Tensor:
     """Draw uniform numbers in [low, high], float64."""
-    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * (high - low) + low
+    numbers = drawn(torch.rand, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return numbers * (high - low) + low
 
 
 def _along_time(shape: tuple[int, ...], low: float, high: float) -> Tensor:
@@ -88,7 +94,7 @@ def key_masks(length: int) -> dict[str, Tensor]:
 
 def pair_mask(rows: int, queries: int, keys: int, *, seed: int) -> Tensor:
     """Draw a bool mask (rows, queries, keys), about two thirds True, where query 0 of row 0 has nothing to attend."""
-    ok = torch.rand(rows, queries, keys, generator=torch.Generator().manual_seed(seed)) < 0.67
+    ok = drawn(torch.rand, rows, queries, keys, generator=torch.Generator().manual_seed(seed)) < 0.67
     ok[0, 0] = False
     return ok
 
@@ -96,4 +102,5 @@ def pair_mask(rows: int, queries: int, keys: int, *, seed: int) -> Tensor:
 def increasing_positions(rows: int, length: int, limit: int, *, seed: int) -> Tensor:
     """Draw (rows, length) increasing positions below ``limit``, with gaps where possible, different in each row."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.stack([torch.randperm(limit, generator=generator)[:length].sort().values for _ in range(rows)])
+    orders = [drawn(torch.randperm, limit, generator=generator) for _ in range(rows)]
+    return torch.stack([order[:length].sort().values for order in orders])

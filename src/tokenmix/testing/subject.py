@@ -133,7 +133,7 @@ def perturb(module: nn.Module, *, seed: int, scale: float = 0.5) -> nn.Module:
     with torch.no_grad():
         for p in module.parameters():
             if p.is_floating_point():
-                p.add_(torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype), alpha=scale)
+                p.add_(inputs.drawn(torch.randn, p.shape, generator=generator, dtype=torch.float64).to(p), alpha=scale)
     return module
 
 

@@ -170,7 +170,7 @@ def builds_on_meta(s: Subject) -> None:
     device = _out(s.call(late, s.x(dtype=torch.float32).to("meta"))).device.type
     if device != "meta":
         fail(f"a mixer on the meta device gives a tensor on {device!r}", seed=s.seed)
-    late = late.to_empty(device="cpu")
+    late = late.to_empty(device=torch.get_default_device())
     with torch.no_grad():
         for t in (*late.parameters(), *late.buffers()):
             t.fill_(float("nan") if t.is_floating_point() else 1)
@@ -197,7 +197,7 @@ def runs_under_autocast(s: Subject) -> None:
     x = (0.5 * s.x(dtype=torch.float32)).requires_grad_()
     want = _out(s.call(mixer, x))
     for dtype in (torch.bfloat16, torch.float16):
-        with torch.autocast("cpu", dtype=dtype):
+        with torch.autocast(torch.get_default_device().type, dtype=dtype):
             got = _out(s.call(mixer, x))
         same(got, want, f"autocast to {dtype} is too far from float32", tol=BY_DTYPE[dtype], seed=s.seed, x=x)
         for name, grad in gradients(got.float().sum(), {"x": x, **dict(mixer.named_parameters())}).items():
@@ -211,7 +211,7 @@ def _mixes_exactly(s: Subject, mixer: Any, x: Tensor, dtype: torch.dtype) -> Non
 
     They are equal up to the rounding of what it returns.
     """
-    with torch.no_grad(), torch.autocast("cpu", dtype=dtype):
+    with torch.no_grad(), torch.autocast(torch.get_default_device().type, dtype=dtype):
         args, options = s.args(mixer, x)
         got = s.functional(*args, **options)  # type: ignore[misc]  # there is one
     wide = pytree.tree_map_only(Tensor, lambda a: a.float() if a.is_floating_point() else a, args)
@@ -225,7 +225,7 @@ def _mixes_exactly(s: Subject, mixer: Any, x: Tensor, dtype: torch.dtype) -> Non
         x=x,
     )
     if mixer.capabilities.streaming:
-        with torch.no_grad(), torch.autocast("cpu", dtype=dtype):
+        with torch.no_grad(), torch.autocast(torch.get_default_device().type, dtype=dtype):
             whole, state = _out(s.call(mixer, x)), mixer.init_state(x.shape[0])
             parts = []
             for part in x.split(3, 1):
