@@ -98,13 +98,13 @@ class AttentionWithParts(Mixer):
         q, k, v = (a.unflatten(-1, (self.heads, -1)) for a in qkv.chunk(3, -1))
         q, k = (F.rms_norm(a, a.shape[-1:]).flatten(2) for a in (q, k))
         if self.rotary is not None:
-            q, k = self.rotary(torch.arange(x.shape[1]).expand(x.shape[0], -1), q, k)
+            q, k = self.rotary(torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1), q, k)
         q, k = (a.unflatten(-1, (self.heads, -1)) for a in (q, k))
         q, k, v = (a.transpose(1, 2) for a in (q, k, v))
         bias = None
         if self.f_proj is not None:
             past = F.logsigmoid(self.f_proj(x) + self.open).transpose(1, 2).cumsum(-1)
-            later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+            later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
             bias = (past[..., :, None] - past[..., None, :]).masked_fill(later, float("-inf"))
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=bias is None).transpose(1, 2)
         y = (F.rms_norm(y, y.shape[-1:], eps=1e-6) if self.norm else y).flatten(2)

@@ -9,6 +9,7 @@ any. The equation is computed in float64 on the GPU. With ``--seconds`` rows tha
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import multiprocessing
 import re
@@ -19,8 +20,37 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-SKIPPED = ("exports", "exports_to_onnx")  # what they export is compared on the CPU
+SKIPPED = (
+    "compiles",  # a default device is a mode that torch.compile does not trace through
+    "exports",  # what these two export is compared on the CPU
+    "exports_to_onnx",
+)
+MOVED = 1e-4  # of the largest output, in float32
 FIRST = ("aft_", "hydra", "linear", "external", "attention")
+
+
+def moved(s: Any) -> list[str]:
+    """Compare a float32 mixer moved to the GPU, where no default device helps it, with itself on the CPU."""
+    import torch
+
+    from tokenmix import MixerError
+    from tokenmix.testing import inputs
+
+    mixer, x = s.build(dtype=torch.float32), s.x(dtype=torch.float32)
+    there = copy.deepcopy(mixer).to("cuda")
+    for given in ({}, {"key_mask": inputs.key_masks(s.length)["mixed"]}):
+        try:
+            want = s.call(mixer, x, **given)
+        except MixerError:  # it takes no mask
+            continue
+        try:
+            got = s.call(there, x.cuda(), **{name: mask.cuda() for name, mask in given.items()}).cpu()
+        except Exception as why:
+            return ["crashed", f"moved: {type(why).__name__}: {why}"[:500]]
+        error = float((got - want).detach().abs().max() / want.detach().abs().max())
+        if not error < MOVED:
+            return ["broken", f"moved: {error:.2g} from the CPU's output with {list(given)}"]
+    return ["kept"]
 
 
 def check_row(job: tuple[str, bool, float]) -> dict[str, Any]:
@@ -38,9 +68,10 @@ def check_row(job: tuple[str, bool, float]) -> dict[str, Any]:
     torch.set_num_threads(1)
     name, options = CASES[case]
     grid, prefix = GRIDS.get(case, (None, 0))
-    began, found = time.perf_counter(), {}
+    began = time.perf_counter()
+    s = subject(name, {**options, "causal": causal}, dim=8, grid=grid, prefix=prefix)
+    found = {"moved": moved(s)}
     with on_device("cuda"):
-        s = subject(name, {**options, "causal": causal}, dim=8, grid=grid, prefix=prefix)
         for promise, check in PROMISES.items():
             if promise not in SKIPPED:
                 result = run_promise(s, promise, check)
@@ -54,7 +85,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=3600, help="time after which no further row is begun")
-    parser.add_argument("--only", nargs="+", help="names of rows")
+    parser.add_argument("--only", nargs="+", default=[], help="names of rows")
+    parser.add_argument("--skip", nargs="+", default=[], help="names of rows to leave out")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/<machine>_contract.json")
     args = parser.parse_args(argv)
     sys.path.insert(0, str(HERE.parent / "tests"))
@@ -67,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     until = time.time() + args.seconds
     rows = sorted(forms(), key=lambda row: not row[0].startswith(FIRST))
-    jobs = [(case, causal, until) for case, causal in rows if not args.only or case in args.only]
+    jobs = [(case, causal, until) for case, causal in rows if case not in args.skip and case in (args.only or [case])]
     results = []
     with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
         for row in pool.imap_unordered(check_row, jobs, chunksize=1):

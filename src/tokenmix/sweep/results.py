@@ -212,12 +212,18 @@ def spread(values: list[float]) -> float | None:
     return stdev(values) if len(values) > 1 else None
 
 
+MEASURES = {"bleu": "BLEU", "chrf": "chrF", "rouge_l": "ROUGE-L"}
+"""Measures of what encoder-decoders write, by their names in a record."""
+
+
 def results_table(results: Results) -> Table:
     """Return one line per row: the best rate, mean and spread of the final scores, and the cost of a run."""
     plan = results.plan
     columns = ["row", "score", "spread", "n", "best rate", "parameters", results.unit(), "seconds", "peak MiB"]
     stated = any("state_bytes" in r for r in results.runs.values())  # of language models, since they are recorded
     columns += ["state bytes"] * stated + ["beyond", "spread beyond"] * bool(plan.lengths)
+    measures = [name for name in MEASURES if any(name in r for r in results.runs.values())]
+    columns += [title for name in measures for title in (MEASURES[name], f"spread {MEASURES[name]}")]
     sign = -1 if results.higher_is_better() else 1
     compared = {row: list(results.scores(row).values()) for row in plan.rows}
     means = {row: mean(found) if found else sign * math.inf for row, found in compared.items()}
@@ -241,6 +247,9 @@ def results_table(results: Results) -> Table:
         if plan.lengths:
             beyond = compared[row]
             line += [number(mean(beyond) if beyond else None), number(spread(beyond)) if len(beyond) > 1 else "-"]
+        for name in measures:
+            found = [r[name] for r in final if name in r]
+            line += [number(mean(found) if found else None, 2), number(spread(found), 2) if len(found) > 1 else "-"]
         lines.append(line)
     notes = [f"score: {results.metric()} on validation, mean over the seeds; spread: standard deviation over them."]
     notes += [f"{name}: {value:.3f} on the same bytes" for name, value in results.yardsticks.items()]
@@ -251,6 +260,9 @@ def results_table(results: Results) -> Table:
         "+" in line[4] for line in lines
     )
     notes += ["state bytes: what a model holds after one sequence; not measured where a mixer cannot stream"] * stated
+    notes += [f"{', '.join(MEASURES[name] for name in measures)}: of the test split, written with 5 beams"] * bool(
+        measures
+    )
     if plan.lengths and results.higher_is_better():
         notes += [f"beyond: share of answers right throughout at sizes {', '.join(map(str, plan.lengths))}"]
         notes[-1] += " and their pairs, where the largest is beyond those of training"

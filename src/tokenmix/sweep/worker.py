@@ -31,6 +31,9 @@ from .modules import load_modules
 WATCHED = 1.0
 """Seconds between two looks at whether the parent still lives."""
 
+WRITTEN = ("bleu", "chrf", "rouge_l")
+"""Measures of written targets."""
+
 
 def main(path: str) -> int:
     """Carry out the job of a file and write its outcome."""
@@ -63,6 +66,8 @@ def run(config: RunConfig, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     found = record(config, folder, summary, time.process_time() - began, job["test_bytes"])
     if job["lengths"]:
         found |= beyond(config, folder, job)
+    if job["final"] and config.data.kind == "pairs":
+        found |= written(config, folder)
     return found | ({"state_bytes": state_bytes(config)} if job["final"] and config.model.kind == "lm" else {})
 
 
@@ -122,10 +127,22 @@ def record(
         ],
     }
     if test_bytes is not None and config.data.kind == "text":
-        options: dict[str, Any] = {"split": "test", "max_bytes": test_bytes, "device": "cpu", "record": False}
+        options: dict[str, Any] = {
+            "split": "test",
+            "max_bytes": test_bytes,
+            "device": config.train.device,
+            "record": False,
+        }
         found["test"] = evaluate_run(folder, **options).bits_per_byte
         found["by_context"] = evaluate_run(folder, by_context=True, **options).by_context
     return found
+
+
+def written(config: RunConfig, folder: Path) -> dict[str, float]:
+    """Score what a run writes for the sources of the test split, by name of the measure."""
+    score = evaluate_run(folder, device=config.train.device, record=False)
+    found = {name: getattr(score, name) for name in WRITTEN}
+    return {name: round(value, 3) for name, value in found.items() if value is not None}
 
 
 def beyond(config: RunConfig, folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +164,7 @@ def beyond(config: RunConfig, folder: Path, plan: dict[str, Any]) -> dict[str, A
         raise MixerError(f"sweep: lengths are for text and synthetic sequences, not for {config.data.kind}.")
     if max(lengths) <= trained:
         raise MixerError(f"sweep: no size of lengths={list(lengths)} lies beyond {name}={trained}.")
-    options: dict[str, Any] = {"device": "cpu", "record": False}
+    options: dict[str, Any] = {"device": config.train.device, "record": False}
     if isinstance(config.data, SyntheticDataConfig):
         score = evaluate_run(folder, lengths=lengths, **options)
         further = [cell.exact for cell in score.grid if max(cell.sizes) > trained]

@@ -99,7 +99,8 @@ def put_back(y: Tensor, mark: Tensor) -> Tensor:
     Gradients that a loss requests of a marked row are NaN, even where the loss is linear in it.
     """
     if y.requires_grad and not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None:
-        y.register_hook(lambda g: torch.where(mark.isnan() & (g != 0), float("nan"), g))
+        # a gradient that is not needed is None for some versions of torch
+        y.register_hook(lambda g: None if g is None else torch.where(mark.isnan() & (g != 0), float("nan"), g))
     return y + mark.to(y.dtype)
 
 
