@@ -100,21 +100,27 @@ def main(argv: list[str] | None = None) -> int:
     until = time.time() + args.seconds
     rows = sorted(forms(), key=lambda row: not row[0].startswith(FIRST))
     jobs = [(case, causal, until) for case, causal in rows if case not in args.skip and case in (args.only or [case])]
-    results = []
+    machine = torch.cuda.get_device_name()
+    out = args.out or HERE / "results" / f"{re.sub(r'[^a-z0-9]+', '_', machine.lower())}_contract.json"
+    results: list[dict[str, Any]] = []
     with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
         for row in pool.imap_unordered(check_row, jobs, chunksize=1):
             results.append(row)
+            report = {"machine": machine, "torch": torch.__version__, **summary(results)}
+            out.write_text(json.dumps(report, indent=1) + "\n")  # after each row, so that a stopped run is kept
             for promise, (status, *why) in row.get("promises", {}).items():
                 if why:
                     print(f"{row['case']} causal={row['causal']} {promise} {status}: {why[0][:400]}", flush=True)
-    counts = Counter(status for row in results for status, *_ in row.get("promises", {}).values())
-    missed = [f"{row['case']} causal={row['causal']}" for row in results if "not reached" in row]
-    machine = torch.cuda.get_device_name()
-    report = {"machine": machine, "torch": torch.__version__, "counts": counts, "not reached": missed, "rows": results}
-    out = args.out or HERE / "results" / f"{re.sub(r'[^a-z0-9]+', '_', machine.lower())}_contract.json"
-    out.write_text(json.dumps(report, indent=1) + "\n")
+    counts, missed = report["counts"], report["not reached"]
     print(f"{dict(counts)}, {len(missed)} rows not reached; {out}")
     return int(any(counts[bad] for bad in ("broken", "crashed")))
+
+
+def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Count the results by status, and list the rows."""
+    counts = Counter(status for row in results for status, *_ in row.get("promises", {}).values())
+    missed = [f"{row['case']} causal={row['causal']}" for row in results if "not reached" in row]
+    return {"counts": counts, "not reached": missed, "rows": results}
 
 
 if __name__ == "__main__":

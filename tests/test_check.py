@@ -15,6 +15,7 @@ import foreign_mixers
 from tokenmix import MixerError
 from tokenmix.system.torchvision import REPAIR, torchvision_hint
 from tokenmix.testing import ContractError, check_mixer, main_check, run_promises
+from tokenmix.testing.device import on_device
 from tokenmix.testing.report import HINT, SHOWN, Broken, collecting, same
 from tokenmix.testing.suite import find_subject
 
@@ -234,3 +235,23 @@ class TestTorchvision:
         outer = ModuleNotFoundError("Could not import module")
         outer.__cause__ = RuntimeError("operator torchvision::nms does not exist")
         assert REPAIR in torchvision_hint(outer)
+
+
+class TestDevice:
+    @pytest.mark.parametrize(
+        ("name", "word"),
+        [("tpux", "'tpux' cannot be used"), ("cuda:99", "'cuda:99' cannot be used"), ("meta", "holds")],
+    )
+    def test_one_that_cannot_be_used_is_one_line(self, name, word):
+        with pytest.raises(MixerError, match=word) as why:
+            main_check("aft_simple", {}, device=name)
+        assert "\n" not in str(why.value)
+
+    def test_inputs_and_weights_are_on_it(self):
+        s = find_subject("aft_local", {"max_len": 9, "window": 3, "rank": 2}, dim=8, seed=0)
+        want = s.x()
+        with torch.device("meta"):
+            assert s.x().is_meta
+            assert {p.device.type for p in s.build().parameters()} == {"meta"}
+        with on_device("cpu"):
+            assert torch.equal(s.x(), want)

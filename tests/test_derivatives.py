@@ -14,6 +14,7 @@ from cases import CASES
 from test_contract import subject_of
 from tokenmix import MIXERS
 from tokenmix.functional.sums.fused_attention import fused_attention
+from tokenmix.functional.sums.nonfinite import put_back
 
 FUSED = ("attention", "linformer", "memory_compressed", "set", "spatial_reduction", "simplified_attention")
 
@@ -91,3 +92,13 @@ def test_the_fused_kernel_is_still_what_runs():
         assert torch.equal(y, want)
         for a, b in zip(torch.autograd.grad(y, ours, g), torch.autograd.grad(want, theirs, g), strict=True):
             assert torch.equal(a, b)
+
+
+def test_a_gradient_that_is_not_needed_stays_none():
+    """Some versions of torch call the hooks of an output with None."""
+    mark = torch.tensor([[[float("nan")], [0.0]]])
+    y = torch.ones(1, 2, 1, requires_grad=True) * 2
+    put_back(y, mark)
+    (hook,) = y._backward_hooks.values()
+    assert hook(None) is None
+    assert hook(torch.ones(1, 2, 1)).isnan().flatten().tolist() == [True, False]

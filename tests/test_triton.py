@@ -20,6 +20,8 @@ CHECKS = (
     "scan_masks scan_packed scan_nonfinite",
     "others_nonfinite",
     "hydra_all",
+    "forget_all",
+    "forget_masks forget_nonfinite forget_operator",
 )
 CHECKS += (
     "linear_adversarial",
@@ -42,6 +44,7 @@ def test_compiles_for_two_architectures():
         "80",
         "90",
         "--only",
+        "aft_forget",
         "aft_simple",
         "hydra",
         "linear",
@@ -54,7 +57,18 @@ def test_compiles_for_two_architectures():
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_every_configuration_compiles():
-    run("-m", "tokenmix.kernels.triton.aot", "--arch", "80", "90", "--only", "aft_simple", "hydra", "linear")
+    run(
+        "-m",
+        "tokenmix.kernels.triton.aot",
+        "--arch",
+        "80",
+        "90",
+        "--only",
+        "aft_forget",
+        "aft_simple",
+        "hydra",
+        "linear",
+    )
 
 
 @pytest.mark.slow

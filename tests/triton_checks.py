@@ -169,8 +169,7 @@ def forget_all() -> None:
         (1, 1, 1, torch.float32, "sigmoid", None),
         (2, 9, 66, torch.bfloat16, None, None),
         (1, 66, 4, torch.float16, "tanh", 2),
-        (2, 140, 6, torch.float32, "sigmoid", 3),
-        (2, 140, 3, torch.float32, None, None),
+        (1, 140, 3, torch.float32, "sigmoid", None),
     )
     for B, T, D, dtype, gate, heads in shapes:
         q, k, v = qkv(B, T, T, D, dtype)
@@ -181,8 +180,8 @@ def forget_all() -> None:
     q, k, v, g = torch.randn(2, 9, 4 * 40, generator=torch.Generator().manual_seed(0)).transpose(0, 1).chunk(4, -1)
     assert worst(both(functional.aft_forget, (q, k, v, -g.exp()), {"causal": True}, backend="triton")) < 1e-5, "strides"
     for size in (100.0, 1e4):  # keys that rise and fall, decays that forget
-        q, k, v = qkv(2, 140, 140, 4)
-        k, g = k * size, -torch.rand(2, 140, 4, generator=torch.Generator().manual_seed(6)) * size
+        q, k, v = qkv(1, 80, 80, 4)
+        k, g = k * size, -torch.rand(1, 80, 4, generator=torch.Generator().manual_seed(6)) * size
         y, want = (
             functional.aft_forget(*(a.to(kind) for a in (q, k, v, g)), causal=True, backend=backend)
             for kind, backend in ((torch.float32, "triton"), (torch.float64, "eager"))
@@ -195,8 +194,8 @@ def forget_all() -> None:
 
 
 def forget_masks() -> None:
-    q, k, v = qkv(3, 140, 140, 3)
-    g = -torch.rand(3, 140, 3, generator=torch.Generator().manual_seed(5))
+    q, k, v = qkv(3, 70, 70, 3)
+    g = -torch.rand(3, 70, 3, generator=torch.Generator().manual_seed(5))
     mask, k, v = holes(k, v)
     leaves = [a.double().requires_grad_() for a in (q, *(x.nan_to_num() for x in (k, v)), g)]
     ref = functional.aft_forget(*leaves, causal=True, key_mask=mask, backend="eager")
@@ -211,8 +210,8 @@ def forget_masks() -> None:
 
 def forget_nonfinite() -> None:
     """A bad token makes what may attend it not finite, and no gradient of a loss over other tokens."""
-    for which, at, value in ((1, 0, torch.nan), (2, 70, torch.inf), (3, 70, torch.nan), (0, 70, torch.nan)):
-        args = [*qkv(2, 140, 140, 2), -torch.rand(2, 140, 2, generator=torch.Generator().manual_seed(5)) / 99]
+    for which, at, value in ((1, 0, torch.nan), (2, 66, torch.inf), (3, 66, torch.nan), (0, 66, torch.nan)):
+        args = [*qkv(2, 70, 70, 2), -torch.rand(2, 70, 2, generator=torch.Generator().manual_seed(5)) / 99]
         want = functional.aft_forget(*args, causal=True, backend="eager")
         args[which][0, at, 1] = value
         args = [a.requires_grad_() for a in args]
