@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import MixerError
-from ..report.maps import reading
 from .images import Images
 from .looks import Look, token_looks
 from .lost import Found, discover
@@ -116,8 +115,7 @@ def dissect(
     classified = class_probe(seen.patches, seen.prefix, subject.prefix, marked, images.labels, seed=seed)
     tell("anatomy: attention")
     some = images.pixels[:shown]
-    with reading(subject.model):
-        weights, how = subject.attention(some)
+    weights, how = subject.attention(some)
     norms = seen.norms.patches[-1]
     looks = token_looks(weights, list(subject.prefix), subject.grid, found.mask[:shown], norms[:shown])
     objects = [discover(each, subject.grid, k=k, shift=shift) for each in chosen[:shown]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..models import ViT
-from ..report.maps import Layer, look_into, reading
+from ..report.maps import Layer, look_into
 from ..report.pictures import effective_attention
 from .subject import Projected, Subject, prefix_names
 
@@ -19,21 +19,23 @@ from .subject import Projected, Subject, prefix_names
 class OurViT(Subject):
     """A ViT of this library: the mixers say themselves what their queries, keys and values are."""
 
-    def output(self, images: Tensor) -> Tensor:
-        """Map images to the normalised tokens (B, T, D)."""
-        tokens: Tensor = self.model.forward_features(images)
-        return tokens
-
-    def projected(self, images: Tensor) -> Projected:
-        """Return the arguments q, k and v of the last mixer's functional form, where it has one of each per token."""
-        mixer, x, given = look_into(self.model, images)[-1]
-        form = mixer.functional_form()
+    def run(self, images: Tensor) -> tuple[Tensor, Projected]:
+        """Return the normalised tokens, and q, k and v of the last mixer's functional form, where it has one of each
+        per token.
+        """
+        seen: list[tuple[Tensor, dict[str, Any]]] = []
+        mixer: Any = self.model.blocks[-1].mixer
+        hook = mixer.register_forward_pre_hook(lambda _, args, given: seen.append((args[0], given)), with_kwargs=True)
+        try:
+            tokens: Tensor = self.model.forward_features(images)
+        finally:
+            hook.remove()
+        form, ((x, given),) = mixer.functional_form(), seen
         if form is None:
-            return Projected()
-        with reading(self.model):
-            args, _ = mixer.functional_args(x, None, **_full(given))
+            return tokens, Projected()
+        args, _ = mixer.functional_args(x, None, **_full(given))
         found = dict(zip(inspect.signature(form).parameters, args, strict=False))
-        return Projected(*(_per_token(found.get(name), x) for name in ("q", "k", "v")))
+        return tokens, Projected(*(_per_token(found.get(name), x) for name in ("q", "k", "v")))
 
     def attention(self, images: Tensor) -> tuple[Tensor, str]:
         """Return the mean size of the effective weights over heads or channels, image by image."""

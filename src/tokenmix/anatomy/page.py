@@ -57,13 +57,12 @@ def write_page(anatomy: Anatomy, out: Path | str, tell: Callable[[str], None] = 
 def lead(anatomy: Anatomy) -> list[str]:
     """Return what was found, in sentences."""
     outliers, subject, last = anatomy.outliers, anatomy.subject, anatomy.reading.norms.patches[-1]
-    share = f"{100 * outliers.share:.2f} %"
-    count = int(outliers.mask.sum())
-    before = f" before {subject.grid[0]} x {subject.grid[1]} patches" if subject.prefix else ""
-    tokens = f"{len(subject.prefix)} tokens{before}" if subject.prefix else "patches only"
+    count, share = int(outliers.mask.sum()), f"{100 * outliers.share:.2f} %"
+    before = {0: "no token", 1: "one token"}.get(len(subject.prefix), f"{len(subject.prefix)} tokens")
     lines = [
-        f"{subject.name} is {subject.kind}, {len(subject.blocks)} layers, with {tokens}. It read "
-        f"{len(anatomy.images.pixels)} images ({anatomy.images.source}).",
+        f"{subject.name} is {subject.kind}, {len(subject.blocks)} layers, with {before} before "
+        f"{subject.grid[0]} x {subject.grid[1]} patches. It read {len(anatomy.images.pixels)} images "
+        f"({anatomy.images.source}).",
         f"{count:,} of {outliers.mask.numel():,} patches ({share}) are outliers: after the last layer their norm is "
         f"above {outliers.cutoff:.3g}, {outliers.rule}. The median norm is {float(last.median()):.3g}, the largest "
         f"{float(last.max()):.3g}.",
@@ -99,8 +98,8 @@ def parts(anatomy: Anatomy) -> list[Part]:
         Part(
             "What single tokens tell",
             [
-                "Linear probes read one token. In the paper, outliers tell less of their position and their pixels than "
-                "other patches, and more of the class of the image: they hold what belongs to the whole image.",
+                "Linear probes read one token. In the paper, outliers tell less of their position and their pixels "
+                "than other patches, and more of the class of the image: they hold what belongs to all of it.",
             ],
             [*_probe_tables(anatomy.probes), *_class_tables(anatomy.classified)],
             [],

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..report.figures import COLOURS, Picture, both
 from ..report.image_grid import as_shown, image_grid
 from ..report.image_pictures import draw_norms, similarity_picture
+from ..report.maps import spread
 from .looks import Look
 from .lost import Found
 from .measure import Anatomy
@@ -36,7 +37,7 @@ def norm_pictures(anatomy: Anatomy) -> list[Picture]:
     by_layer = Picture(
         *both(partial(_draw_layers, lines=lines, cutoff=outliers.cutoff), (6.4, 3.6)),
         alt=f"Line chart of norms of tokens by layer. {ends}.",
-        caption="Norms of tokens before the first block (0) and after each; the dashed line is the cutoff.",
+        caption="Norms of tokens before the first layer and after each; the dashed line is the cutoff.",
     )
     shown = anatomy.images.pixels, anatomy.images.names
     return [by_layer, *draw_norms(norms, *shown, outliers.cutoff, outliers.rule)]
@@ -110,8 +111,8 @@ def _draw_layers(ax: Any, lines: dict[str, Tensor], cutoff: float) -> None:
     ax.axhline(cutoff, color=ax.xaxis.label.get_color(), linestyle="--", linewidth=1)
     if float(values.min()) > 0 and float(values.max()) > 30 * float(values.min()):
         ax.set_yscale("log")
-    count = values.shape[1]
-    ax.set_xticks(range(0, count, max(1, -(-count // TICKS))))
+    at = spread(range(values.shape[1]), TICKS)
+    ax.set_xticks(at, ["before" if i == 0 else str(i - 1) for i in at])
     ax.set_xlabel("after layer")
     ax.set_ylabel("norm")
     ax.grid(alpha=0.25, linewidth=0.6)

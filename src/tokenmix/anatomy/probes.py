@@ -132,8 +132,8 @@ def probe_tokens(tokens: Tensor, pixels: Tensor, mask: Tensor, grid: tuple[int, 
     marked = mask[score].flatten()
     right, distance = position_probe(tokens[fit], tokens[score], grid)
     error, plain = pixel_probe(tokens[fit], pixels[fit], tokens[score], pixels[score])
-    parts = (compared(values, marked) for values in (right, distance, error, plain))
-    return Probes(*parts, 1 / (grid[0] * grid[1]))
+    position, near, pixel, mean = (compared(values, marked) for values in (right, distance, error, plain))
+    return Probes(position, near, pixel, mean, 1 / (grid[0] * grid[1]))
 
 
 class Classified(NamedTuple):

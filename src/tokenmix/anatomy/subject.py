@@ -73,12 +73,10 @@ class Subject(ABC):
         return self.patch.in_channels
 
     @abstractmethod
-    def output(self, images: Tensor) -> Tensor:
-        """Map images (B, C, H, W) to the tokens (B, T, D) that the model gives, after its last norm."""
-
-    @abstractmethod
-    def projected(self, images: Tensor) -> Projected:
-        """Return queries, keys and values of the last layer."""
+    def run(self, images: Tensor) -> tuple[Tensor, Projected]:
+        """Map images (B, C, H, W) to the tokens (B, T, D) that the model gives, after its last norm, and return
+        queries, keys and values of its last layer.
+        """
 
     @abstractmethod
     def attention(self, images: Tensor) -> tuple[Tensor, str]:
@@ -118,15 +116,15 @@ def read(subject: Subject, images: Tensor) -> Reading:
     with reading(subject.model):
         for part in images.split(BATCH):
             with watched(subject) as seen:
-                output = subject.output(part)
+                output, projected = subject.run(part)
             if output.shape[1] != n + grid[0] * grid[1]:
                 raise MixerError(
                     f"anatomy: {subject.name}: gives {output.shape[1]} tokens where {n} and {grid[0]} x {grid[1]} "
                     + "patches were expected; only models that keep every token can be read."
                 )
-            norms = torch.stack([x.double().norm(dim=-1) for x in seen.layers])
-            features = [None if each is None else each[:, n:] for each in subject.projected(part)]
-            parts.append((norms[:, :, n:].unflatten(2, grid), norms[:, :, :n], seen.embedded[0], output, features))
+            sizes = torch.stack([x.double().norm(dim=-1) for x in seen.layers])
+            features = [None if each is None else each[:, n:] for each in projected]
+            parts.append((sizes[:, :, n:].unflatten(2, grid), sizes[:, :, :n], seen.embedded[0], output, features))
     norms = Norms(torch.cat([p[0] for p in parts], 1), torch.cat([p[1] for p in parts], 1))
     if not bool(norms.patches.isfinite().all()):
         raise MixerError(f"anatomy: {subject.name}: some tokens are not finite; the model has diverged or is damaged.")

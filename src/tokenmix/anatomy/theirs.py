@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
@@ -24,8 +23,37 @@ class TheirViT(Subject):
 
     site: Site = field(kw_only=True)
 
-    def output(self, images: Tensor) -> Tensor:
-        """Map images to the tokens after the last norm: timm's ``forward_features``, or ``last_hidden_state``."""
+    def run(self, images: Tensor) -> tuple[Tensor, Projected]:
+        """Return the tokens of timm's ``forward_features`` or the ``last_hidden_state``, and what the last attention's
+        projections give, before any norm of queries and keys.
+        """
+        module: Any = self.model.get_submodule(self.site.name)
+        parts = ("qkv",) if self.site.family == "timm" else SEPARATE
+        seen: dict[str, Tensor] = {}
+
+        def note(name: str, _: nn.Module, args: tuple, y: Tensor) -> None:
+            seen[name] = y.detach()
+
+        hooks = [getattr(module, name).register_forward_hook(partial(note, name)) for name in parts]
+        try:
+            tokens = self._tokens(images)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return tokens, Projected(*(seen["qkv"].chunk(3, -1) if "qkv" in seen else (seen[name] for name in SEPARATE)))
+
+    def attention(self, images: Tensor) -> tuple[Tensor, str]:
+        """Return softmax(q k^T scale) of the last layer, the mean over heads."""
+        module: Any = self.model.get_submodule(self.site.name)
+        with reading(self.model):
+            _, found = self.run(images)
+            q, k = (by_head(p, self.site.heads) for p in (found.queries, found.keys) if p is not None)
+            if self.site.family == "timm":
+                q, k = module.q_norm(q), module.k_norm(k)
+            scale = module.scale if self.site.family == "timm" else module.scaling
+            return (scale * q.double() @ k.double().mT).softmax(-1).mean(1), "softmax"
+
+    def _tokens(self, images: Tensor) -> Tensor:
         try:
             if self.site.family == "timm":
                 tokens: Tensor = self.model.forward_features(images)
@@ -36,35 +64,6 @@ class TheirViT(Subject):
                 f"anatomy: {self.name} cannot read images of {images.shape[2]} x {images.shape[3]} "
                 + f"({' '.join(str(why).split())[:160].rstrip('.')}); leave out --image-size."
             ) from None
-
-    def projected(self, images: Tensor) -> Projected:
-        """Return what the last attention's projections give, before any norm of queries and keys."""
-        module: Any = self.model.get_submodule(self.site.name)
-        parts = ("qkv",) if self.site.family == "timm" else SEPARATE
-        seen: dict[str, Tensor] = {}
-
-        def note(name: str, _: nn.Module, args: tuple, y: Tensor) -> None:
-            seen[name] = y.detach()
-
-        hooks = [getattr(module, name).register_forward_hook(partial(note, name)) for name in parts]
-        try:
-            with reading(self.model):
-                self.output(images)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return Projected(*(seen["qkv"].chunk(3, -1) if "qkv" in seen else (seen[name] for name in SEPARATE)))
-
-    def attention(self, images: Tensor) -> tuple[Tensor, str]:
-        """Return softmax(q k^T scale) of the last layer, the mean over heads."""
-        module: Any = self.model.get_submodule(self.site.name)
-        found = self.projected(images)
-        with torch.no_grad():
-            q, k = (by_head(p, self.site.heads) for p in (found.queries, found.keys) if p is not None)
-            if self.site.family == "timm":
-                q, k = module.q_norm(q), module.k_norm(k)
-            scale = module.scale if self.site.family == "timm" else module.scaling
-            return (scale * q.double() @ k.double().mT).softmax(-1).mean(1), "softmax"
 
 
 def their_vit(name: str, model: Any, mean: Any, std: Any, notes: list[str]) -> TheirViT:

@@ -21,10 +21,10 @@ class AnatomyOf:
     """
 
     model: Positional[Annotated[str, arg(metavar="MODEL")]]
-    """Run directory of a ViT with any mixer, folder of transformers (ViT, DeiT, DINOv2 ...) or of timm, or timm:NAME."""
+    """Run directory of a ViT with any mixer, folder of transformers (ViT, DINOv2 ...) or of timm, or timm:NAME."""
 
     images: Positional[Annotated[list[str], arg(metavar="IMAGES")]]
-    """Image files, a folder of them, or a labelled set: digits, cifar10 ..., an .npz, or a folder with class folders."""
+    """Image files, a folder of them, or a labelled set: digits, cifar10 ..., an .npz, or a folder of class folders."""
 
     out: Path = Path("anatomy.html")
     """HTML file to write."""
