@@ -34,7 +34,7 @@ from tokenmix.data.augment import Augment
 from tokenmix.models import LMConfig
 from tokenmix.models import ViTConfig as OurConfig
 from tokenmix.report.maps import attention_weights, look_into
-from tokenmix.report.norms import Norms, neighbour_similarity, token_norms
+from tokenmix.report.norms import Norms, neighbour_similarity, patch_similarity, token_norms
 from tokenmix.train import DataConfig, ImageDataConfig, RunConfig, TrainConfig, train
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 4}
@@ -88,8 +88,9 @@ def test_norms_and_embedding_of_our_vit_are_those_of_the_report():
     want = token_norms(model, images)
     torch.testing.assert_close(seen.norms.patches, want.patches, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(seen.norms.prefix, want.prefix, rtol=1e-5, atol=1e-6)
-    alike = outliers.redundancy(seen.embedded, torch.zeros(40, 2, 3, dtype=torch.bool)).similarity
-    torch.testing.assert_close(alike, neighbour_similarity(model, images), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(seen.similarity, neighbour_similarity(model, images), rtol=1e-5, atol=1e-5)
+    assert seen.features.keys.shape == (32, 6, 8)
+    assert read(our_vit("ours", model), images, 35).features.keys.shape == (35, 6, 8)
     with torch.no_grad():
         tokens = model.forward_features(images)
     torch.testing.assert_close(torch.cat([seen.prefix, seen.patches], 1), tokens)
@@ -200,7 +201,7 @@ def test_outliers_are_those_above_the_fence_the_cutoff_or_the_top():
 
 def test_redundancy_is_the_mean_cosine_with_four_neighbours():
     x, mask = torch.randn(2, 5, 3, 4), torch.rand(2, 3, 4) < 0.3
-    found, want = outliers.redundancy(x, mask), torch.zeros(2, 3, 4)
+    found, want = outliers.redundancy(patch_similarity(x), mask), torch.zeros(2, 3, 4)
     for b, i, j in torch.ones(2, 3, 4).nonzero().tolist():
         near = [(i + 1, j), (i - 1, j), (i, j + 1), (i, j - 1)]
         near = [(a, c) for a, c in near if 0 <= a < 3 and 0 <= c < 4]
@@ -209,7 +210,7 @@ def test_redundancy_is_the_mean_cosine_with_four_neighbours():
     torch.testing.assert_close(found.similarity.float(), want, rtol=1e-5, atol=1e-6)
     assert found.outliers == pytest.approx(float(want[mask].mean()), rel=1e-5)
     assert found.others == pytest.approx(float(want[~mask].mean()), rel=1e-5)
-    assert outliers.redundancy(x, torch.zeros_like(mask)).outliers is None
+    assert outliers.redundancy(found.similarity, torch.zeros_like(mask)).outliers is None
 
 
 # Probes
@@ -381,6 +382,16 @@ def test_lost_finds_a_planted_object_and_not_the_one_beside_it():
         lost.discover(torch.zeros(3, 2), grid)
     with pytest.raises(MixerError, match="k must be"):
         lost.discover(torch.zeros(64, 2), grid, k=0)
+
+
+def test_corloc_counts_boxes_that_overlap_a_true_one_by_more_than_half():
+    assert lost.overlap((0, 0, 4, 4), (2, 2, 6, 6)) == 4 / 28
+    assert lost.overlap((0, 0, 2, 2), (2, 0, 4, 2)) == lost.overlap((0, 0, 1, 1), (3, 3, 4, 4)) == 0
+    boxes = [(0, 0, 4, 4)] * 4
+    true = [[(0, 0, 4, 3)], [(0, 0, 2, 4)], [(9, 9, 10, 10), (0, 0, 4, 4)], []]  # 3 / 4, 1 / 2, 1, none
+    assert lost.corloc(boxes, true) == 0.5
+    with pytest.raises(MixerError, match="true boxes for each of 4 images, got 1"):
+        lost.corloc(boxes, true[:1])
 
 
 # The whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,11 @@ MOST = 100
 """Patches of the lowest degree from which a seed is expanded, at most: the paper's k."""
 PART = 0.25
 """Of all patches, where that is less; the paper's images have more than 400 patches."""
+
+
+HALF = 0.5
+Box = tuple[int, int, int, int]
+"""Top, left, bottom and right, the last two excluded."""
 
 
 class Found(NamedTuple):
@@ -27,7 +33,7 @@ class Found(NamedTuple):
 
     seed: tuple[int, int]
     mask: Tensor
-    box: tuple[int, int, int, int]
+    box: Box
     degrees: Tensor
 
 
@@ -67,6 +73,27 @@ def discover(features: Tensor, grid: tuple[int, int], *, k: int | None = None, s
     down, across = mask.any(1).nonzero()[:, 0], mask.any(0).nonzero()[:, 0]
     box = int(down[0]), int(across[0]), int(down[-1]) + 1, int(across[-1]) + 1
     return Found((seed // columns, seed % columns), mask, box, degrees.view(grid))
+
+
+def overlap(one: Box, other: Box) -> float:
+    """Return the area that two boxes share over the area that they cover together."""
+    down = min(one[2], other[2]) - max(one[0], other[0])
+    across = min(one[3], other[3]) - max(one[1], other[1])
+    shared = max(0, down) * max(0, across)
+    areas = ((box[2] - box[0]) * (box[3] - box[1]) for box in (one, other))
+    return shared / max(sum(areas) - shared, 1e-30)
+
+
+def corloc(boxes: Sequence[Box], true: Sequence[Sequence[Box]]) -> float:
+    """Compute CorLoc: the share of images whose box overlaps a true one of the same image by more than one half.
+
+    The boxes have one unit, such as pixels; an image may have several true boxes.
+    """
+    if len(boxes) != len(true) or not boxes:
+        raise MixerError(f"corloc: expects true boxes for each of {len(boxes)} images, got {len(true)}.")
+    return sum(any(overlap(box, each) > HALF for each in those) for box, those in zip(boxes, true, strict=True)) / len(
+        boxes
+    )
 
 
 def connected(mask: Tensor, start: tuple[int, int]) -> Tensor:

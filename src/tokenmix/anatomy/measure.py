@@ -68,7 +68,7 @@ class Anatomy:
             "similarity": {"outliers": self.redundancy.outliers, "others": self.redundancy.others},
             "probes": self.probes if isinstance(self.probes, str) else _plain(self.probes),
             "classified": self.classified if isinstance(self.classified, str) else self.classified._asdict(),
-            "attention": {
+            "looks": {
                 "weights": self.how,
                 "tokens": {each.name: {"smooth": each.smooth, "on_outliers": each.on_outliers} for each in self.looks},
             },
@@ -105,7 +105,7 @@ def dissect(
     if shown < 1:
         raise MixerError(f"anatomy: --shown must be at least 1, got {shown}.")
     tell(f"anatomy: reading {len(images.pixels)} images")
-    seen = read(subject, images.pixels)
+    seen = read(subject, images.pixels, shown)
     chosen, used = _features(subject, seen, features)
     found = find_outliers(seen.norms, cutoff=cutoff, top=top)
     marked = found.mask.flatten(1)
@@ -119,7 +119,7 @@ def dissect(
     norms = seen.norms.patches[-1]
     looks = token_looks(weights, list(subject.prefix), subject.grid, found.mask[:shown], norms[:shown])
     objects = [discover(each, subject.grid, k=k, shift=shift) for each in chosen[:shown]]
-    alike = redundancy(seen.embedded, found.mask)
+    alike = redundancy(seen.similarity, found.mask)
     return Anatomy(subject, images, seen, found, alike, probes, classified, looks, how, objects, used)
 
 

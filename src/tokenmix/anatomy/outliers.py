@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..errors import MixerError
-from ..report.norms import Norms, outlier_cutoff, patch_similarity, share_above
+from ..report.norms import Norms, outlier_cutoff, share_above
 
 
 class Outliers(NamedTuple):
@@ -54,7 +54,8 @@ def find_outliers(norms: Norms, *, cutoff: float | None = None, top: float | Non
     if cutoff is not None:
         rule = "as given"
     elif top is not None:
-        cutoff = float(last.flatten().sort().values[-max(1, round(top / 100 * last.numel())) - 1])
+        count = min(max(1, round(top / 100 * last.numel())), last.numel() - 1)
+        cutoff = float(last.flatten().sort().values[-count - 1])
         rule = f"above which the {top:g} % with the largest norms lie"
     else:
         cutoff = outlier_cutoff(last)
@@ -72,14 +73,13 @@ class Redundancy(NamedTuple):
     others: float | None
 
 
-def redundancy(embedded: Tensor, mask: Tensor) -> Redundancy:
+def redundancy(similarity: Tensor, mask: Tensor) -> Redundancy:
     """Compare outliers with other patches before the first layer: s_i = mean over its 4 neighbours j of cos(x_i, x_j).
 
-    x are the embedded patches (B, D, H, W) without positions; an outlier of the paper resembles its neighbours, so
-    that what it held can be thrown away. ``mask`` (B, H, W) marks the outliers.
+    ``similarity`` (B, H, W) is ``report.norms.patch_similarity`` of the embedded patches x, without positions; ``mask``
+    (B, H, W) marks the outliers. An outlier of the paper resembles its neighbours, so that what it held can be dropped.
     """
-    found = patch_similarity(embedded)
-    return Redundancy(found, mean_of(found[mask]), mean_of(found[~mask]))
+    return Redundancy(similarity, mean_of(similarity[mask]), mean_of(similarity[~mask]))
 
 
 def mean_of(values: Tensor) -> float | None:

@@ -31,21 +31,29 @@ class Linear(NamedTuple):
         return (x.double() - self.centre) / self.scale @ self.weights + self.bias
 
 
-def ridge(x: Tensor, y: Tensor, strength: float = STRENGTH) -> Linear:
-    """Fit W = (X^T X + strength n I)^-1 X^T Y in float64, in closed form.
+def ridge(x: Tensor, y: Tensor, strength: float = STRENGTH, *, classes: int | None = None) -> Linear:
+    """Fit W = (X^T X + strength n I)^-1 X^T Y in float64, in closed form, a few tokens at a time.
 
     X are the features (n, D), less their mean and divided by their standard deviation; Y the targets (n, K), less
     their mean, which is the bias. Features that are constant have no influence.
+
+    Args:
+        classes: y are integers (n,) below this number, each of which stands for a vector with one 1.
     """
-    x64, n = x.double(), len(x)
-    centre, scale, bias = x64.mean(0), x64.std(0, correction=0), y.double().mean(0)
-    scale = torch.where(scale > 1e-9 * scale.max(), scale, torch.inf)
-    gram = x64.new_zeros(x.shape[1], x.shape[1])
-    cross = x64.new_zeros(x.shape[1], y.shape[1])
-    for part, target in zip(x64.split(CHUNK), y.split(CHUNK), strict=True):
-        standard = (part - centre) / scale
+    n, width = len(x), y.shape[-1] if classes is None else classes
+
+    def target(part: Tensor) -> Tensor:
+        return part.double() if classes is None else F.one_hot(part, classes).double()
+
+    centre = torch.stack([part.double().sum(0) for part in x.split(CHUNK)]).sum(0) / n
+    bias = torch.stack([target(part).sum(0) for part in y.split(CHUNK)]).sum(0) / n
+    squares = torch.stack([(part.double() - centre).square().sum(0) for part in x.split(CHUNK)]).sum(0) / n
+    scale = torch.where(squares > 1e-18 * squares.max(), squares.sqrt(), torch.inf)
+    gram, cross = centre.new_zeros(x.shape[1], x.shape[1]), centre.new_zeros(x.shape[1], width)
+    for part, these in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
+        standard = (part.double() - centre) / scale
         gram += standard.mT @ standard
-        cross += standard.mT @ (target.double() - bias)
+        cross += standard.mT @ (target(these) - bias)
     gram.diagonal().add_(strength * n)
     return Linear(centre, scale, torch.linalg.solve(gram, cross), bias)
 
@@ -97,7 +105,7 @@ def position_probe(fit: Tensor, score: Tensor, grid: tuple[int, int]) -> tuple[T
     """
     rows, columns = grid
     there = torch.arange(rows * columns, device=fit.device)
-    probe = ridge(fit.flatten(0, 1), F.one_hot(there, rows * columns).repeat(len(fit), 1))
+    probe = ridge(fit.flatten(0, 1), there.repeat(len(fit)), classes=rows * columns)
     found = torch.cat([probe(part).argmax(1) for part in score.flatten(0, 1).split(CHUNK)])
     true = there.repeat(len(score))
     down, across = found // columns - true // columns, found % columns - true % columns
@@ -110,9 +118,12 @@ def pixel_probe(fit: Tensor, fit_pixels: Tensor, score: Tensor, score_pixels: Te
     Returns:
         The L2 error of each scored patch, and that of the mean patch of the images that were fitted, both (B H W,).
     """
-    probe, true = ridge(fit.flatten(0, 1), fit_pixels.flatten(0, 1)), score_pixels.flatten(0, 1).double()
-    found = torch.cat([probe(part) for part in score.flatten(0, 1).split(CHUNK)])
-    return (found - true).norm(dim=1), (probe.bias - true).norm(dim=1)
+    probe, errors, plain = ridge(fit.flatten(0, 1), fit_pixels.flatten(0, 1)), [], []
+    tokens, true = score.flatten(0, 1), score_pixels.flatten(0, 1)
+    for part, pixels in zip(tokens.split(CHUNK), true.split(CHUNK), strict=True):
+        errors.append((probe(part) - pixels).norm(dim=1))
+        plain.append((probe.bias - pixels).norm(dim=1))
+    return torch.cat(errors), torch.cat(plain)
 
 
 def patch_pixels(images: Tensor, side: tuple[int, int]) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..report.maps import reading
-from ..report.norms import Norms
+from ..report.norms import Norms, patch_similarity
 
 BATCH = 32  # images read at a time
 
@@ -92,27 +92,31 @@ class Reading(NamedTuple):
 
     Attributes:
         norms: L2 norms of the tokens before the first block and after each, before the model's last norm.
-        embedded: (B, D, H, W), the patches right after the patch embedding, without positions.
+        similarity: (B, H, W), cosine similarity of each patch with its neighbours right after the patch embedding.
         patches: (B, H W, D), the patches' tokens at the output of the model.
         prefix: (B, prefix, D), the other tokens there.
-        features: queries, keys and values of the last layer's patches, each (B, H W, width) or None.
+        features: queries, keys and values of the last layer's patches in the first images, each (b, H W, width) or
+            None.
     """
 
     norms: Norms
-    embedded: Tensor
+    similarity: Tensor
     patches: Tensor
     prefix: Tensor
     features: Projected
 
 
-def read(subject: Subject, images: Tensor) -> Reading:
+def read(subject: Subject, images: Tensor, first: int = BATCH) -> Reading:
     """Let a ViT read images (B, C, H, W), normalised as it was trained, a few at a time.
+
+    Queries, keys and values are kept of the ``first`` images.
 
     Raises:
         MixerError: no images, images that do not have the subject's channels and size, or numbers that are not finite.
     """
     check_images(subject, images)
-    n, grid, parts = len(subject.prefix), subject.grid, []
+    n, grid = len(subject.prefix), subject.grid
+    parts: list[Any] = []
     with reading(subject.model):
         for part in images.split(BATCH):
             with watched(subject) as seen:
@@ -123,8 +127,10 @@ def read(subject: Subject, images: Tensor) -> Reading:
                     + "patches were expected; only models that keep every token can be read."
                 )
             sizes = torch.stack([x.double().norm(dim=-1) for x in seen.layers])
-            features = [None if each is None else each[:, n:] for each in projected]
-            parts.append((sizes[:, :, n:].unflatten(2, grid), sizes[:, :, :n], seen.embedded[0], output, features))
+            left = max(0, first - sum(len(p[3]) for p in parts))
+            features = [None if each is None else each[:left, n:] for each in projected]
+            alike = patch_similarity(seen.embedded[0])
+            parts.append((sizes[:, :, n:].unflatten(2, grid), sizes[:, :, :n], alike, output, features))
     norms = Norms(torch.cat([p[0] for p in parts], 1), torch.cat([p[1] for p in parts], 1))
     if not bool(norms.patches.isfinite().all()):
         raise MixerError(f"anatomy: {subject.name}: some tokens are not finite; the model has diverged or is damaged.")
