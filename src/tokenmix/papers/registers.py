@@ -17,7 +17,7 @@ def added(name: str) -> Measure:
 
 def state() -> tuple[Claim, ...]:
     """Return the claims."""
-    return (*built(), *unbuilt())
+    return (*built(), *tokens_hold(), *unbuilt())
 
 
 def built() -> tuple[Claim, ...]:
@@ -55,6 +55,19 @@ def built() -> tuple[Claim, ...]:
             ),
             code="anatomy.outliers.find_outliers",
         ),
+        Claim(
+            "Number of registers",
+            "One register removes the outliers; dense tasks have a best number, ImageNet gains with more (0, 1, 2, 4, "
+            "8, 16 on DINOv2 ViT-L/14).",
+            trained({"registers that suffice": "1"}),
+            code="models.vit.ViT",
+        ),
+    )
+
+
+def tokens_hold() -> tuple[Claim, ...]:
+    """Return the claims about what single tokens hold, which `tokenmix anatomy` measures."""
+    return (
         Claim(
             "Redundancy",
             "Outlier patches resemble their four neighbours right after the patch embedding more than other patches.",
@@ -95,13 +108,6 @@ def built() -> tuple[Claim, ...]:
                 *trained({"DINOv2, VOC07": "35.3", "DINOv2 + registers, VOC07": "55.4"}, "%"),
             ),
             code="anatomy.lost.discover",
-        ),
-        Claim(
-            "Number of registers",
-            "One register removes the outliers; dense tasks have a best number, ImageNet gains with more (0, 1, 2, 4, "
-            "8, 16 on DINOv2 ViT-L/14).",
-            trained({"registers that suffice": "1"}),
-            code="models.vit.ViT",
         ),
     )
 
