@@ -22,6 +22,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
+import vit_anatomy
 from test_vision_pictures import make, pictures_of
 from tokenmix import MixerError, cli
 from tokenmix.anatomy import dissect, looks, lost, outliers, probes, read
@@ -514,3 +515,8 @@ def test_what_cannot_be_read_is_refused_in_one_line(run, tmp_path):
         assert "\n" not in str(why.value), message
     assert cli.main(["anatomy", str(run)]) == 2
     assert cli.main(["anatomy", str(run), "digits", "--out", str(tmp_path / "no" / "a.html")]) == 2
+
+
+def test_the_table_of_the_page_is_what_was_measured():
+    found = json.loads(vit_anatomy.RECORD.read_text())
+    assert vit_anatomy.table(found) in (vit_anatomy.RECORD.parents[2] / "docs" / "anatomy.md").read_text()

@@ -56,7 +56,7 @@ def find_outliers(norms: Norms, *, cutoff: float | None = None, top: float | Non
     elif top is not None:
         count = min(max(1, round(top / 100 * last.numel())), last.numel() - 1)
         cutoff = float(last.flatten().sort().values[-count - 1])
-        rule = f"above which the {top:g} % with the largest norms lie"
+        rule = f"chosen so that {top:g} % of the patches lie above it, whether they stand out or not"
     else:
         cutoff = outlier_cutoff(last)
     return Outliers(cutoff, rule, last > cutoff, share_above(norms.patches, cutoff))

@@ -119,10 +119,22 @@ def parts(anatomy: Anatomy) -> list[Part]:
                 f"LOST on the {anatomy.features} of the {'output' if anatomy.features == 'tokens' else 'last layer'}: "
                 "the patch that resembles the fewest others is the seed, and the object grows from it. With outliers, "
                 "seeds fall on them.",
+                *_everything(anatomy),
             ],
             [],
             draw.object_pictures(anatomy),
         ),
+    ]
+
+
+def _everything(anatomy: Anatomy) -> list[str]:
+    """Return a warning where objects are whole images."""
+    whole = sum(bool(found.mask.all()) for found in anatomy.objects)
+    if not whole:
+        return []
+    return [
+        f"In {whole} of {anatomy.shown} images the object is the whole image, since its patches' products are hardly "
+        "ever negative. A negative --shift, or other --features, tells patches apart.",
     ]
 
 

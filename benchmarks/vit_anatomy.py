@@ -1,7 +1,7 @@
 """Measure the anatomy of small ViTs with and without registers.
 
-    python -m benchmarks.anatomy --data CIFAR.npz --out runs/anatomy             # train what is missing, print
-    python -m benchmarks.anatomy --data CIFAR.npz --out runs/anatomy --record    # and keep it in results/anatomy.json
+    python -m benchmarks.vit_anatomy --data CIFAR.npz --out runs/anatomy             # train what is missing, print
+    python -m benchmarks.vit_anatomy --data CIFAR.npz --out runs/anatomy --record    # and keep it in results/vit_anatomy.json
 
 Four ViTs of 4 layers x 64 on images of 32 x 32 in patches of 4, softmax attention with a class token and AFT-conv with
 the mean over patches, with no registers and with four: one seed, one thread, one rate that was tuned for no row. The
@@ -27,7 +27,7 @@ from tokenmix.recipes import find_recipe
 from tokenmix.report.runs import read_run
 from tokenmix.train import RunConfig, match_data, resume, train
 
-RECORD = Path(__file__).parent / "results" / "anatomy.json"
+RECORD = Path(__file__).parent / "results" / "vit_anatomy.json"
 STEPS, RATE, PATCH, READ, TOP = 250, 2e-3, 4, 1000, 1.0
 ROWS = {"attention": "class", "aft_conv_k7": "mean"}
 """Rows of the recipe aft_cifar10_classify, and how their tokens are pooled."""
@@ -59,6 +59,31 @@ def measured(folder: Path, data: str) -> dict[str, Any]:
     for each in (kept["fence"], kept["top"]):
         del each["model"], each["objects"]  # paths, and boxes of single images
     return kept
+
+
+def table(found: dict[str, Any]) -> str:
+    """Return the rows of the table in docs/anatomy.md."""
+    lines = []
+    for name, row in found["rows"].items():
+        fence, top = row["fence"], row["top"]
+        mixer, registers = name.split("-r")
+        position, pixels, alike = top["probes"]["position"], top["probes"]["pixels"], top["similarity"]
+        classes = fence["classified"]["accuracy"]
+        looks = [each["smooth"] for token, each in fence["looks"]["tokens"].items() if token.startswith("register")]
+        cells = [
+            mixer,
+            registers,
+            f"{100 * row['valid_top1']:.1f}",
+            f"{100 * fence['outliers']:.2f}",
+            f"{fence['norm_median']:.1f} / {fence['norm_largest']:.1f} / {fence['cutoff']:.1f}",
+            f"{alike['outliers']:.2f} / {alike['others']:.2f}",
+            f"{100 * position['outliers']:.1f} / {100 * position['others']:.1f}",
+            f"{pixels['outliers']:.2f} / {pixels['others']:.2f}",
+            f"{100 * classes['one patch']:.1f} / {100 * classes['mean of all patches']:.1f}",
+            f"{sum(looks) / len(looks):.2f}" if looks else "",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def main() -> None:
