@@ -1,7 +1,7 @@
 """Measure the anatomy of small ViTs with and without registers.
 
     python -m benchmarks.vit_anatomy --data CIFAR.npz --out runs/anatomy             # train what is missing, print
-    python -m benchmarks.vit_anatomy --data CIFAR.npz --out runs/anatomy --record    # and keep it in results/vit_anatomy.json
+    python -m benchmarks.vit_anatomy --data CIFAR.npz --out runs/anatomy --record    # and keep it in its results
 
 Four ViTs of 4 layers x 64 on images of 32 x 32 in patches of 4, softmax attention with a class token and AFT-conv with
 the mean over patches, with no registers and with four: one seed, one thread, one rate that was tuned for no row. The
