@@ -492,6 +492,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(run, tmp_path):
         "there is no such file": lambda: open_subject(timm_name, weights="nowhere.pth"),
         "timm cannot load": lambda: open_subject(timm_name, weights=str(text)),
         "multiple of the patch, 2 pixels, got 9": lambda: open_subject(str(run), image_size=9),
+        "parameters per position, for images of 8 x 8": lambda: open_subject(str(run), image_size=16),
         "give images": lambda: load_images([], subject),
         "contains no images": lambda: load_images([str(tmp_path / "empty")], subject),
         "there are no images at 'nothing'": lambda: load_images(["nothing"], subject),

@@ -12,7 +12,7 @@ from ..hosts.surgery.save_load import open_host
 from ..hosts.vit.checkpoints import read_json
 from ..models import ViT
 from ..system.torchvision import ensure_torchvision
-from .ours import our_vit
+from .ours import OurViT, our_vit
 from .subject import Subject
 from .theirs import their_vit
 
@@ -40,6 +40,9 @@ def open_subject(source: str, *, weights: str | None = None, image_size: int | N
     rows, columns = subject.side
     if image_size < 1 or image_size % rows or image_size % columns:
         raise MixerError(f"anatomy: --image-size must be a multiple of the patch, {rows} pixels, got {image_size}.")
+    if isinstance(subject, OurViT) and subject.model.fixed_size and subject.image_size != (image_size, image_size):
+        own = " x ".join(map(str, subject.image_size))
+        raise MixerError(f"anatomy: {source} has parameters per position, for images of {own}; leave out --image-size.")
     return replace(subject, image_size=(image_size, image_size))
 
 

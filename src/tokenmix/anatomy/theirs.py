@@ -86,7 +86,7 @@ def their_vit(name: str, model: Any, mean: Any, std: Any, notes: list[str]) -> T
     side = patch.kernel_size
     size = site.grid[0] * side[0], site.grid[1] * side[1]
     library = "timm" if site.family == "timm" else "transformers"
-    kind = f"{type(model).__name__} of {library} with softmax attention"
+    kind = f"a {type(model).__name__} of {library} with softmax attention"
     names = _timm_names(model) if library == "timm" else _their_names(model.config, site.prefix)
     found: list[Any] = blocks
     return TheirViT(name, model.eval(), patch, found, names, size, mean, std, kind, notes, site=site)
