@@ -45,6 +45,7 @@ TESTS = {
         "test_json_holds_everything",
         "test_the_model_is_distilled_and_written",
     ),
+    "test_anatomy.py": ("test_a_run_and_folders_of_other_libraries_are_dissected_from_the_command_line",),
     "test_bench_verb.py": ("test_another_revision_is_timed_in_turns",),
     "test_graphed.py": ("test_equals_extend_for_every_mixer_or_names_what_grows",),
     "test_host_timm.py": (

@@ -39,6 +39,7 @@ ORDER = [
     "explain",
     "papers",
     "hosts",
+    "anatomy",
 ]
 ORDER += ["sweep", "testing", "bench", "advise", "demo", "cli"]
 FREE = {"cli", "__main__"}  # entry points, which import what they need

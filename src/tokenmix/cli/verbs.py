@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .advise import Advise
+from .anatomy import AnatomyOf
 from .bench import Bench
 from .explain import Explain
 from .library import Check, Doctor, ListAll, NewMixer
@@ -31,6 +32,7 @@ VERBS: dict[str, type[Any]] = {
     "report": Report,
     "watch": Watch,
     "explain": Explain,
+    "anatomy": AnatomyOf,
     "convert": Convert,
     "export-hf": ExportHF,
     "export-onnx": ExportONNX,

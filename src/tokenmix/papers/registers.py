@@ -17,7 +17,7 @@ def added(name: str) -> Measure:
 
 def state() -> tuple[Claim, ...]:
     """Return the claims."""
-    return (*built(), *unbuilt())
+    return (*built(), *tokens_hold(), *unbuilt())
 
 
 def built() -> tuple[Claim, ...]:
@@ -53,14 +53,7 @@ def built() -> tuple[Claim, ...]:
                     "DINO ViT-B/16, outliers": "none",
                 }
             ),
-            code="report.norms",
-        ),
-        Claim(
-            "What outliers hold",
-            "Outlier patches resemble their neighbours before the first layer. A linear probe finds position and "
-            "pixels worse in them, and the class of the image better.",
-            trained({"probes; the numbers are not at hand": "a direction"}),
-            code="report.norms",
+            code="anatomy.outliers.find_outliers",
         ),
         Claim(
             "Number of registers",
@@ -68,6 +61,53 @@ def built() -> tuple[Claim, ...]:
             "8, 16 on DINOv2 ViT-L/14).",
             trained({"registers that suffice": "1"}),
             code="models.vit.ViT",
+        ),
+    )
+
+
+def tokens_hold() -> tuple[Claim, ...]:
+    """Return the claims about what single tokens hold, which `tokenmix anatomy` measures."""
+    return (
+        Claim(
+            "Redundancy",
+            "Outlier patches resemble their four neighbours right after the patch embedding more than other patches.",
+            trained({"similarity; the numbers are not at hand": "a direction"}),
+            code="anatomy.outliers.redundancy",
+        ),
+        Claim(
+            "What outliers hold",
+            "A linear probe finds position and pixels worse in outlier patches than in others, and the class of the "
+            "image, by logistic regression from one random token, better.",
+            trained({"probes; the numbers are not at hand": "a direction"}),
+            code="anatomy.probes",
+        ),
+        Claim(
+            "Attention maps",
+            "With registers, the maps of the class token and of the registers are smooth; without, outliers show.",
+            trained({"smoothness": "a direction"}),
+            code="anatomy.looks.token_looks",
+        ),
+        Claim(
+            "Table 3",
+            "With registers, objects are found in the features without labels (LOST, CorLoc on VOC07 / VOC12 / "
+            "COCO20k), but not with OpenCLIP.",
+            (
+                *trained(
+                    {
+                        "DeiT-III": "11.7 / 13.1 / 10.7",
+                        "DeiT-III + registers": "27.1 / 32.7 / 25.1",
+                        "OpenCLIP": "38.8 / 44.3 / 31.0",
+                        "OpenCLIP + registers": "37.1 / 42.0 / 27.9",
+                        "DINOv2, VOC12 / COCO20k": "40.2 / 26.9",
+                        "DINOv2 + registers, VOC12 / COCO20k": "60.0 / 42.0",
+                        "DINO, VOC07": "61.9",
+                    },
+                    "%",
+                    source=SECOND_HAND,
+                ),
+                *trained({"DINOv2, VOC07": "35.3", "DINOv2 + registers, VOC07": "55.4"}, "%"),
+            ),
+            code="anatomy.lost.discover",
         ),
     )
 
@@ -90,28 +130,6 @@ def unbuilt() -> tuple[Claim, ...]:
                 },
                 source=SECOND_HAND,
                 built=False,
-            ),
-        ),
-        Claim(
-            "Table 3",
-            "With registers, objects are found in the features without labels (LOST, CorLoc on VOC07 / VOC12 / "
-            "COCO20k), but not with OpenCLIP.",
-            (
-                *trained(
-                    {
-                        "DeiT-III": "11.7 / 13.1 / 10.7",
-                        "DeiT-III + registers": "27.1 / 32.7 / 25.1",
-                        "OpenCLIP": "38.8 / 44.3 / 31.0",
-                        "OpenCLIP + registers": "37.1 / 42.0 / 27.9",
-                        "DINOv2, VOC12 / COCO20k": "40.2 / 26.9",
-                        "DINOv2 + registers, VOC12 / COCO20k": "60.0 / 42.0",
-                        "DINO, VOC07": "61.9",
-                    },
-                    "%",
-                    source=SECOND_HAND,
-                    built=False,
-                ),
-                *trained({"DINOv2, VOC07": "35.3", "DINOv2 + registers, VOC07": "55.4"}, "%", built=False),
             ),
         ),
         Claim(

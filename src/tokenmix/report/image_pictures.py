@@ -18,7 +18,7 @@ from .biases import filters, has_filters, has_pair_bias
 from .figures import COLOURS, Picture, both
 from .image_grid import as_shown, image_grid
 from .maps import average_relative_attention, bias_around, check_vit, key_maps, sparsity, spread
-from .norms import neighbour_similarity, outlier_cutoff, share_above, token_norms
+from .norms import Norms, neighbour_similarity, outlier_cutoff, share_above, token_norms
 
 LAYERS, HEADS, IMAGES = 12, 12, 8
 
@@ -228,17 +228,29 @@ def memory_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> l
 def norm_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> list[Picture]:
     """Draw token norms: their distribution by layer, their maps, and how similar each patch is to its neighbours."""
     norms = token_norms(model, images)
-    cutoff = outlier_cutoff(norms.patches[-1])
+    rule = "the upper quartile plus three times the interquartile range"
+    pictures = draw_norms(norms, images, names, outlier_cutoff(norms.patches[-1]), rule)
+    if norms.patches[0, 0].numel() > 1:
+        alike = neighbour_similarity(model, images[:IMAGES])
+        pictures.append(similarity_picture(alike, images[:IMAGES], names))
+    return pictures
+
+
+def draw_norms(norms: Norms, images: Tensor, names: Sequence[str], cutoff: float, rule: str) -> list[Picture]:
+    """Draw the distribution of norms of patches by layer, and maps of at most four images.
+
+    Args:
+        rule: what the cutoff is, in words.
+    """
     above = share_above(norms.patches, cutoff)
-    layers = spread(range(len(norms.patches)), 6)
+    layers, count = spread(range(len(norms.patches)), 6), norms.patches.shape[1]
     labels = ["before" if i == 0 else f"layer {i - 1}" for i in layers]
     said = f"{100 * float(above[-1]):.2f} % of the patches after the last layer lie above {cutoff:.3g}"
     others = ", ".join(f"{float(n):.3g}" for n in norms.prefix[-1].mean(0))
-    alt = f"Line chart of the distribution of the norms of patches after some layers, {len(images)} images. {said}."
-    caption = f"Norms of patches before the first block and after some, {len(images)} images. {said}, "
-    caption += "the upper quartile plus three times the interquartile range."
+    alt = f"Line chart of the distribution of the norms of patches after some layers, {count} images. {said}."
+    caption = f"Norms of patches before the first block and after some, {count} images. {said}, {rule}."
     caption += f" Class token and registers there: {others}." if others else ""
-    drawn = partial(_draw_norms, norms=[norms.patches[i].flatten() for i in layers], labels=labels, cutoff=cutoff)
+    drawn = partial(_draw_histogram, norms=[norms.patches[i].flatten() for i in layers], labels=labels, cutoff=cutoff)
     pictures = [Picture(*both(drawn, (6.4, 3.6)), alt=alt, caption=caption)]
     shown = range(min(4, len(images)))
     cells = [[as_shown(images[b]), *(norms.patches[i, b] for i in layers)] for b in shown]
@@ -249,13 +261,11 @@ def norm_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> lis
     pictures.append(
         image_grid(cells, rows=rows, columns=["image", *labels], bar="norm", alt=alt, caption=caption, about_zero=False)
     )
-    if norms.patches[0, 0].numel() > 1:
-        pictures.append(_similarity_picture(model, images[:IMAGES], names))
     return pictures
 
 
-def _similarity_picture(model: nn.Module, images: Tensor, names: Sequence[str]) -> Picture:
-    alike = neighbour_similarity(model, images)
+def similarity_picture(alike: Tensor, images: Tensor, names: Sequence[str]) -> Picture:
+    """Draw how similar each patch is to its neighbours (B, H, W), below each image."""
     alt = "Images and below each a heat map of each patch's cosine similarity with its neighbours after the embedding."
     caption = "Cosine similarity of each patch with its neighbours right after the patch embedding, "
     caption += f"{float(alike.min()):.2f} to {float(alike.max()):.2f}."
@@ -264,7 +274,7 @@ def _similarity_picture(model: nn.Module, images: Tensor, names: Sequence[str]) 
     return image_grid(cells, rows=["image", "similarity"], columns=labels, bar="cosine", alt=alt, caption=caption)
 
 
-def _draw_norms(ax: Any, norms: list[Tensor], labels: list[str], cutoff: float) -> None:
+def _draw_histogram(ax: Any, norms: list[Tensor], labels: list[str], cutoff: float) -> None:
     known = torch.cat(norms)
     low, high = float(known.min()), float(known.max())
     wide = low > 0 and high / low > 30

@@ -57,14 +57,21 @@ def share_above(norms: Tensor, cutoff: float) -> Tensor:
 
 
 def neighbour_similarity(model: nn.Module, images: Tensor) -> Tensor:
-    """Compute each patch's mean cosine similarity with its four neighbours right after the patch embedding, (B, H, W).
+    """Compute ``patch_similarity`` of a ViT's patches right after its patch embedding, (B, H, W).
 
-    Patches at a border have three neighbours, in a corner two; a grid of one patch has none and gives NaN. Positions
-    are not added yet.
+    Positions are not added yet.
     """
     model = check_vit(model, "neighbour_similarity")
     with reading(model):
-        patches = model.patch(filled(images, model.config.patch)).double()
+        return patch_similarity(model.patch(filled(images, model.config.patch)))
+
+
+def patch_similarity(patches: Tensor) -> Tensor:
+    """Compute the mean cosine similarity (B, H, W) of each patch of (B, D, H, W) with its four neighbours.
+
+    Patches at a border have three neighbours, in a corner two; a grid of one patch has none and gives NaN.
+    """
+    patches = patches.double()
     unit = patches / patches.norm(dim=1, keepdim=True).clamp_min(1e-30)
     down, right = (unit[:, :, 1:] * unit[:, :, :-1]).sum(1), (unit[..., 1:] * unit[..., :-1]).sum(1)
     return _both_ends(down, right) / _both_ends(torch.ones_like(down), torch.ones_like(right))
