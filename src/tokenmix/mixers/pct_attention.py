@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .. import functional
@@ -32,8 +31,8 @@ class PCTAttention(Mixer):
         scale: factor of the logits, 1 by default, since the paper's offset attention has none.
         qk_bias: whether q_proj and k_proj have biases, False by default as in the authors' code.
 
-    Parameters: q_proj, k_proj unless tied, v_proj and out_proj, which holds the norm with its running statistics. Time O(T^2 D).
-    In train mode the norm couples the rows of a batch.
+    Parameters: q_proj, k_proj unless tied, v_proj and out_proj, which holds the norm with its running statistics. Time
+    O(T^2 D). In train mode the norm couples the rows of a batch.
 
     Deviations: no 1e-9 in the denominator of the l1 norm, which the authors' code has: logarithms make it needless.
 
@@ -70,9 +69,10 @@ class PCTAttention(Mixer):
         at_least(self, 1, key_width=self.key_width)
         check_positive(self, scale=scale)
         one_of(self, ("batch", None), norm=norm)
-        self.scale, self.rectified = scale, norm == "batch"
+        self.scale, self.tied, self.rectified = scale, tied, norm == "batch"
         self.q_proj = nn.Linear(dim, self.key_width, bias=qk_bias)
-        self.k_proj = None if tied else nn.Linear(dim, self.key_width, bias=qk_bias)
+        if not tied:
+            self.k_proj = nn.Linear(dim, self.key_width, bias=qk_bias)
         self.v_proj = nn.Linear(dim, dim, bias=v_bias)
         self.out_proj = LBR(dim, dim, bias=out_bias) if self.rectified else nn.Linear(dim, dim, bias=out_bias)
 
@@ -89,7 +89,7 @@ class PCTAttention(Mixer):
     ) -> Arguments:
         """Return the arguments of ``functional.pct_attention`` for this input: (positional, keyword)."""
         q = self.q_proj(x)
-        k = q if self.k_proj is None else self.k_proj(x)
+        k = q if self.tied else self.k_proj(x)
         return (q, k, self.v_proj(x), x), {"scale": self.scale, "key_mask": key_mask}
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:

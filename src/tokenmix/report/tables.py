@@ -10,7 +10,7 @@ from ..data.long_tail import FEW, MANY, SHOTS
 from ..errors import MixerError
 from ..models import SHELLS, config_from_json, shell_of
 from ..system.text import MISSING, Table, number, size
-from .runs import ANSWERS, CLASSES, DENSITY, PAIRS, TEXT, Run
+from .runs import ANSWERS, CLASSES, DENSITY, PAIRS, PARTS, TEXT, Run
 
 
 def mixers_of(config: dict[str, Any]) -> str:
@@ -51,17 +51,19 @@ def summary_table(runs: list[Run]) -> Table:
         "steps": lambda run: number(run.largest("step"), 0),
         "tokens": lambda run: number(run.largest("tokens"), 0),
         "images": lambda run: number(run.largest("images"), 0),
+        "clouds": lambda run: number(run.largest("clouds"), 0),
     }
     for metric in (TEXT, DENSITY, PAIRS):
         for split in ("valid", "test"):
             columns[f"{split} {metric.label}"] = partial(_score, split=split, metric=metric.name)
-    for metric in (CLASSES, ANSWERS):
+    for metric in (CLASSES, ANSWERS, PARTS):
         for split in ("valid", "test"):
             columns[f"{split} {metric.label}"] = partial(_percent, split=split, metric=metric.name)
             for shots in SHOTS if metric is CLASSES else ():
                 columns[f"{split} {shots}"] = partial(_percent, split=split, metric=f"{metric.name}_{shots}")
     columns["tokens/s"] = lambda run: number(run.median("tokens_per_s"), 0)
     columns["images/s"] = lambda run: number(run.median("images_per_s"), 0)
+    columns["clouds/s"] = lambda run: number(run.median("clouds_per_s"), 0)
     columns["peak memory"] = lambda run: size(
         None if run.largest("peak_mib") is None else (run.largest("peak_mib") or 0) * 2**20
     )
