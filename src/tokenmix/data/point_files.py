@@ -79,6 +79,8 @@ def read_points(path: Path) -> Tensor:
         raise MixerError(
             f"data: {path} must be a table of points with at least x, y and z, got shape {tuple(points.shape)}."
         )
+    if not len(points):
+        raise MixerError(f"data: {path} has no points.")
     check_finite(points, path)
     return points
 

@@ -173,24 +173,28 @@ def blind_mixer(dim: int, spec: dict[str, Any], tokens: int) -> Mixer:
     """
     spec = complete_spec(spec, tokens)
     mixer = build_mixer(dim=dim, causal=False, **spec)
-    weight = next(mixer.parameters(), None)
-    if weight is not None and weight.is_meta:
-        return mixer
+    if mixer.max_len is None:
+        weight = next(mixer.parameters(), None)
+        if (weight is not None and weight.is_meta) or _blind({"dim": dim, "causal": False} | spec, tokens):
+            return mixer
+    raise MixerError(
+        f"points: {spec['name']} knows the order of its tokens, and a cloud has none; take a mixer that does not, such "
+        + "as pct_attention, attention, external, hydra, aft_simple or linear, without positions."
+    )
+
+
+def _blind(options: dict[str, Any], tokens: int) -> bool:
+    """Return whether the outputs of a mixer with random weights move with its tokens."""
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(), torch.no_grad():
-        probe = build_mixer(dim=dim, causal=False, **spec).cpu().double().eval()
+        probe = build_mixer(**options).cpu().double().eval()
         for parameter in probe.parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.copy_(PROBE * noise * parameter.shape[-1] ** -0.5)
-        x = torch.randn(1, tokens, dim, generator=generator, dtype=torch.float64)
+        x = torch.randn(1, tokens, probe.dim, generator=generator, dtype=torch.float64)
         order = torch.randperm(tokens, generator=generator)
         here, there = probe(x)[:, order], probe(x[:, order])
-    if mixer.max_len is not None or not torch.allclose(here, there, rtol=1e-6, atol=1e-6 * float(here.abs().max())):
-        raise MixerError(
-            f"points: {spec['name']} knows the order of its tokens, and a cloud has none; take a mixer that does not, "
-            + "such as pct_attention, attention, external, hydra, aft_simple or linear, without positions."
-        )
-    return mixer
+    return torch.allclose(here, there, rtol=1e-6, atol=1e-6 * float(here.abs().max()))
 
 
 class PointTrunk(nn.Module):

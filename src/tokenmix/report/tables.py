@@ -87,8 +87,10 @@ def _notes(runs: list[Run]) -> list[str]:
     said = [f"{' and '.join(kinds)}: lower is better"] if kinds else []
     said += [
         f"{label.capitalize()}: the share of correct first guesses, higher is better"
-        for label in dict.fromkeys(r.metric.label for r in runs if r.metric.accuracy)
+        for label in dict.fromkeys(r.metric.label for r in runs if r.metric.accuracy and r.metric is not PARTS)
     ]
+    if any(r.metric is PARTS for r in runs):
+        said.append("Instance mIoU: the mean over clouds of intersection over union of their parts, higher is better")
     scores = [f"{'; '.join(said)}. Of the evaluations of a run on the most data, the last."] if said else []
     if any(run.last_eval(split, f"top1_{s}") is not None for run in runs for split in ("valid", "test") for s in SHOTS):
         scores = [
@@ -96,7 +98,7 @@ def _notes(runs: list[Run]) -> list[str]:
             f"Many, medium, few: top-1 on the classes with more than {MANY}, {FEW} to {MANY}, and fewer than {FEW} "
             + "training images.",
         ]
-    speed = "Tokens/s and images/s: the median over the logged training steps."
+    speed = "Tokens/s, images/s and clouds/s: the median over the logged training steps."
     notes = [f"{' '.join(scores)} {speed}", "Peak memory: the most the training process held."]
     shells = "Shell: the blocks around the mixers, as in the papers, as of today (modern), or neither."
     contexts = sorted({r.env["state_context"] for r in runs if "state_context" in r.env})

@@ -177,24 +177,24 @@ class PartTask(PointTask):
     @torch.no_grad()
     def evaluate(self, model: Any, split: str, /) -> PartScore:
         """Score the segmenter on a split; it chooses among the parts of each cloud's category, as is usual."""
-        began, found, right, nats = time.perf_counter(), [], 0, 0.0
+        began, found, right, points, nats = time.perf_counter(), [], 0, 0, 0.0
         for clouds, logits in self.answers(model, split):
             for cloud, each in zip(clouds, logits, strict=True):
                 said = part_labels(each, self.set.parts[cloud.category])
                 found.append((cloud.category, part_iou(said, cloud.parts, self.set.parts[cloud.category])))
-                right += int((said == cloud.parts).sum())
+                right, points = right + int((said == cloud.parts).sum()), points + len(said)
                 nats += float(F.cross_entropy(each, cloud.parts, reduction="sum"))
         of_category = [
             [iou for c, iou in found if c == category] for category in sorted({category for category, _ in found})
         ]
-        n, points = len(found), self.data.points
+        n = len(found)
         return PartScore(
             sum(iou for _, iou in found) / n,
             sum(sum(ious) / len(ious) for ious in of_category) / len(of_category),
-            right / (n * points),
-            nats / (n * points),
+            right / points,
+            nats / points,
             n,
-            points,
+            points // n,
             time.perf_counter() - began,
         )
 
