@@ -154,6 +154,8 @@ def test_points_of_a_mesh_lie_on_it_evenly():
     ends = (points[:, 2].abs() > 3 - 1e-9).double().mean()
     assert abs(float(ends) - 8 / 56) < 0.02
     assert float(triangle_areas(mesh).sum()) == pytest.approx(56)
+    quarters = (points[(points[:, 2] - 3).abs() < 1e-9, :2] > 0).long() @ torch.tensor([1, 2])
+    assert float(quarters.bincount(minlength=4).double().std() / len(quarters)) < 0.05
     assert float(triangle_areas(rod(1, 2)).sum()) == pytest.approx(2 * math.pi + 4 * math.pi, rel=0.02)
 
 
