@@ -147,7 +147,7 @@ class PointClassTask(PointTask):
     def evaluate(self, model: Any, split: str, /) -> PointClassScore:
         """Score the classifier on a split."""
         began, classes = time.perf_counter(), len(self.set.classes)
-        right, count, nats = torch.zeros(classes), torch.zeros(classes), 0.0
+        (right, count), nats = torch.zeros(2, classes, dtype=torch.float64), 0.0
         for clouds, logits in self.answers(model, split):
             wanted = torch.tensor([cloud.category for cloud in clouds])
             nats += float(F.cross_entropy(logits, wanted, reduction="sum"))
