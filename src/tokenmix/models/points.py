@@ -267,6 +267,7 @@ class PointHead(nn.Module):
 class PointModel(nn.Module):
     """The base of both models, which sets their parameters."""
 
+    head: PointHead
     max_len: int | None = None
 
     def reset_parameters(self) -> None:

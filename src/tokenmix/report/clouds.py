@@ -49,7 +49,7 @@ def cloud_pictures(run: Run, model: Any) -> list[Picture]:
 def _first_of_each(data: PointSet, n: int) -> list[Cloud]:
     """Return the first clouds of the validation split, one of each class before any class has a second."""
     seen: dict[int, int] = {}
-    clouds = []
+    clouds: list[tuple[int, int, Cloud]] = []
     for cloud in data.held_out("valid", n, limit=100):
         seen[cloud.category] = seen.get(cloud.category, 0) + 1
         clouds.append((seen[cloud.category], len(clouds), cloud))
@@ -69,7 +69,9 @@ def _classes_picture(name: str, data: PointSet, clouds: list[Cloud], logits: Ten
 
 
 def _parts_picture(name: str, data: PointSet, clouds: list[Cloud], logits: Tensor) -> Picture:
-    truths, guesses, said = [], [], []
+    truths: list[Cell] = []
+    guesses: list[Cell] = []
+    said = []
     for cloud, each in zip(clouds[:COLUMNS], logits, strict=False):
         parts = data.parts[cloud.category]
         guess = torch.tensor(parts)[each[:, list(parts)].argmax(-1)]
