@@ -320,6 +320,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"heads": 2, "ndim": 2, "block": [2, 3], "memory": [1, 2], "width": 4, "qkv_bias": False},
     ),
     "image_local-grid": ("image_local", {"heads": 2, "ndim": 2, "block": [2, 2], "memory": 1}),
+    "pct_attention": ("pct_attention", {"scale": 0.5}),
+    "pct_attention-tied": ("pct_attention", {"tied": True, "key_width": 3, "qk_bias": True, "v_bias": False}),
+    "pct_attention-linear": ("pct_attention", {"norm": None, "out_bias": False}),
 }
 
 GRIDS: dict[str, tuple[tuple[int, ...], int]] = {

@@ -53,6 +53,25 @@ MUTATIONS = [
         True,
         "refuses_wrong_options",
     ),
+    # planted in: pct_attention
+    Mutation(
+        "masked points share out the keys",
+        "functional/pct_attention.py",
+        'asked = logits.masked_fill(~(key_mask[:, :, None] | ~some), float("-inf"))',
+        "asked = logits",
+        "pct_attention",
+        False,
+        "masked_keys_have_no_influence",
+    ),
+    Mutation(
+        "offset attention is a softmax over the keys alone",
+        "functional/pct_attention.py",
+        "return logits - torch.logsumexp(asked, 1, keepdim=True)",
+        "return logits - torch.logsumexp(asked, 2, keepdim=True)",
+        "pct_attention-linear",
+        False,
+        "equals_reference",
+    ),
     # planted in: hydra
     Mutation(
         "hydra forgets the mask of a causal sum",

@@ -12,7 +12,7 @@ CAPABILITIES = ("causal", "streaming", "context", "attn_mask", "grid", "export")
 
 def catalogue() -> dict[str, Any]:
     """Return the mixers, recipes, models, corpora and image sets of this version."""
-    from ..data import CORPORA, IMAGE_SETS
+    from ..data import CORPORA, IMAGE_SETS, POINT_SETS
     from ..mixers import MIXERS, mixer_options, state_growth
     from ..models import MODELS
     from ..recipes import RECIPES, SIZES
@@ -34,7 +34,8 @@ def catalogue() -> dict[str, Any]:
     for name, recipe in RECIPES.items():
         rows = {row: {"about": r.about, "printed": r.printed} for row, r in recipe.rows.items()}
         recipes[name] = {"about": recipe.about, "default": recipe.default, "sizes": list(SIZES), "rows": rows}
-    return {"mixers": mixers, "recipes": recipes, "models": list(MODELS), "corpora": CORPORA, "images": IMAGE_SETS}
+    sets = {"corpora": CORPORA, "images": IMAGE_SETS, "points": POINT_SETS}
+    return {"mixers": mixers, "recipes": recipes, "models": list(MODELS), **sets}
 
 
 def catalogue_text(found: dict[str, Any]) -> str:
@@ -49,7 +50,7 @@ def catalogue_text(found: dict[str, Any]) -> str:
             label = f"      --row {row}{' (default)' if row == r['default'] else ''}: "
             lines += wrapped(label, f"{entry['about']}{_printed(entry['printed'])}", 14)
     lines += ["models by name", *wrapped("  ", ", ".join(found["models"]), 2)]
-    for title in ("corpora", "images"):
+    for title in ("corpora", "images", "points"):
         lines.append(title)
         lines += [line for name, about in found[title].items() for line in wrapped(f"  {name}: ", about, 6)]
     return "\n".join(lines)

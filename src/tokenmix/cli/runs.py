@@ -38,9 +38,10 @@ class Train:
 
     data: str | None = None
     """Data to train on: a corpus (stdlib, enwik8), an image set (digits, cifar10, ...), pairs of texts (grammar,
-    docstrings), labelled texts (docstring_match), a synthetic task (recall, copy), or a path.
-    A path leads to a text, to documents, to pairs of texts, to labelled texts, to images, or to a local copy of the set
-    that the recipe expects.
+    docstrings), labelled texts (docstring_match), a synthetic task (recall, copy), a set of point clouds (solids,
+    objects), or a path.
+    A path leads to a text, to documents, to pairs of texts, to labelled texts, to images, to point clouds, or to a
+    local copy of the set that the recipe expects.
     The number of classes, the channels and the image size follow from the data. Default: the recipe's data."""
 
     skip_bad_files: bool = False
@@ -66,7 +67,7 @@ class Train:
             config = config.override({"data.skip_bad_files": True})
         if self.data is not None:
             config = config.override(data_fields(config.data.to_json(), self.data))
-            if config.data.kind in ("images", "labels"):  # opened with the options that training will use
+            if config.data.kind in ("images", "labels", "points"):  # opened with the options that training will use
                 data_changes = {name: value for name, value in changes.items() if name.startswith("data.")}
                 config = match_data(config.override(data_changes))
         print_summary(train(config.override(changes), self.out), self.json)
@@ -84,16 +85,17 @@ def data_fields(data: dict[str, Any], given: str) -> dict[str, Any]:
     A name sets ``data.source``, and so does a path, unless the recipe expects a set that is usually downloaded: then
     the path is that of a local copy, and sets ``data.path``. For synthetic sequences it is the name of the task.
     """
-    from ..data import CORPORA, DOCUMENT_SETS, IMAGE_SETS, LABELLED_SETS, PARALLEL_SETS
+    from ..data import CORPORA, DOCUMENT_SETS, IMAGE_SETS, LABELLED_SETS, PARALLEL_SETS, POINT_SETS
 
     if data["kind"] == "synthetic":
         return {"data.task": given}
     named = {"text": CORPORA, "pairs": PARALLEL_SETS, "documents": DOCUMENT_SETS, "labels": LABELLED_SETS}
+    named["points"] = POINT_SETS
     if given in named.get(data["kind"], IMAGE_SETS):
         return {"data.source": given}
     found = Path(given).expanduser()
     path = str(found.resolve()) if found.exists() else given  # errors about a missing path quote it as it was typed
-    if data["kind"] in ("pairs", "documents", "labels"):
+    if data["kind"] in ("pairs", "documents", "labels", "points"):
         return {"data.source": path}
     expected = (
         data["source"] == "enwik8"
@@ -328,7 +330,7 @@ def print_summary(summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
         say(json.dumps(summary))
         return
-    unit = "images" if "images" in summary else "tokens"
+    unit = next(name.removesuffix("_per_s") for name in summary if name.endswith("_per_s"))
     metric = next(name for name in summary if name.startswith("valid_"))
     took = f"{summary[unit]:,} {unit} in {summary['seconds']:.1f} s ({summary[f'{unit}_per_s']:,.0f} {unit}/s)"
     score = score_text(metric.removeprefix("valid_"), summary[metric])
@@ -345,5 +347,6 @@ def score_text(metric: str, value: float | None) -> str:
         "top1": f"{100 * value:.2f} % top-1",
         "cross_entropy": f"cross-entropy {value:.4f}",
         "accuracy": f"{100 * value:.2f} % right",
+        "instance_miou": f"instance mIoU {100 * value:.2f} %",
     }
     return f"{texts[metric]} on valid"

@@ -1,4 +1,6 @@
-"""Text as bytes and images as pixels, both memory-mapped, stateless samplers over them, and synthetic sequences."""
+"""Text as bytes and images as pixels, both memory-mapped, stateless samplers over them, synthetic sequences, and
+point clouds.
+"""
 
 from .augment import Augment, ImageSampler, eval_batches
 from .bounds import Bounds
@@ -11,6 +13,7 @@ from .labelled import LABELLED_SETS, open_labelled
 from .long_tail import long_tail_counts, long_tailed
 from .parallel import PARALLEL_SETS, ParallelText, open_parallel
 from .pixels import PixelSampler, from_pixels, pixel_batches, to_pixels
+from .points import POINT_SETS, Jitter, PointSampler, PointSet, open_points
 from .recall import recall_batch
 from .rows import Rows
 from .sampler import Sampler
@@ -29,10 +32,14 @@ __all__ = [
     "ImageData",
     "ImageSampler",
     "ImageSplit",
+    "Jitter",
     "LABELLED_SETS",
     "PARALLEL_SETS",
+    "POINT_SETS",
     "ParallelText",
     "PixelSampler",
+    "PointSampler",
+    "PointSet",
     "Rows",
     "SPLITS",
     "SYNTHETIC_TASKS",
@@ -48,6 +55,7 @@ __all__ = [
     "open_images",
     "open_labelled",
     "open_parallel",
+    "open_points",
     "pixel_batches",
     "recall_batch",
     "text_of",

@@ -22,6 +22,7 @@ from .mlp_mixer import mlp_mixer
 from .nystrom import nystrom
 from .patterns import fixed, local, strided
 from .patterns_global import bigbird, longformer
+from .pct_attention import pct_attention
 from .performer import performer
 from .pooling import pooling
 from .reformer import reformer
@@ -68,6 +69,7 @@ __all__ = [
     "mlp_mixer",
     "multihead_linear",
     "nystrom",
+    "pct_attention",
     "performer",
     "pooling",
     "reformer",

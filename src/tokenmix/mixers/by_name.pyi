@@ -62,6 +62,7 @@ from .patterns_global import (
     BigBird,
     Longformer,
 )
+from .pct_attention import PCTAttention
 from .performer import Performer
 from .pooling import Pooling
 from .reformer import Reformer
@@ -127,6 +128,7 @@ MixerName = Literal[
     "compressive",
     "axial",
     "image_local",
+    "pct_attention",
 ]
 
 @overload
@@ -772,5 +774,19 @@ def build_mixer(
     qkv_bias: bool = True,
     out_bias: bool = True,
 ) -> ImageLocal: ...
+@overload
+def build_mixer(
+    name: Literal["pct_attention"],
+    dim: int,
+    *,
+    causal: bool = False,
+    key_width: int | None = None,
+    tied: bool = False,
+    norm: str | None = "batch",
+    scale: float = 1.0,
+    qk_bias: bool = False,
+    v_bias: bool = True,
+    out_bias: bool = True,
+) -> PCTAttention: ...
 @overload
 def build_mixer(name: str, dim: int, **options: Any) -> Mixer: ...

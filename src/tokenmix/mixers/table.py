@@ -29,6 +29,7 @@ from .mlp_mixer import MLPMixer
 from .nystrom import Nystrom
 from .patterns import Fixed, Strided
 from .patterns_global import ETC, BigBird, Longformer
+from .pct_attention import PCTAttention
 from .performer import Performer
 from .pooling import Pooling
 from .reformer import Reformer
@@ -99,6 +100,8 @@ MIXERS: dict[str, type[Mixer]] = {
     # images
     "axial": Axial,
     "image_local": ImageLocal,
+    # points
+    "pct_attention": PCTAttention,
 }
 """Every mixer by name, family by family."""
 

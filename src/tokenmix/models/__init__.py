@@ -18,6 +18,7 @@ from .lm import LM, LMConfig, LMState
 from .looped import LoopConfig
 from .macs import Macs, macs
 from .named import MODELS, replace_layers
+from .points import PointClassifier, PointClassifierConfig, PointSegmenter, PointSegmenterConfig
 from .pyramid import Pyramid, PyramidConfig
 from .resnet import ResNet, ResNetConfig
 from .segmentation import SegmentationConfig, Segmenter
@@ -42,6 +43,10 @@ __all__ = [
     "MODELS",
     "Macs",
     "ModelConfig",
+    "PointClassifier",
+    "PointClassifierConfig",
+    "PointSegmenter",
+    "PointSegmenterConfig",
     "Pyramid",
     "PyramidConfig",
     "ResNet",
@@ -73,6 +78,8 @@ KINDS: dict[str, tuple[type, type[nn.Module]]] = {
     "image_density": (ImageDensityConfig, ImageDensity),
     "encoder": (EncoderConfig, Encoder),
     "seq2seq": (Seq2SeqConfig, Seq2Seq),
+    "point_classifier": (PointClassifierConfig, PointClassifier),
+    "point_segmenter": (PointSegmenterConfig, PointSegmenter),
 }
 """The classes of config and model, by the config's ``kind``."""
 
@@ -85,6 +92,8 @@ ModelConfig = (
     | ImageDensityConfig
     | EncoderConfig
     | Seq2SeqConfig
+    | PointClassifierConfig
+    | PointSegmenterConfig
 )
 
 

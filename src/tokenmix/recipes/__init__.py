@@ -11,6 +11,7 @@ from .arithmetic import RECIPES as _arithmetic
 from .documents import RECIPES as _documents
 from .hydra_imagenet import RECIPE as _hydra_imagenet
 from .livt_cifar_lt import RECIPES as _livt_cifar_lt
+from .points import RECIPES as _points
 from .pvt_imagenet import RECIPE as _pvt_imagenet
 from .recall import RECIPE as _recall
 from .recipe import SIZES, Recipe, Row
@@ -40,6 +41,7 @@ _ALL = (
     *_arithmetic,
     *_translation,
     *_documents,
+    *_points,
 )
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
 

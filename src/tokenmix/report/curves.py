@@ -186,7 +186,7 @@ def _curve(run: Run, x: str, metric: str) -> tuple[Points, Points]:
 
 
 def _place(line: dict[str, Any], x: str) -> float | None:
-    return line.get(x, line.get("images")) if x == "tokens" else line.get(x)
+    return line.get(x, line.get("images", line.get("clouds"))) if x == "tokens" else line.get(x)
 
 
 def _numbers(points: Iterable[tuple[Any, Any]], scale: float) -> Points:

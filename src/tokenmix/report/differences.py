@@ -42,6 +42,7 @@ def not_comparable(runs: list[Run]) -> str | None:
         "steps": [_count(run, "step") for run in runs],
         "tokens": [_count(run, "tokens") for run in runs],
         "images": [_count(run, "images") for run in runs],
+        "clouds": [_count(run, "clouds") for run in runs],
     }
     found = {} if same_time else {name: values for name, values in facts.items() if len(set(values)) > 1}
     data = [_data(run) for run in runs]
@@ -71,7 +72,7 @@ def _data(run: Run) -> tuple[str, str]:
     """Return what tells the data of a run from that of others, and a name for it."""
     data = run.config.get("data", {})
     facts: dict[str, Any] = next(
-        (run.env[name] for name in ("corpus", "images") if isinstance(run.env.get(name), dict)), {}
+        (run.env[name] for name in ("corpus", "images", "clouds") if isinstance(run.env.get(name), dict)), {}
     )
     source = str(data.get("path") or data.get("source", "unknown"))
     key = str(facts.get("sha256") or source)

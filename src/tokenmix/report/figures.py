@@ -89,7 +89,7 @@ def _accuracy(runs: list[Run]) -> Picture:
     return Picture(
         *both(draw, (6.4, 4.2)),
         alt=f"Line chart of {what} against training steps. {ends}.",
-        caption=f"{what.capitalize()} on the validation split.",
+        caption=f"{what[0].upper()}{what[1:]} on the validation split.",
     )
 
 

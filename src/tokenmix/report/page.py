@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MixerError
-from ..models import ViT
+from ..models import PointClassifier, PointSegmenter, ViT
 from ..system.files import whole_file
 from ..system.text import Table
 from .biases import bias_pictures
+from .clouds import cloud_pictures
 from .differences import differences_table, not_comparable
 from .figures import Picture, loss_curves
 from .lengths import length_pictures
@@ -25,7 +26,7 @@ from .vision import Section, run_images, vision_section
 
 SAMPLE_CHARS = 1200
 IMAGES = 3
-SECTIONS = ("attention", "mixtures", "mixture_table", "biases", "vision", "drawn", "samples", "samples_first")
+SECTIONS = ("attention", "mixtures", "mixture_table", "biases", "vision", "clouds", "drawn", "samples", "samples_first")
 """Parts of a page that only runs have."""
 SENTENCE = b"When the wind fell, the boats that had left the harbour turned back to it."
 NOTES = (
@@ -95,6 +96,7 @@ def write_report(
         mixture_table=mixture_table([(r.name, look.get("mixed", [])) for r, look in zip(runs, looks, strict=True)]),
         biases=[(r.name, look["biases"]) for r, look in zip(runs, looks, strict=True) if look.get("biases")],
         vision=[(r.name, look["vision"]) for r, look in zip(runs, looks, strict=True) if look.get("vision")],
+        clouds=[(r.name, look["clouds"]) for r, look in zip(runs, looks, strict=True) if look.get("clouds")],
         drawn=[(r.name, [_drawn(r, r.drawn[-1])]) for r in runs if r.drawn],
         samples=[(r.name, name, text[:SAMPLE_CHARS], len(text)) for r in runs for name, text in r.samples[-1:]],
         facts=facts_table(runs),
@@ -181,7 +183,7 @@ def environment(*packages: str) -> Any:
 
 
 def _look(run: Run, who: str, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Draw what the model of a run attends, its position biases, or what it looks at in images, by section."""
+    """Draw what a run's model attends, its position biases, what it looks at in images, or its clouds, by section."""
     tell(f"{who}: loading the model")
     model = load_model(run)
     if model is None:
@@ -190,6 +192,9 @@ def _look(run: Run, who: str, tell: Callable[[str], None]) -> dict[str, Any]:
     found: dict[str, Any] = {"mixed": mixed, "mixtures": mixture_pictures(run.name, mixed)}
     if isinstance(model, ViT):
         return {**found, "vision": _vision(run, model, who, tell)}
+    if isinstance(model, (PointClassifier, PointSegmenter)):
+        tell(f"{who}: drawing clouds")
+        return {**found, "clouds": cloud_pictures(run, model)}
     if run.metric is TEXT and model.config.vocab == 256:
         found["attention"] = attention_pictures(run.name, model, _text(run), lambda what: tell(f"{who}: {what}"))
     found["biases"] = bias_pictures(run.name, model, lambda what: tell(f"{who}: {what}"))

@@ -18,7 +18,7 @@ NUMBERS = ("parameters", "state_bytes_per_row", "state_context")  # of env.json,
 WEIGHTS, AVERAGE = "model.safetensors", "ema.safetensors"  # a run that averages its weights is scored with the average
 
 
-UNITS = ("bytes", "images", "pairs", "texts")
+UNITS = ("bytes", "images", "pairs", "texts", "clouds")
 """What an evaluation counts its data in."""
 
 
@@ -60,7 +60,8 @@ ANSWERS = Metric("accuracy", "accuracy", "cross-entropy of the answers in nats",
 PAIRS = Metric("cross_entropy", "cross-entropy", "cross-entropy in nats", 1.0)
 LABELS = Metric("accuracy", "accuracy", "cross-entropy in nats", 1.0, accuracy=True)
 BY_DATA = {"synthetic": ANSWERS, "pairs": PAIRS, "documents": PAIRS, "labels": LABELS}
-BY_MODEL = {"lm": TEXT, "image_density": DENSITY}
+PARTS = Metric("instance_miou", "instance mIoU", "cross-entropy in nats", 1.0, accuracy=True)
+BY_MODEL = {"lm": TEXT, "image_density": DENSITY, "point_classifier": LABELS, "point_segmenter": PARTS}
 
 
 @dataclass(frozen=True)

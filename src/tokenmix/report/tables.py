@@ -10,7 +10,7 @@ from ..data.long_tail import FEW, MANY, SHOTS
 from ..errors import MixerError
 from ..models import SHELLS, config_from_json, shell_of
 from ..system.text import MISSING, Table, number, size
-from .runs import ANSWERS, CLASSES, DENSITY, PAIRS, TEXT, Run
+from .runs import ANSWERS, CLASSES, DENSITY, PAIRS, PARTS, TEXT, Run
 
 
 def mixers_of(config: dict[str, Any]) -> str:
@@ -51,17 +51,19 @@ def summary_table(runs: list[Run]) -> Table:
         "steps": lambda run: number(run.largest("step"), 0),
         "tokens": lambda run: number(run.largest("tokens"), 0),
         "images": lambda run: number(run.largest("images"), 0),
+        "clouds": lambda run: number(run.largest("clouds"), 0),
     }
     for metric in (TEXT, DENSITY, PAIRS):
         for split in ("valid", "test"):
             columns[f"{split} {metric.label}"] = partial(_score, split=split, metric=metric.name)
-    for metric in (CLASSES, ANSWERS):
+    for metric in (CLASSES, ANSWERS, PARTS):
         for split in ("valid", "test"):
             columns[f"{split} {metric.label}"] = partial(_percent, split=split, metric=metric.name)
             for shots in SHOTS if metric is CLASSES else ():
                 columns[f"{split} {shots}"] = partial(_percent, split=split, metric=f"{metric.name}_{shots}")
     columns["tokens/s"] = lambda run: number(run.median("tokens_per_s"), 0)
     columns["images/s"] = lambda run: number(run.median("images_per_s"), 0)
+    columns["clouds/s"] = lambda run: number(run.median("clouds_per_s"), 0)
     columns["peak memory"] = lambda run: size(
         None if run.largest("peak_mib") is None else (run.largest("peak_mib") or 0) * 2**20
     )
@@ -85,8 +87,10 @@ def _notes(runs: list[Run]) -> list[str]:
     said = [f"{' and '.join(kinds)}: lower is better"] if kinds else []
     said += [
         f"{label.capitalize()}: the share of correct first guesses, higher is better"
-        for label in dict.fromkeys(r.metric.label for r in runs if r.metric.accuracy)
+        for label in dict.fromkeys(r.metric.label for r in runs if r.metric.accuracy and r.metric is not PARTS)
     ]
+    if any(r.metric is PARTS for r in runs):
+        said.append("Instance mIoU: the mean over clouds of intersection over union of their parts, higher is better")
     scores = [f"{'; '.join(said)}. Of the evaluations of a run on the most data, the last."] if said else []
     if any(run.last_eval(split, f"top1_{s}") is not None for run in runs for split in ("valid", "test") for s in SHOTS):
         scores = [
@@ -94,7 +98,7 @@ def _notes(runs: list[Run]) -> list[str]:
             f"Many, medium, few: top-1 on the classes with more than {MANY}, {FEW} to {MANY}, and fewer than {FEW} "
             + "training images.",
         ]
-    speed = "Tokens/s and images/s: the median over the logged training steps."
+    speed = "Tokens/s, images/s and clouds/s: the median over the logged training steps."
     notes = [f"{' '.join(scores)} {speed}", "Peak memory: the most the training process held."]
     shells = "Shell: the blocks around the mixers, as in the papers, as of today (modern), or neither."
     contexts = sorted({r.env["state_context"] for r in runs if "state_context" in r.env})

@@ -107,7 +107,10 @@ class Results:
         return str(next(found, "score")).replace("_", " ")
 
     def unit(self) -> str:
-        """Return what the runs have seen: "tokens" or "images"."""
+        """Return what the runs have seen: "tokens", "images" or "clouds"."""
+        recorded = next((r["unit"] for r in self.runs.values() if "unit" in r), None)
+        if recorded is not None:
+            return str(recorded)
         return "images" if self.metric() in ("top1", "bits per dim") else "tokens"
 
     def leading(self, row: str) -> list[float]:

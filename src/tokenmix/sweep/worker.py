@@ -112,6 +112,7 @@ def record(
         "steps": summary["step"],
         "stopped": summary["step"] < (config.train.steps or 0),
         "tokens": summary[unit],
+        "unit": unit,
         "seconds": summary["seconds"],
         "cpu_seconds": round(cpu_seconds, 1),
         "peak_mib": summary["peak_mib"],

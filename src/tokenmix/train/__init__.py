@@ -13,6 +13,7 @@ from .data_config import (
 from .evaluate import EvalResult, evaluate
 from .init_from import load_model
 from .loop import resume, train
+from .point_data_config import PointsDataConfig
 from .runs import classify_run, draw_run, evaluate_run, fill_run, load_run, sample_run, translate_run
 from .tasks import match_data
 
@@ -26,6 +27,7 @@ __all__ = [
     "LabelDataConfig",
     "OptimConfig",
     "PairDataConfig",
+    "PointsDataConfig",
     "RunConfig",
     "SyntheticDataConfig",
     "TrainConfig",

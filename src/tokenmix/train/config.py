@@ -22,6 +22,7 @@ from .data_config import (
     check_pairs,
     check_synthetic,
 )
+from .point_data_config import PointsDataConfig, check_points
 
 OPTIMIZERS = ("adamw", "muon")
 SCHEDULES = ("vaswani", "cosine", "linear", "wsd", "constant")
@@ -31,6 +32,8 @@ TRAINED_ON: dict[str, tuple[str, ...]] = {
     "lm": ("text", "synthetic", "documents"),
     "seq2seq": ("pairs", "documents"),
     "encoder": ("documents", "labels"),
+    "point_classifier": ("points",),
+    "point_segmenter": ("points",),
 }
 """Kinds of data by the kind of model; the others are trained on images."""
 # Fields of train that may not change in the middle of a run.
@@ -160,7 +163,8 @@ class RunConfig(Json):
     Args:
         model: config of the model, of the class that its ``kind`` names.
         data: config of the data: text, synthetic sequences or documents for a language model, pairs of texts or
-            documents for an encoder-decoder, documents or labelled texts for an encoder, images for the others.
+            documents for an encoder-decoder, documents or labelled texts for an encoder, point clouds for their
+            classifier and their segmenter, images for the others.
         optim: optimiser and schedule.
         train: loop, evaluation and checkpoints.
         recipe: name of the recipe; "" for a config of your own.
@@ -169,9 +173,15 @@ class RunConfig(Json):
     """
 
     model: ModelConfig
-    data: DataConfig | ImageDataConfig | SyntheticDataConfig | PairDataConfig | DocumentDataConfig | LabelDataConfig = (
-        field(default_factory=DataConfig)
-    )
+    data: (
+        DataConfig
+        | ImageDataConfig
+        | SyntheticDataConfig
+        | PairDataConfig
+        | DocumentDataConfig
+        | LabelDataConfig
+        | PointsDataConfig
+    ) = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     recipe: str = ""
@@ -202,6 +212,8 @@ class RunConfig(Json):
             check_documents(self.data, self.model)
         elif isinstance(self.data, LabelDataConfig):
             check_labels(self.data, self.model)
+        elif isinstance(self.data, PointsDataConfig):
+            check_points(self.data, self.model)
         else:
             _check_text(self.data.seq_len, self.model, self.train.stride)
         if isinstance(self.data, SyntheticDataConfig):

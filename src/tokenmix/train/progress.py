@@ -71,5 +71,5 @@ def loss_text(line: dict[str, Any]) -> str:
 
 def rate_text(line: dict[str, Any]) -> str:
     """Format the speed of a line of training metrics."""
-    unit = "images" if "images_per_s" in line else "tokens"
+    unit = next(name.removesuffix("_per_s") for name in line if name.endswith("_per_s"))
     return f"{line[f'{unit}_per_s']:,.0f} {unit}/s"

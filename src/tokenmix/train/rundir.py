@@ -141,6 +141,7 @@ def _wrong_env(env: Any) -> str | None:
         "resumed": list,
         "corpus": dict,
         "images": dict,
+        "clouds": dict,
         "synthetic": dict,
         "texts": dict,
         "config": str,

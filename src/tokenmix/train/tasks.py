@@ -9,6 +9,7 @@ from .document_task import DocumentTask, MaskedTask, NextTask, SpanTask
 from .image_tasks import ClassifyTask, DensityTask, match_image_data
 from .label_task import LabelTask, labels_of
 from .pair_task import PairTask
+from .point_task import PartTask, PointClassTask, match_points
 from .synthetic_task import SyntheticTask
 from .task import Task
 from .text_task import TextTask
@@ -27,6 +28,8 @@ def task_of(config: RunConfig) -> type[Task]:
         return LabelTask
     if config.data.kind == "documents":
         return ON_DOCUMENTS[config.model.kind]
+    if config.data.kind == "points":
+        return PartTask if config.model.kind == "point_segmenter" else PointClassTask
     if config.model.kind == "lm":
         return TextTask
     return DensityTask if config.model.kind == "image_density" else ClassifyTask
@@ -42,12 +45,14 @@ def open_task(config: RunConfig, folder: Path | None = None) -> Task:
 
 
 def match_data(config: RunConfig) -> RunConfig:
-    """Return the config with the model's classes, channels and image size taken from its data.
+    """Return the config with the model's classes, parts, channels and image size taken from its data.
 
     The config of a model that predicts text is returned unchanged.
     """
     if config.data.kind == "labels":
         return config.override({"model.classes": len(labels_of(config))})
+    if config.data.kind == "points":
+        return match_points(config)
     if config.data.kind != "images":
         return config
     return match_image_data(config)

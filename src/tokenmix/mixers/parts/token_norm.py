@@ -1,8 +1,9 @@
-"""Norms: batch normalisation over the valid tokens of a batch, and RMS norm of each token."""
+"""Norms: batch normalisation over the valid tokens of a batch, alone and after a linear layer; RMS norm of a token."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...kernels.precision import at_least_float32
@@ -86,3 +87,28 @@ class TokenBatchNorm(nn.Module):
                 self.running_var.dtype
             )
         return mean, var
+
+
+class LBR(nn.Module):
+    """Linear layer, batch normalisation over the valid tokens, and relu (PCT, Guo et al. 2020, arXiv 2012.09688).
+
+    Args:
+        features: number of features read.
+        out_features: number of features written.
+        bias: whether the linear layer has a bias.
+        slope: of the relu below 0.
+    """
+
+    def __init__(self, features: int, out_features: int, *, bias: bool = True, slope: float = 0.0):
+        super().__init__()
+        self.slope = slope
+        self.linear, self.norm = nn.Linear(features, out_features, bias=bias), TokenBatchNorm(out_features)
+
+    def reset_parameters(self) -> None:
+        """Initialise both parts again."""
+        self.linear.reset_parameters()
+        self.norm.reset_parameters()
+
+    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """Map (B, T, features) to (B, T, out_features); masked tokens do not enter the statistics."""
+        return F.leaky_relu(self.norm(self.linear(x), key_mask), self.slope)
