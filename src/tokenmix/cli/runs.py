@@ -345,5 +345,6 @@ def score_text(metric: str, value: float | None) -> str:
         "top1": f"{100 * value:.2f} % top-1",
         "cross_entropy": f"cross-entropy {value:.4f}",
         "accuracy": f"{100 * value:.2f} % right",
+        "pixel_loss": f"pixel loss {value:.4f}",
     }
     return f"{texts[metric]} on valid"

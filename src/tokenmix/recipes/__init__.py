@@ -11,6 +11,7 @@ from .arithmetic import RECIPES as _arithmetic
 from .documents import RECIPES as _documents
 from .hydra_imagenet import RECIPE as _hydra_imagenet
 from .livt_cifar_lt import RECIPES as _livt_cifar_lt
+from .livt_pretrain import RECIPE as _livt_pretrain
 from .pvt_imagenet import RECIPE as _pvt_imagenet
 from .recall import RECIPE as _recall
 from .recipe import SIZES, Recipe, Row
@@ -35,6 +36,7 @@ _ALL = (
     _ablations,
     _hydra_imagenet,
     _pvt_imagenet,
+    _livt_pretrain,
     *_livt_cifar_lt,
     _recall,
     *_arithmetic,
