@@ -286,7 +286,8 @@ class Report:
 class Pictures:
     """Draw what a vision model looks at in images, as PNG files.
 
-    The pictures show filters, keys, attention by offset, focus, memories and token norms.
+    The pictures show filters, keys, attention by offset, focus, memories and token norms; of a masked autoencoder also
+    what it makes of the patches that it does not see.
     """
 
     dir: Positional[Annotated[Path, arg(metavar="MODEL")]]

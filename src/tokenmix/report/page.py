@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MixerError
-from ..models import ViT
+from ..models import MAE, ViT
 from ..system.files import whole_file
 from ..system.text import Table
 from .biases import bias_pictures
@@ -188,7 +188,7 @@ def _look(run: Run, who: str, tell: Callable[[str], None]) -> dict[str, Any]:
         return {}
     mixed = mixtures(model)
     found: dict[str, Any] = {"mixed": mixed, "mixtures": mixture_pictures(run.name, mixed)}
-    if isinstance(model, ViT):
+    if isinstance(model, (ViT, MAE)):
         return {**found, "vision": _vision(run, model, who, tell)}
     if run.metric is TEXT and model.config.vocab == 256:
         found["attention"] = attention_pictures(run.name, model, _text(run), lambda what: tell(f"{who}: {what}"))
@@ -196,7 +196,7 @@ def _look(run: Run, who: str, tell: Callable[[str], None]) -> dict[str, Any]:
     return found
 
 
-def _vision(run: Run, model: ViT, who: str, tell: Callable[[str], None]) -> list[Section]:
+def _vision(run: Run, model: ViT | MAE, who: str, tell: Callable[[str], None]) -> list[Section]:
     """Draw what a ViT looks at in images of its validation split; nothing where these can no longer be loaded."""
     tell(f"{who}: loading images")
     try:

@@ -60,7 +60,8 @@ ANSWERS = Metric("accuracy", "accuracy", "cross-entropy of the answers in nats",
 PAIRS = Metric("cross_entropy", "cross-entropy", "cross-entropy in nats", 1.0)
 LABELS = Metric("accuracy", "accuracy", "cross-entropy in nats", 1.0, accuracy=True)
 BY_DATA = {"synthetic": ANSWERS, "pairs": PAIRS, "documents": PAIRS, "labels": LABELS}
-BY_MODEL = {"lm": TEXT, "image_density": DENSITY}
+PIXELS = Metric("pixel_loss", "pixel loss", "squared error of the hidden pixels", 1.0)
+BY_MODEL = {"lm": TEXT, "image_density": DENSITY, "mae": PIXELS}
 
 
 @dataclass(frozen=True)
