@@ -1,9 +1,9 @@
-"""Train LiVT's two stages on the digits of scikit-learn: masked pretraining, then the balanced loss, with and without it.
+"""Train LiVT's two stages on the digits of scikit-learn: the balanced loss with and without masked pretraining.
 
     python -m benchmarks.livt_small --out DIR [--record]
 
-The runs are those of the recipes ``livt_pretrain`` and ``livt_cifar10_lt`` at ``smoke``, with one thread. A run that was
-stopped continues. ``--record`` writes benchmarks/results/livt_small.json and the picture in docs/vision.md.
+The runs are those of the recipes ``livt_pretrain`` and ``livt_cifar10_lt`` at ``smoke``, with one thread. A run that
+was stopped continues. ``--record`` writes benchmarks/results/livt_small.json and the picture in docs/vision.md.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.image_rows import finish
+
 from tokenmix.bench.roofline import machine
 from tokenmix.models import MAE
 from tokenmix.recipes import RECIPES

@@ -198,7 +198,9 @@ def hidden_patches(keep: Tensor, patches: int) -> Tensor:
             all are kept.
     """
     if keep.ndim != 2 or not 0 < keep.shape[1] < patches:
-        raise MixerError(f"MAE: keep must be (batch, 1 to {patches - 1} of {patches} patches), got {tuple(keep.shape)}.")
+        raise MixerError(
+            f"MAE: keep must be (batch, 1 to {patches - 1} of {patches} patches), got {tuple(keep.shape)}."
+        )
     if not torch.compiler.is_compiling():
         least, most = int(keep.min()), int(keep.max())
         if not 0 <= least <= most < patches:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..data.masking import draws_of, kept_patches
 from ..models import MAE
-from ..models.mae import hidden_patches, images_of, kept_count, patches_of, pixel_targets
+from ..models.mae import hidden_patches, images_of, kept_count, pixel_targets
 from .figures import Picture
 from .image_grid import as_shown, image_grid
 from .maps import reading
@@ -45,7 +45,9 @@ def reconstruction_pictures(model: MAE, images: Tensor, names: Sequence[str]) ->
     alt = f"A row per image: what the encoder sees, the reconstruction, the image, and the error of each patch. {said}."
     caption = f"{said}. Seen patches of the reconstruction are those of the image"
     if model.config.normalise:
-        caption += "; predicted ones are scaled by the true mean and deviation of the patch, which the model is not told"
+        caption += (
+            "; predicted ones are scaled by the true mean and deviation of the patch, which the model is not told"
+        )
     labels = ["masked", "reconstruction", "original", "error"]
     rows_named = list(names[: len(images)])
     options = {"bar": "squared error", "alt": alt, "caption": f"{caption}.", "about_zero": False}

@@ -53,7 +53,11 @@ def vision_section(
             f"vision_section: expects images and a name for each, got {len(images)} images and {len(names)} names."
         )
     parts: list[tuple[str, Callable[[], list[Picture]]]] = [
-        *([("Reconstructions", lambda: reconstruction_pictures(whole, images, names))] if isinstance(whole, MAE) else []),
+        *(
+            [("Reconstructions", lambda: reconstruction_pictures(whole, images, names))]
+            if isinstance(whole, MAE)
+            else []
+        ),
         ("Filters of AFT-conv", lambda: draw.filter_pictures(model)),
         ("Sparsity of the filters", lambda: draw.sparsity_pictures(model)),
         ("Position biases of AFT", lambda: draw.pair_bias_pictures(model)),

@@ -58,8 +58,8 @@ class MaskedScore:
         """Return the result as one readable line."""
         size = " x ".join(str(n) for n in self.image_size)
         return (
-            f"pixel loss {self.pixel_loss:.4f} (a prediction of 0: {self.mean_loss:.4f}) with {100 * self.hidden:.0f} % "
-            + f"of the patches hidden, over {self.images:,} images of {size}"
+            f"pixel loss {self.pixel_loss:.4f} (a prediction of 0: {self.mean_loss:.4f}) with "
+            + f"{100 * self.hidden:.0f} % of the patches hidden, over {self.images:,} images of {size}"
         )
 
 
