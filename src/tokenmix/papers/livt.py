@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from .claim import Claim, Measure, Number, Paper
@@ -42,11 +44,12 @@ def balanced_bce() -> str:
 
 def pretraining() -> str:
     """Return epochs, share of hidden patches, and width and layers of the decoder of our recipe."""
+    from ..models import MAEConfig
     from ..recipes import RECIPES
     from ..recipes.livt_pretrain import IMAGENET_LT_IMAGES
 
     config = RECIPES["livt_pretrain"].config(size="paper")
-    model, loop = config.model, config.train
+    loop, model = config.train, cast(MAEConfig, config.model)
     epochs = (loop.steps or 0) // (IMAGENET_LT_IMAGES // loop.batch_size)
     return f"{epochs} / {model.mask_ratio} / {model.decoder_dim} x {model.decoder_layers}"
 

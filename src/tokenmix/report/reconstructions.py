@@ -50,8 +50,8 @@ def reconstruction_pictures(model: MAE, images: Tensor, names: Sequence[str]) ->
         )
     labels = ["masked", "reconstruction", "original", "error"]
     rows_named = list(names[: len(images)])
-    options = {"bar": "squared error", "alt": alt, "caption": f"{caption}.", "about_zero": False}
-    return [image_grid(cells, rows=rows_named, columns=labels, **options)]
+    bar, caption = "squared error", f"{caption}."
+    return [image_grid(cells, rows=rows_named, columns=labels, bar=bar, alt=alt, caption=caption, about_zero=False)]
 
 
 def enlarged(image: Tensor) -> Tensor:
