@@ -90,6 +90,8 @@ def state() -> tuple[Claim, ...]:
             "A ViT that is first trained to fill in masked patches and then with the balanced loss: top-1 on frequent, "
             "medium, rare and all classes.",
             trained(results, "%", source=OFFICIAL),
+            "",
+            "models.mae.MAE",
         ),
         Claim(
             "Recipe",
