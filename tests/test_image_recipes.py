@@ -27,7 +27,10 @@ def test_the_issue_s_recipes_are_there():
 def test_every_row_runs_small_and_keeps_its_mixers(name, row):
     small, paper = RECIPES[name].config(row, "smoke").model, RECIPES[name].config(row, "paper").model
     model = build_model(small).eval()
-    if small.kind == "image_density":
+    if small.kind == "mae":
+        keep = torch.tensor([[0, 3, 9], [2, 3, 4]])
+        assert model(torch.randn(2, small.channels, *small.image_size), keep).shape == (2, 13, small.values)
+    elif small.kind == "image_density":
         assert model(torch.zeros(1, small.max_len, dtype=torch.long)).shape == (1, small.max_len, 256)
     else:
         assert model(torch.randn(2, small.channels, *small.image_size)).shape == (2, 10)

@@ -1,4 +1,4 @@
-"""Plant bugs in digits, samplers, loops and the tasks on texts; the named test must notice each.
+"""Plant bugs in digits, samplers, loops, the tasks on texts and masked images; the named test must notice each.
 
 Each is patched into a copy of the library, on which the test runs in a process of its own and must fail by comparison.
 """
@@ -341,6 +341,46 @@ BUGS = [
         "root = u",
         "test_points",
         "test_points_of_a_mesh_lie_on_it_evenly",
+    ),
+    Bug(
+        "kept patches are counted from 0",
+        "models/vit.py",
+        "[prefix, self.config.prefix + keep], 1",
+        "[prefix, self.config.prefix + keep.argsort(1)], 1",
+        "test_mae",
+        "test_kept_positions_are_the_masked_full_sequence",
+    ),
+    Bug(
+        "mask tokens do not know where they stand",
+        "models/mae.py",
+        "full = full + sincos(",
+        "full = full + 0 * sincos(",
+        "test_mae",
+        "test_predictions_are_the_equation",
+    ),
+    Bug(
+        "patches are divided by their deviation as a whole population",
+        "models/mae.py",
+        "patches.var(-1, keepdim=True)",
+        "patches.var(-1, keepdim=True, unbiased=False)",
+        "test_mae",
+        "test_the_loss_is_the_equation",
+    ),
+    Bug(
+        "every step hides the same patches",
+        "train/masked_image_task.py",
+        "generator(self.train.seed, step, MASKS)",
+        "generator(self.train.seed, 0, MASKS)",
+        "test_mae",
+        "test_every_step_hides_other_patches_and_evaluations_the_same",
+    ),
+    Bug(
+        "layer decay does not reach Muon",
+        "train/optim.py",
+        'group["scale"] *= config.muon_lr / config.lr',
+        'group["scale"] = config.muon_lr / config.lr',
+        "test_mae",
+        "test_layer_decay_holds_under_muon_too",
     ),
 ]
 

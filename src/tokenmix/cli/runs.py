@@ -288,7 +288,8 @@ class Report:
 class Pictures:
     """Draw what a vision model looks at in images, as PNG files.
 
-    The pictures show filters, keys, attention by offset, focus, memories and token norms.
+    The pictures show filters, keys, attention by offset, focus, memories and token norms; of a masked autoencoder also
+    what it makes of the patches that it does not see.
     """
 
     dir: Positional[Annotated[Path, arg(metavar="MODEL")]]
@@ -348,5 +349,6 @@ def score_text(metric: str, value: float | None) -> str:
         "cross_entropy": f"cross-entropy {value:.4f}",
         "accuracy": f"{100 * value:.2f} % right",
         "instance_miou": f"instance mIoU {100 * value:.2f} %",
+        "pixel_loss": f"pixel loss {value:.4f}",
     }
     return f"{texts[metric]} on valid"

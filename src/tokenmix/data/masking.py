@@ -1,11 +1,15 @@
-"""What a model of language has to fill in: masked tokens of BERT, corrupted spans of T5."""
+"""What a model has to fill in: masked tokens of BERT, corrupted spans of T5, hidden patches of images."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from .pair_sampler import IGNORED
+from .sampler import MASK as ALL_BITS
+from .sampler import mix64
 from .subwords import MASK, SPECIAL
 
 
@@ -94,3 +98,18 @@ def _parts(total: int, count: int, generator: torch.Generator) -> list[int]:
     """Return ``count`` positive numbers with this sum, all such lists alike."""
     cuts = (torch.randperm(total - 1, generator=generator)[: count - 1] + 1).sort().values.tolist()
     return [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
+
+
+def kept_patches(draws: Tensor, kept: int) -> Tensor:
+    """Choose which patches of each image are kept: those with the smallest draws, (B, kept) in ascending order.
+
+    Args:
+        draws: (B, N) uniform numbers, one for each patch; every choice is then as likely.
+    """
+    return draws.argsort(1)[:, :kept].sort(1).values
+
+
+def draws_of(images: Iterable[int], patches: int) -> Tensor:
+    """Draw uniform numbers (B, patches) for images of a split, each a function of the image's place there alone."""
+    generators = (torch.Generator().manual_seed(mix64(i) & ALL_BITS) for i in images)
+    return torch.stack([torch.rand(patches, generator=each) for each in generators])

@@ -17,6 +17,7 @@ from .layers import MLP
 from .lm import LM, LMConfig, LMState
 from .looped import LoopConfig
 from .macs import Macs, macs
+from .mae import MAE, MAEConfig, masked_autoencoder
 from .named import MODELS, replace_layers
 from .points import PointClassifier, PointClassifierConfig, PointSegmenter, PointSegmenterConfig
 from .pyramid import Pyramid, PyramidConfig
@@ -39,6 +40,8 @@ __all__ = [
     "LMConfig",
     "LMState",
     "LoopConfig",
+    "MAE",
+    "MAEConfig",
     "MLP",
     "MODELS",
     "Macs",
@@ -65,6 +68,7 @@ __all__ = [
     "find_model",
     "in_shell",
     "macs",
+    "masked_autoencoder",
     "replace_layers",
     "shell_of",
 ]
@@ -76,6 +80,7 @@ KINDS: dict[str, tuple[type, type[nn.Module]]] = {
     "eamlp": (EAMLPConfig, EAMLP),
     "resnet": (ResNetConfig, ResNet),
     "image_density": (ImageDensityConfig, ImageDensity),
+    "mae": (MAEConfig, MAE),
     "encoder": (EncoderConfig, Encoder),
     "seq2seq": (Seq2SeqConfig, Seq2Seq),
     "point_classifier": (PointClassifierConfig, PointClassifier),
@@ -90,6 +95,7 @@ ModelConfig = (
     | EAMLPConfig
     | ResNetConfig
     | ImageDensityConfig
+    | MAEConfig
     | EncoderConfig
     | Seq2SeqConfig
     | PointClassifierConfig

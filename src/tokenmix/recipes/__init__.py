@@ -11,6 +11,7 @@ from .arithmetic import RECIPES as _arithmetic
 from .documents import RECIPES as _documents
 from .hydra_imagenet import RECIPE as _hydra_imagenet
 from .livt_cifar_lt import RECIPES as _livt_cifar_lt
+from .livt_pretrain import RECIPE as _livt_pretrain
 from .points import RECIPES as _points
 from .pvt_imagenet import RECIPE as _pvt_imagenet
 from .recall import RECIPE as _recall
@@ -36,6 +37,7 @@ _ALL = (
     _ablations,
     _hydra_imagenet,
     _pvt_imagenet,
+    _livt_pretrain,
     *_livt_cifar_lt,
     _recall,
     *_arithmetic,

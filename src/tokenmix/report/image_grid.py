@@ -117,14 +117,14 @@ def _pixels(cell: Tensor, size: tuple[int, int], colours: Any) -> Tensor:
     return torch.cat([shown, torch.ones_like(shown[:1])]).permute(1, 2, 0)
 
 
-def as_shown(image: Tensor) -> Tensor:
-    """Scale a normalised image (C, H, W) to (3, H, W) in 0..1 by its own range.
+def as_shown(image: Tensor, least: Tensor | None = None, most: Tensor | None = None) -> Tensor:
+    """Scale a normalised image (C, H, W) to (3, H, W) in 0..1 by its own range, or by that from least to most.
 
     Other than three channels are shown as their mean in grey.
     """
     image = image.detach().float().cpu()
-    low, high = float(image.min()), float(image.max())
-    image = (image - low) / max(high - low, 1e-12)
+    low, high = float(image.min() if least is None else least), float(image.max() if most is None else most)
+    image = ((image - low) / max(high - low, 1e-12)).clamp(0, 1)
     return image if image.shape[0] == 3 else image.mean(0, keepdim=True).expand(3, -1, -1)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..functional.layout.heads import by_head
 from ..mixers.attention import Attention
-from ..models import ViT, evaluating
+from ..models import MAE, ViT, evaluating
 from .biases import extra_weights, has_pair_bias
 
 CHUNK = 8  # images at a time where every pair of tokens is kept
@@ -55,7 +55,9 @@ class Sparsity(NamedTuple):
 
 
 def check_vit(model: nn.Module, who: str) -> ViT:
-    """Return the model, or refuse it if it is not a ViT."""
+    """Return the model, or the encoder of a masked autoencoder, or refuse it if it is not a ViT."""
+    if isinstance(model, MAE):
+        return model.encoder
     if not isinstance(model, ViT):
         raise MixerError(
             f"{who}: pictures of images need a ViT, got {type(model).__name__}; for text see tokenmix.report.pictures."

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MixerError
-from ..models import PointClassifier, PointSegmenter, ViT
+from ..models import MAE, PointClassifier, PointSegmenter, ViT
 from ..system.files import whole_file
 from ..system.text import Table
 from .biases import bias_pictures
@@ -190,7 +190,7 @@ def _look(run: Run, who: str, tell: Callable[[str], None]) -> dict[str, Any]:
         return {}
     mixed = mixtures(model)
     found: dict[str, Any] = {"mixed": mixed, "mixtures": mixture_pictures(run.name, mixed)}
-    if isinstance(model, ViT):
+    if isinstance(model, (ViT, MAE)):
         return {**found, "vision": _vision(run, model, who, tell)}
     if isinstance(model, (PointClassifier, PointSegmenter)):
         tell(f"{who}: drawing clouds")
@@ -201,7 +201,7 @@ def _look(run: Run, who: str, tell: Callable[[str], None]) -> dict[str, Any]:
     return found
 
 
-def _vision(run: Run, model: ViT, who: str, tell: Callable[[str], None]) -> list[Section]:
+def _vision(run: Run, model: ViT | MAE, who: str, tell: Callable[[str], None]) -> list[Section]:
     """Draw what a ViT looks at in images of its validation split; nothing where these can no longer be loaded."""
     tell(f"{who}: loading images")
     try:

@@ -61,7 +61,14 @@ PAIRS = Metric("cross_entropy", "cross-entropy", "cross-entropy in nats", 1.0)
 LABELS = Metric("accuracy", "accuracy", "cross-entropy in nats", 1.0, accuracy=True)
 BY_DATA = {"synthetic": ANSWERS, "pairs": PAIRS, "documents": PAIRS, "labels": LABELS}
 PARTS = Metric("instance_miou", "instance mIoU", "cross-entropy in nats", 1.0, accuracy=True)
-BY_MODEL = {"lm": TEXT, "image_density": DENSITY, "point_classifier": LABELS, "point_segmenter": PARTS}
+PIXELS = Metric("pixel_loss", "pixel loss", "squared error of the hidden pixels", 1.0)
+BY_MODEL = {
+    "lm": TEXT,
+    "image_density": DENSITY,
+    "point_classifier": LABELS,
+    "point_segmenter": PARTS,
+    "mae": PIXELS,
+}
 
 
 @dataclass(frozen=True)

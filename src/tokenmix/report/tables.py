@@ -10,7 +10,7 @@ from ..data.long_tail import FEW, MANY, SHOTS
 from ..errors import MixerError
 from ..models import SHELLS, config_from_json, shell_of
 from ..system.text import MISSING, Table, number, size
-from .runs import ANSWERS, CLASSES, DENSITY, PAIRS, PARTS, TEXT, Run
+from .runs import ANSWERS, CLASSES, DENSITY, PAIRS, PARTS, PIXELS, TEXT, Run
 
 
 def mixers_of(config: dict[str, Any]) -> str:
@@ -53,7 +53,7 @@ def summary_table(runs: list[Run]) -> Table:
         "images": lambda run: number(run.largest("images"), 0),
         "clouds": lambda run: number(run.largest("clouds"), 0),
     }
-    for metric in (TEXT, DENSITY, PAIRS):
+    for metric in (TEXT, DENSITY, PAIRS, PIXELS):
         for split in ("valid", "test"):
             columns[f"{split} {metric.label}"] = partial(_score, split=split, metric=metric.name)
     for metric in (CLASSES, ANSWERS, PARTS):
@@ -82,7 +82,7 @@ def _percent(run: Run, *, split: str, metric: str) -> str:
 
 
 def _notes(runs: list[Run]) -> list[str]:
-    texts = {"bits_per_byte": "Bits per byte", "bits_per_dim": "Bits per dimension"}
+    texts = {"bits_per_byte": "Bits per byte", "bits_per_dim": "Bits per dimension", "pixel_loss": "Pixel loss"}
     kinds = dict.fromkeys(texts[r.metric.name] for r in runs if r.metric.name in texts)
     said = [f"{' and '.join(kinds)}: lower is better"] if kinds else []
     said += [

@@ -14,10 +14,12 @@ from ..data import eval_batches, open_images
 from ..data.bounds import MAX_PIXELS, Bounds
 from ..data.image_source import pil_to_tensor, pillow, read_image
 from ..errors import MixerError
+from ..models import MAE
 from ..system.files import whole_file
 from . import image_pictures as draw
 from .figures import Picture
 from .maps import check_vit
+from .reconstructions import reconstruction_pictures
 from .runs import Run, load_model
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -33,6 +35,8 @@ def vision_section(
     """Draw everything about a ViT reading these images, as (heading, pictures); headings without a picture are left
     out.
 
+    Of a masked autoencoder, its reconstructions come first; the rest is about its encoder, which then sees all patches.
+
     Args:
         run_or_model: a model, or a run whose newest checkpoint is read.
         images: (B, C, H, W), normalised as the model was trained.
@@ -42,13 +46,18 @@ def vision_section(
     model = load_model(run_or_model) if isinstance(run_or_model, Run) else run_or_model
     if model is None:
         raise MixerError(f"vision_section: the run {run_or_model.path} has no checkpoint yet.")  # type: ignore[union-attr]  # a run, or there were a model
-    model = check_vit(model, "vision_section")
+    whole, model = model, check_vit(model, "vision_section")
     names = [f"image {b}" for b in range(len(images))] if names is None else list(names)
     if not len(images) or len(names) != len(images):
         raise MixerError(
             f"vision_section: expects images and a name for each, got {len(images)} images and {len(names)} names."
         )
     parts: list[tuple[str, Callable[[], list[Picture]]]] = [
+        *(
+            [("Reconstructions", lambda: reconstruction_pictures(whole, images, names))]
+            if isinstance(whole, MAE)
+            else []
+        ),
         ("Filters of AFT-conv", lambda: draw.filter_pictures(model)),
         ("Sparsity of the filters", lambda: draw.sparsity_pictures(model)),
         ("Position biases of AFT", lambda: draw.pair_bias_pictures(model)),

@@ -204,6 +204,11 @@ class RunConfig(Json):
                 f"config: a model of kind {self.model.kind!r} is trained on data of kind "
                 + f"{' or '.join(map(repr, wanted))}, got {self.data.kind!r}."
             )
+        if self.model.kind == "mae" and self.optim.layer_decay != 1:
+            raise MixerError(
+                f"config: optim.layer_decay={self.optim.layer_decay} is for training from given weights; the layers of "
+                + "a masked autoencoder all learn at one rate: leave it at 1."
+            )
         if isinstance(self.data, ImageDataConfig):
             check_images(self.data, self.model)
         elif isinstance(self.data, PairDataConfig):

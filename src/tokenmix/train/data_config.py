@@ -357,6 +357,13 @@ def check_images(data: ImageDataConfig, model: Any) -> None:
 def _check_loss(data: ImageDataConfig, model: Any) -> None:
     """Refuse a loss, or an option of it, that the model is not trained with."""
     check_class_loss(data.loss)
+    if model.kind == "mae" and (
+        data.loss != "cross_entropy" or data.smoothing or data.augment.mixup or data.augment.cutmix
+    ):
+        raise MixerError(
+            "config: a masked autoencoder has no labels; leave out data.loss, data.smoothing, data.augment.mixup and "
+            + f"data.augment.cutmix, got {data.loss!r}, {data.smoothing}, {data.augment.mixup}, {data.augment.cutmix}."
+        )
     if model.kind == "image_density" and data.loss != "cross_entropy":
         raise MixerError(
             f"config: data.loss={data.loss!r} is for classifiers; a model of kind 'image_density' has cross_entropy."

@@ -132,6 +132,11 @@ class ImageTask(Task):
             "augment": data.augment,
         }
 
+    @property
+    def pixels(self) -> dict[str, Any]:
+        """Return the options by which pixels are normalised."""
+        return {"mean": self.data.mean, "std": self.data.std}
+
 
 class ClassifyTask(ImageTask):
     """Train an image classifier."""
@@ -159,11 +164,6 @@ class ClassifyTask(ImageTask):
         counts = class_counts(train, classes)
         self.shots = shots_of(counts)
         self.of_class = ClassLoss(self.data.loss, counts, tau=self.data.loss_tau, shift=self.data.loss_shift)
-
-    @property
-    def pixels(self) -> dict[str, Any]:
-        """Return the options by which pixels are normalised."""
-        return {"mean": self.data.mean, "std": self.data.std}
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         return self.prepared_batch(step)
@@ -293,7 +293,8 @@ def match_image_data(config: RunConfig) -> RunConfig:
         return replace(config, model=replace(model, channels=images.channels, size=sides or model.size))
     patch = getattr(model, "patch", 1)
     size = model.image_size if sides is None else tuple(max(n // patch, 1) * patch for n in sides)
-    return replace(config, model=replace(model, channels=images.channels, classes=len(images.classes), image_size=size))
+    classes = 0 if model.kind == "mae" else len(images.classes)
+    return replace(config, model=replace(model, channels=images.channels, classes=classes, image_size=size))
 
 
 def open_set(data: ImageDataConfig, channels: int | None) -> ImageData:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..models import Encoder, config_from_json
+from ..models import MAE, Encoder, ViT, config_from_json
 from .checkpoint import check_can_save
 from .config import RunConfig
 from .runs import load_run
@@ -53,11 +53,14 @@ def load_model(path: Path | str) -> tuple[nn.Module, Any]:
 def start_from(model: nn.Module, path: Path | str) -> None:
     """Copy the weights of another model of the same shapes into this one.
 
-    An encoder with classes may start from one that predicts tokens; its classifier then keeps its own weights.
+    An encoder with classes may start from one that predicts tokens, and a ViT from the encoder of a masked autoencoder;
+    the classifier then keeps its own weights.
     """
     source, _ = load_model(path)
     state = source.state_dict()
-    if (
+    if isinstance(model, ViT) and isinstance(source, MAE):
+        state = _of_encoder(model, source.encoder, Path(path))
+    elif (
         isinstance(model, Encoder)
         and isinstance(source, Encoder)
         and model.config.classes
@@ -66,6 +69,19 @@ def start_from(model: nn.Module, path: Path | str) -> None:
         state = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
         state |= {name: tensor for name, tensor in model.state_dict().items() if name.startswith("classifier.")}
     _load_state(model, state, Path(path))
+
+
+def _of_encoder(model: ViT, encoder: ViT, where: Path) -> dict[str, Tensor]:
+    """Return the weights of a pretrained encoder with the model's own head; refuse an encoder of another shape."""
+    own, state = model.state_dict(), encoder.state_dict()
+    state |= {name: tensor for name, tensor in own.items() if name.startswith("head.")}
+    if {name: tensor.shape for name, tensor in own.items()} == {name: tensor.shape for name, tensor in state.items()}:
+        return state
+    there, here = encoder.config.to_json(), model.config.to_json()
+    free = ("classes", "dropout", "drop_path", "init_std", "norm_eps")
+    unlike = [name for name in here if name not in free and here[name] != there[name]]
+    said = ", ".join(f"model.{name}={there[name]!r} (not {here[name]!r})" for name in unlike)
+    raise MixerError(f"{where}: the encoder that was trained there does not fit the model: it has {said}.")
 
 
 def _load_state(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:

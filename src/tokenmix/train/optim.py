@@ -99,7 +99,7 @@ def _layers_above(model: nn.Module, name: str) -> int:
     for i, block in enumerate(names):
         if name.startswith(block + "."):
             return len(names) - i
-    return 0 if name.split(".")[0] in ("head", "norm") else len(names) + 1
+    return 0 if name.split(".")[0] in ("head", "norm", "classifier") else len(names) + 1
 
 
 def build_optimizers(model: nn.Module, config: OptimConfig) -> list[torch.optim.Optimizer]:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from .config import RunConfig
 from .document_task import DocumentTask, MaskedTask, NextTask, SpanTask
-from .image_tasks import ClassifyTask, DensityTask, match_image_data
+from .image_tasks import ClassifyTask, DensityTask, ImageTask, match_image_data
 from .label_task import LabelTask, labels_of
+from .masked_image_task import MaskedImageTask
 from .pair_task import PairTask
 from .point_task import PartTask, PointClassTask, match_points
 from .synthetic_task import SyntheticTask
@@ -16,6 +17,8 @@ from .text_task import TextTask
 
 ON_DOCUMENTS: dict[str, type[DocumentTask]] = {"lm": NextTask, "encoder": MaskedTask, "seq2seq": SpanTask}
 """What each kind of model learns of documents."""
+ON_IMAGES: dict[str, type[ImageTask]] = {"image_density": DensityTask, "mae": MaskedImageTask}
+"""What a model learns of images, by its kind; the others classify them."""
 
 
 def task_of(config: RunConfig) -> type[Task]:
@@ -32,7 +35,7 @@ def task_of(config: RunConfig) -> type[Task]:
         return PartTask if config.model.kind == "point_segmenter" else PointClassTask
     if config.model.kind == "lm":
         return TextTask
-    return DensityTask if config.model.kind == "image_density" else ClassifyTask
+    return ON_IMAGES.get(config.model.kind, ClassifyTask)
 
 
 def open_task(config: RunConfig, folder: Path | None = None) -> Task:

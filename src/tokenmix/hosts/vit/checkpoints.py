@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...models import ViT, ViTConfig
+from ...models import MAEConfig, ViT, ViTConfig
 from ...system.torchvision import ensure_torchvision
 from ...train.checkpoint import load_checkpoint
 from ...train.rundir import RunDir
@@ -177,11 +177,12 @@ def _from_folder(folder: Path, guess: dict[str, Any]) -> Weights:
         return from_hf(read_file(found), config=config, where=str(found), **guess)
     run = "model" in config
     model = config["model"] if run else config
-    if not isinstance(model, dict) or model.get("kind") != "vit":
+    pretrained = isinstance(model, dict) and run and model.get("kind") == "mae"
+    if not pretrained and (not isinstance(model, dict) or model.get("kind") != "vit"):
         kind = model.get("kind") if isinstance(model, dict) else None
         needed = "a Vision Transformer, kind 'vit', is needed"
         raise MixerError(f"{folder / 'config.json'}: describes a model of kind {kind!r}; {needed}.")
-    vit = ViTConfig.from_json(model)
+    vit = MAEConfig.from_json(model).encoder if pretrained else ViTConfig.from_json(model)
     if not run:
         return from_own(read_file(folder / "model.safetensors"), vit, where=str(folder / "model.safetensors"))
     opened = RunDir.open(folder)
@@ -190,4 +191,7 @@ def _from_folder(folder: Path, guess: dict[str, Any]) -> Weights:
         "ema" if config.get("optim", {}).get("ema") else "model"
     )  # where a run averages its weights, the average is its model
     tensors, _ = load_checkpoint(opened.checkpoints, step, group)
-    return from_own(tensors[group], vit, where=f"{folder} (step {step})")
+    state = tensors[group]
+    if pretrained:  # of a masked autoencoder, the encoder
+        state = {name.removeprefix("encoder."): t for name, t in state.items() if name.startswith("encoder.")}
+    return from_own(state, vit, where=f"{folder} (step {step})")
