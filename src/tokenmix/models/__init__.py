@@ -20,7 +20,7 @@ from .macs import Macs, macs
 from .named import MODELS, replace_layers
 from .pyramid import Pyramid, PyramidConfig
 from .resnet import ResNet, ResNetConfig
-from .segmentation import SegmentationConfig, Segmenter
+from .segmentation import SegmentationConfig, Segmenter, SegmenterConfig
 from .seq2seq import Seq2Seq, Seq2SeqConfig, Seq2SeqState
 from .shells import SHELLS, in_shell, shell_of
 from .vit import ViT, ViTConfig
@@ -49,6 +49,7 @@ __all__ = [
     "SHELLS",
     "SegmentationConfig",
     "Segmenter",
+    "SegmenterConfig",
     "Seq2Seq",
     "Seq2SeqConfig",
     "Seq2SeqState",
@@ -73,6 +74,7 @@ KINDS: dict[str, tuple[type, type[nn.Module]]] = {
     "image_density": (ImageDensityConfig, ImageDensity),
     "encoder": (EncoderConfig, Encoder),
     "seq2seq": (Seq2SeqConfig, Seq2Seq),
+    "segmentation": (SegmenterConfig, Segmenter),
 }
 """The classes of config and model, by the config's ``kind``."""
 
@@ -85,6 +87,7 @@ ModelConfig = (
     | ImageDensityConfig
     | EncoderConfig
     | Seq2SeqConfig
+    | SegmenterConfig
 )
 
 
