@@ -1,6 +1,7 @@
 """Text as bytes and images as pixels, both memory-mapped, stateless samplers over them, and synthetic sequences."""
 
 from .augment import Augment, ImageSampler, eval_batches
+from .augment_masks import MaskAugment, MaskSampler, mask_batches
 from .bounds import Bounds
 from .characters import CHARACTER_TASKS, CHARACTERS, text_of
 from .corpora import CORPORA, open_corpus
@@ -9,11 +10,13 @@ from .documents import DOCUMENT_SETS, open_documents
 from .images import IMAGE_SETS, ImageData, ImageSplit, open_images
 from .labelled import LABELLED_SETS, open_labelled
 from .long_tail import long_tail_counts, long_tailed
+from .masks import MASK_SETS, MaskData, MaskSplit, open_masks
 from .parallel import PARALLEL_SETS, ParallelText, open_parallel
 from .pixels import PixelSampler, from_pixels, pixel_batches, to_pixels
 from .recall import recall_batch
 from .rows import Rows
 from .sampler import Sampler
+from .scenes import SCENE_CLASSES, scene
 from .subwords import Subwords
 from .synthetic import SYNTHETIC_TASKS, Synthetic
 
@@ -30,10 +33,16 @@ __all__ = [
     "ImageSampler",
     "ImageSplit",
     "LABELLED_SETS",
+    "MASK_SETS",
+    "MaskAugment",
+    "MaskData",
+    "MaskSampler",
+    "MaskSplit",
     "PARALLEL_SETS",
     "ParallelText",
     "PixelSampler",
     "Rows",
+    "SCENE_CLASSES",
     "SPLITS",
     "SYNTHETIC_TASKS",
     "Sampler",
@@ -43,13 +52,16 @@ __all__ = [
     "from_pixels",
     "long_tail_counts",
     "long_tailed",
+    "mask_batches",
     "open_corpus",
     "open_documents",
     "open_images",
     "open_labelled",
+    "open_masks",
     "open_parallel",
     "pixel_batches",
     "recall_batch",
+    "scene",
     "text_of",
     "to_pixels",
 ]

@@ -13,6 +13,8 @@ from .data_config import (
 from .evaluate import EvalResult, evaluate
 from .init_from import load_model
 from .loop import resume, train
+from .mask_config import MaskDataConfig
+from .mask_scores import MaskScore, confusion_matrix, intersection_over_union
 from .runs import classify_run, draw_run, evaluate_run, fill_run, load_run, sample_run, translate_run
 from .tasks import match_data
 
@@ -24,16 +26,20 @@ __all__ = [
     "EvalResult",
     "ImageDataConfig",
     "LabelDataConfig",
+    "MaskDataConfig",
+    "MaskScore",
     "OptimConfig",
     "PairDataConfig",
     "RunConfig",
     "SyntheticDataConfig",
     "TrainConfig",
     "classify_run",
+    "confusion_matrix",
     "draw_run",
     "evaluate",
     "evaluate_run",
     "fill_run",
+    "intersection_over_union",
     "load_model",
     "load_run",
     "match_data",

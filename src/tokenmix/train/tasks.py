@@ -9,6 +9,7 @@ from .document_task import DocumentTask, MaskedTask, NextTask, SpanTask
 from .image_tasks import ClassifyTask, DensityTask, match_image_data
 from .label_task import LabelTask, labels_of
 from .pair_task import PairTask
+from .segmentation_task import SegmentationTask, match_mask_data
 from .synthetic_task import SyntheticTask
 from .task import Task
 from .text_task import TextTask
@@ -25,6 +26,8 @@ def task_of(config: RunConfig) -> type[Task]:
         return PairTask
     if config.data.kind == "labels":
         return LabelTask
+    if config.data.kind == "masks":
+        return SegmentationTask
     if config.data.kind == "documents":
         return ON_DOCUMENTS[config.model.kind]
     if config.model.kind == "lm":
@@ -48,6 +51,8 @@ def match_data(config: RunConfig) -> RunConfig:
     """
     if config.data.kind == "labels":
         return config.override({"model.classes": len(labels_of(config))})
+    if config.data.kind == "masks":
+        return match_mask_data(config)
     if config.data.kind != "images":
         return config
     return match_image_data(config)
