@@ -202,8 +202,10 @@ def _split(root: Path, pairs: dict[str, list[Pair]], valid: float) -> dict[str, 
 
 def _held(pairs: list[Pair], share: float, root: Path) -> tuple[list[Pair], list[Pair]]:
     """Hold out a share of the pairs, at least one, by a hash of their names."""
-    if len(pairs) < 3:
-        raise MixerError(f"masks: {root} has {len(pairs)} images to divide into train, validation and test; 3 are few.")
+    if len(pairs) < 2:
+        raise MixerError(
+            f"masks: {root} has {len(pairs)} images left to hold some out of; a folder without splits needs at least 3."
+        )
     part = Part([0] * len(pairs), [image.name for image, _ in pairs], lambda i, channels: torch.empty(0))
     kept, held = hold_out([(part, i) for i in range(len(pairs))], share, root.name)
     return [pairs[i] for _, i in kept], [pairs[i] for _, i in held]

@@ -17,15 +17,15 @@ from .augment_ops import key_of
 
 SCENE_CLASSES = ("background", "disc", "square", "triangle", "ring", "cross")
 TEXTURES = ("plain", "stripes", "checks", "spots")
-OBJECTS = (3, 6)  # fewest and most in a scene
-RADIUS = (0.12, 0.28)  # of the shorter side
+OBJECTS = (2, 5)  # fewest and most in a scene
+RADIUS = (0.15, 0.32)  # of the shorter side
 NOISE = 6.0  # standard deviation of the noise of a sub-pixel
 
 
 def scene(seed: int, index: int, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Draw scene ``index`` of a seed: an image, uint8 (3, H, W), and its mask of classes, int64 (H, W).
 
-    A scene has 3 to 6 shapes of ``SCENE_CLASSES`` at random places, sizes and angles, drawn one over the other on a
+    A scene has 2 to 5 shapes of ``SCENE_CLASSES`` at random places, sizes and angles, drawn one over the other on a
     textured background; what is covered belongs to the shape on top. Texture and colours are drawn regardless of the
     class, so that the outline alone tells what a shape is. The same numbers give the same scene; nothing is stored.
 
@@ -36,19 +36,20 @@ def scene(seed: int, index: int, size: tuple[int, int]) -> tuple[Tensor, Tensor]
     if min(size) < 8:
         raise MixerError(f"scene: size={height} x {width} must be at least 8 x 8.")
     rng = random.Random(key_of(seed, index, 0))
-    rows, columns = torch.arange(height) + 0.5, torch.arange(width) + 0.5
-    y, x = torch.meshgrid(rows, columns, indexing="ij")
     short = min(size)
+    y, x = torch.arange(height)[:, None] + 0.5, torch.arange(width)[None] + 0.5
     picture, mask = _texture(rng, x / short, y / short), torch.zeros(size, dtype=torch.int64)
     for _ in range(rng.randint(*OBJECTS)):
         kind = rng.randrange(1, len(SCENE_CLASSES))
         radius = short * rng.uniform(*RADIUS)
         left, top, angle = rng.uniform(0, width), rng.uniform(0, height), rng.uniform(0, 2 * math.pi)
-        dx, dy = (x - left) / radius, (y - top) / radius
+        box = tuple(slice(max(int(at - radius), 0), int(at + radius) + 1) for at in (top, left))
+        dx, dy = (x[:, box[1]] - left) / radius, (y[box[0]] - top) / radius
         u, v = math.cos(angle) * dx + math.sin(angle) * dy, math.cos(angle) * dy - math.sin(angle) * dx
         inside = _inside(SCENE_CLASSES[kind], u, v)
-        picture = torch.where(inside, _texture(rng, u * radius / short, v * radius / short), picture)
-        mask[inside] = kind
+        part, own = picture[:, *box], _texture(rng, u * radius / short, v * radius / short)
+        picture[:, *box] = torch.where(inside, own, part)
+        mask[box][inside] = kind
     noise = torch.randn(picture.shape, generator=torch.Generator().manual_seed(key_of(seed, index, 1)))
     return (picture + NOISE * noise).round_().clamp_(0, 255).to(torch.uint8), mask
 
@@ -71,10 +72,11 @@ def _inside(shape: str, u: Tensor, v: Tensor) -> Tensor:
 def _texture(rng: random.Random, x: Tensor, y: Tensor) -> Tensor:
     """Return a texture of two colours (3, H, W) in 0..255 at the points (x, y), in sides of the picture."""
     first, second = (torch.tensor([float(rng.randrange(256)) for _ in range(3)])[:, None, None] for _ in range(2))
+    x, y = torch.broadcast_tensors(x, y)
     kind, period, phase = rng.choice(TEXTURES), rng.uniform(0.06, 0.14), rng.uniform(0, 1)
     a, b = 2 * math.pi * (x / period + phase), 2 * math.pi * (y / period + phase)
     if kind == "plain":
-        return first.expand(3, *x.shape)
+        return first.repeat(1, *x.shape)
     if kind == "stripes":
         share = (a.sin() > 0).float()
     elif kind == "checks":
