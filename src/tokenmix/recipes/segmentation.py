@@ -60,7 +60,7 @@ def build(row: ImageRow, size: str) -> RunConfig:
         optim = OptimConfig(lr=1e-4, weight_decay=1e-4, schedule="poly", warmup=0, min_lr_ratio=0.0, clip=0.0)
         loop = TrainConfig(steps=80_000, batch_size=16, log_every=100, eval_every=8000, save_every=2000, samples=6)
         return RunConfig(SegmenterConfig(backbone, head), data, optim, loop)
-    data = MaskDataConfig(augment=MaskAugment(scale=(0.75, 1.5), flip=0.5))
+    data = MaskDataConfig(augment=MaskAugment(scale=(0.75, 1.5) if size == "gpu" else (1.0, 1.25), flip=0.5))
     often: dict[str, Any] = {"samples": 6, "eval_batch": 32}
     if size == "gpu":
         backbone = replace(row.model, depths=(2, 2, 2, 2), image_size=(128, 128), drop_path=0.1)
@@ -80,8 +80,8 @@ def build(row: ImageRow, size: str) -> RunConfig:
         levels=(0, 1, 2, 3),
         dropout=0.0,
     )
-    optim = OptimConfig(lr=4e-3, weight_decay=0.01, schedule="poly", warmup=30, min_lr_ratio=0.0)
-    loop = TrainConfig(steps=400, batch_size=16, log_every=20, eval_every=200, save_every=200, **often)
+    optim = OptimConfig(lr=3e-3, weight_decay=0.01, schedule="poly", warmup=50, min_lr_ratio=0.0)
+    loop = TrainConfig(steps=600, batch_size=8, log_every=20, eval_every=300, save_every=300, **often)
     return RunConfig(SegmenterConfig(backbone, head), data, optim, loop)
 
 
