@@ -1,7 +1,7 @@
 """Train the rows of the recipe ``segmentation`` at its smoke size on synthetic scenes, and score them on test scenes.
 
-    python benchmarks/segmentation_small.py --data scenes --out runs/segmentation_small [--rows pvt ...] [--jobs 1]
-    python benchmarks/segmentation_small.py --out runs/segmentation_small --results benchmarks/results/segmentation_small.json
+    python benchmarks/segmentation_small.py --data scenes --out DIR [--rows pvt ...] [--jobs 1]
+    python benchmarks/segmentation_small.py --out DIR --results benchmarks/results/segmentation_small.json
 
 One seed and one rate that was tuned for no row: the numbers show that each row learns, not which is better.
 """

@@ -284,6 +284,27 @@ def test_the_paper_s_training_as_printed():
         open_task(run)
 
 
+def test_a_backbone_starts_from_a_classifier_of_another_size(monkeypatch):
+    """Its weights without head and class token, positions resized as by hand."""
+    from tokenmix.train import init_from
+
+    model = build_model(segmenter(pool="mean"))
+    source = build_model(replace(model.config.backbone, pool="class", classes=7, image_size=(32, 32)))
+    head = {name: tensor.clone() for name, tensor in model.head.state_dict().items()}
+    monkeypatch.setattr(init_from, "load_model", lambda path: (source, source.config))
+    init_from.start_from(model, "classifier")
+    source.resize((16, 16))
+    images = torch.randn(2, 3, 16, 16)
+    ours, theirs = (m.eval().feature_maps(images) for m in (model.backbone, source))
+    assert torch.equal(ours[0], theirs[0])  # the second stage of the classifier mixes its class token in
+    assert torch.equal(model.backbone.stages[1].positions, source.stages[1].positions[1:])
+    assert all(torch.equal(tensor, head[name]) for name, tensor in model.head.state_dict().items())
+    other = build_model(replace(source.config, dims=(8, 16)))
+    monkeypatch.setattr(init_from, "load_model", lambda path: (other, other.config))
+    with pytest.raises(MixerError, match="its weights do not fit the model"):
+        init_from.start_from(model, "other")
+
+
 def test_power_schedule():
     """lr (1 - t)^0.9 after the warm-up, down to its last rate."""
     optim = OptimConfig(lr=2.0, schedule="poly", warmup=10, min_lr_ratio=0.25)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..models import Encoder, config_from_json
+from ..models import Encoder, Pyramid, Segmenter, ViT, config_from_json
 from .checkpoint import check_can_save
 from .config import RunConfig
 from .runs import load_run
@@ -53,9 +53,14 @@ def load_model(path: Path | str) -> tuple[nn.Module, Any]:
 def start_from(model: nn.Module, path: Path | str) -> None:
     """Copy the weights of another model of the same shapes into this one.
 
-    An encoder with classes may start from one that predicts tokens; its classifier then keeps its own weights.
+    An encoder with classes may start from one that predicts tokens; its classifier then keeps its own weights. The
+    backbone of a segmentation model may start from a classifier, resized to its image size; the head keeps its own.
     """
     source, _ = load_model(path)
+    if isinstance(model, Segmenter) and isinstance(source, (Pyramid, ViT)):
+        source.resize(model.config.image_size)
+        _load_state(model.backbone, _as_backbone(source.state_dict(), model.backbone), Path(path))
+        return
     state = source.state_dict()
     if (
         isinstance(model, Encoder)
@@ -66,6 +71,18 @@ def start_from(model: nn.Module, path: Path | str) -> None:
         state = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
         state |= {name: tensor for name, tensor in model.state_dict().items() if name.startswith("classifier.")}
     _load_state(model, state, Path(path))
+
+
+def _as_backbone(state: dict[str, Tensor], backbone: nn.Module) -> dict[str, Tensor]:
+    """Return a classifier's weights without its head, and without its class token if the backbone has none."""
+    wanted = backbone.state_dict()
+    found = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
+    for name in [name for name in found if name.split(".")[-1] == "class_token" and name not in wanted]:
+        del found[name]
+        table = name.removesuffix("class_token") + "positions"
+        if table in found:
+            found[table] = found[table][1:]  # the first row is that of the token
+    return found
 
 
 def _load_state(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
