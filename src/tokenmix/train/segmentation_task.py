@@ -112,7 +112,8 @@ class SegmentationTask(ImageTask):
         if not n:
             return
         size = both_sides(self.model.image_size, "sample")
-        pairs = [resized(*self.images.split("valid").read(i), size) for i in range(n)]
+        read = self.images.split("valid").read
+        pairs = [resized(image, mask, size) for image, mask in map(read, range(n))]
         found = [logits.argmax(0).cpu() for logits, _ in self._answers(model, "valid", size, n)]
         predicted = [resized(pairs[0][0], labels, size)[1] for labels in found]
         masks = torch.stack([mask for _, mask in pairs] + predicted)
