@@ -78,13 +78,20 @@ class MaskSampler:
         """Return images, float32 (B, C, H, W), and masks, int64 (B, H, W), with ``IGNORED`` where there is no class."""
         chosen = ops.visits(step, self.batch_size, len(self.split), seed=self.seed)
         keys = [ops.key_of(self.seed, step * self.batch_size + i, 1) for i in range(len(chosen))]
-        pairs = list(in_threads(lambda which: self._example(*which), zip(chosen, keys, strict=True)))
+        loaded = in_threads(lambda which: self._loaded(*which), zip(chosen, keys, strict=True))
+        pairs = [self._finished(*each) for each in loaded]
         return torch.stack([image for image, _ in pairs]), torch.stack([mask for _, mask in pairs])
 
-    def _example(self, index: int, key: int) -> tuple[Tensor, Tensor]:
+    def _loaded(self, index: int, key: int) -> tuple[Tensor, Tensor, int, random.Random]:
+        """Return an image and its mask, resized, with the key and the generator of what else is drawn for them."""
         image, mask = self.split.read(index)
-        rng, how = random.Random(key), self.augment
+        rng = random.Random(key)
         image, mask = resized(to_channels(image, self.channels), mask, self._scaled_size(mask, rng))
+        return image, mask, key, rng
+
+    def _finished(self, image: Tensor, mask: Tensor, key: int, rng: random.Random) -> tuple[Tensor, Tensor]:
+        """Change colours, normalise, cut and mirror, in one thread: colours use the random state of the process."""
+        how = self.augment
         if how.colour:
             image = ops.with_pillow(image[None], [key], None, how.colour)[0]
         x = normalise(image[None], self.mean, self.std)[0]
