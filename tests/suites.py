@@ -67,6 +67,7 @@ TESTS = {
     "test_public_names.py": ("test_a_type_checker_sees_the_class_of_each_name",),
     "test_recipes.py": ("test_every_row_builds_at_every_size_and_goes_to_json", "test_every_row_of_text_trains"),
     "test_reformer.py": ("test_the_paper_form_keeps_every_other_promise",),
+    "test_segmentation_training.py": ("test_every_row_takes_a_smoke_step",),
     "test_train.py": ("test_killed_three_times_it_gives_the_same_bits",),
 }
 """Single tests that take more than a few seconds and sweep over rows, rebuild or start processes."""

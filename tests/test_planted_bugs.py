@@ -1,4 +1,4 @@
-"""Plant bugs in digits, samplers, loops, the tasks on texts and masked images; the named test must notice each.
+"""Plant bugs in digits, samplers, loops and the tasks on texts, points and images; the named test must notice each.
 
 Each is patched into a copy of the library, on which the test runs in a process of its own and must fail by comparison.
 """
@@ -381,6 +381,79 @@ BUGS = [
         'group["scale"] = config.muon_lr / config.lr',
         "test_mae",
         "test_layer_decay_holds_under_muon_too",
+    ),
+    Bug(
+        "every image weighs alike in the mIoU",
+        "train/segmentation_task.py",
+        "confusion += confusion_matrix(logits.argmax(0), truth, classes).cpu()",
+        "one = confusion_matrix(logits.argmax(0), truth, classes).cpu()\n"
+        "            confusion += one * 720720 // one.sum().clamp_min(1)",
+        "test_segmentation_training",
+        "test_pixels_are_counted_over_all_images_before_dividing",
+    ),
+    Bug(
+        "pixels to be ignored count as the first class in scores",
+        "train/mask_scores.py",
+        "counted = truth != IGNORED",
+        "truth = truth.clamp_min(0)\n    counted = truth >= 0",
+        "test_segmentation_training",
+        "test_iou_is_that_of_sets_of_pixels",
+    ),
+    Bug(
+        "the union counts what is right twice",
+        "train/mask_scores.py",
+        "(confusion.sum(0) + confusion.sum(1) - confusion.diagonal())",
+        "(confusion.sum(0) + confusion.sum(1))",
+        "test_segmentation_training",
+        "test_iou_is_that_of_sets_of_pixels",
+    ),
+    Bug(
+        "pixels to be ignored are learned as the first class",
+        "train/segmentation_task.py",
+        "nats = F.cross_entropy(outputs.float(), targets, ignore_index",
+        "nats = F.cross_entropy(outputs.float(), targets.clamp_min(0), ignore_index",
+        "test_segmentation_training",
+        "test_the_loss_is_the_mean_over_pixels_with_a_class",
+    ),
+    Bug(
+        "masks are interpolated",
+        "data/augment_masks.py",
+        'mode="nearest-exact"',
+        'mode="bilinear"',
+        "test_masks",
+        "test_scaled_masks_lie_on_their_images",
+    ),
+    Bug(
+        "masks are half a pixel away from their images",
+        "data/augment_masks.py",
+        'mode="nearest-exact"',
+        'mode="nearest"',
+        "test_masks",
+        "test_scaled_masks_lie_on_their_images",
+    ),
+    Bug(
+        "images are mirrored without their masks",
+        "data/augment_masks.py",
+        "x, mask = x.flip(-1), mask.flip(-1)",
+        "x = x.flip(-1)",
+        "test_masks",
+        "test_image_and_mask_move_together",
+    ),
+    Bug(
+        "the margin of a small image is the first class",
+        "data/augment_masks.py",
+        "F.pad(mask, place, value=IGNORED)",
+        "F.pad(mask, place, value=0)",
+        "test_masks",
+        "test_scaled_masks_lie_on_their_images",
+    ),
+    Bug(
+        "validation scenes are those of training",
+        "data/masks.py",
+        '"valid": (count, held)',
+        '"valid": (0, held)',
+        "test_masks",
+        "test_splits_of_scenes_share_no_scene",
     ),
 ]
 

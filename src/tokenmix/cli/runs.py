@@ -37,11 +37,11 @@ class Train:
     With rates that a sweep has tuned for this recipe and size in this shell, where there are any."""
 
     data: str | None = None
-    """Data to train on: a corpus (stdlib, enwik8), an image set (digits, cifar10, ...), pairs of texts (grammar,
-    docstrings), labelled texts (docstring_match), a synthetic task (recall, copy), a set of point clouds (solids,
-    objects), or a path.
-    A path leads to a text, to documents, to pairs of texts, to labelled texts, to images, to point clouds, or to a
-    local copy of the set that the recipe expects.
+    """Data to train on: a corpus (stdlib, enwik8), an image set (digits, cifar10, ...), images with masks (scenes),
+    pairs of texts (grammar, docstrings), labelled texts (docstring_match), a synthetic task (recall, copy), a set of
+    point clouds (solids, objects), or a path.
+    A path leads to a text, to documents, to pairs of texts, to labelled texts, to images, to a folder of images/ and
+    masks/, to point clouds, or to a local copy of the set that the recipe expects.
     The number of classes, the channels and the image size follow from the data. Default: the recipe's data."""
 
     skip_bad_files: bool = False
@@ -67,7 +67,7 @@ class Train:
             config = config.override({"data.skip_bad_files": True})
         if self.data is not None:
             config = config.override(data_fields(config.data.to_json(), self.data))
-            if config.data.kind in ("images", "labels", "points"):  # opened with the options that training will use
+            if config.data.kind in ("images", "labels", "masks", "points"):  # opened with the options of training
                 data_changes = {name: value for name, value in changes.items() if name.startswith("data.")}
                 config = match_data(config.override(data_changes))
         print_summary(train(config.override(changes), self.out), self.json)
@@ -85,17 +85,18 @@ def data_fields(data: dict[str, Any], given: str) -> dict[str, Any]:
     A name sets ``data.source``, and so does a path, unless the recipe expects a set that is usually downloaded: then
     the path is that of a local copy, and sets ``data.path``. For synthetic sequences it is the name of the task.
     """
-    from ..data import CORPORA, DOCUMENT_SETS, IMAGE_SETS, LABELLED_SETS, PARALLEL_SETS, POINT_SETS
+    from ..data import CORPORA, DOCUMENT_SETS, IMAGE_SETS, LABELLED_SETS, MASK_SETS, PARALLEL_SETS, POINT_SETS
 
     if data["kind"] == "synthetic":
         return {"data.task": given}
     named = {"text": CORPORA, "pairs": PARALLEL_SETS, "documents": DOCUMENT_SETS, "labels": LABELLED_SETS}
     named["points"] = POINT_SETS
+    named["masks"] = MASK_SETS
     if given in named.get(data["kind"], IMAGE_SETS):
         return {"data.source": given}
     found = Path(given).expanduser()
     path = str(found.resolve()) if found.exists() else given  # errors about a missing path quote it as it was typed
-    if data["kind"] in ("pairs", "documents", "labels", "points"):
+    if data["kind"] in ("pairs", "documents", "labels", "masks", "points"):
         return {"data.source": path}
     expected = (
         data["source"] == "enwik8"
@@ -138,8 +139,9 @@ class Evaluate:
     """Score a run on one split of its data and add the result to its metrics.
 
     The score is in bits per byte for text, bits per dimension for density models, cross-entropy with BLEU and chrF or
-    ROUGE for pairs of texts, cross-entropy for documents, and accuracy for classifiers and synthetic sequences; for a
-    host's folder it is the perplexity of --data, in tokens of the folder's tokenizer.
+    ROUGE for pairs of texts, cross-entropy for documents, accuracy for classifiers and synthetic sequences, and mean
+    intersection over union (mIoU) for images with masks; for a host's folder it is the perplexity of --data, in tokens
+    of the folder's tokenizer.
     """
 
     dir: Positional[Annotated[Path, arg(metavar="RUN")]]
@@ -350,5 +352,6 @@ def score_text(metric: str, value: float | None) -> str:
         "accuracy": f"{100 * value:.2f} % right",
         "instance_miou": f"instance mIoU {100 * value:.2f} %",
         "pixel_loss": f"pixel loss {value:.4f}",
+        "miou": f"{100 * value:.2f} % mIoU",
     }
     return f"{texts[metric]} on valid"

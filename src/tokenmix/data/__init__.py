@@ -3,6 +3,7 @@ point clouds.
 """
 
 from .augment import Augment, ImageSampler, eval_batches
+from .augment_masks import MaskAugment, MaskSampler, mask_batches
 from .bounds import Bounds
 from .characters import CHARACTER_TASKS, CHARACTERS, text_of
 from .corpora import CORPORA, open_corpus
@@ -11,12 +12,14 @@ from .documents import DOCUMENT_SETS, open_documents
 from .images import IMAGE_SETS, ImageData, ImageSplit, open_images
 from .labelled import LABELLED_SETS, open_labelled
 from .long_tail import long_tail_counts, long_tailed
+from .masks import MASK_SETS, MaskData, MaskSplit, open_masks
 from .parallel import PARALLEL_SETS, ParallelText, open_parallel
 from .pixels import PixelSampler, from_pixels, pixel_batches, to_pixels
 from .points import POINT_SETS, Jitter, PointSampler, PointSet, open_points
 from .recall import recall_batch
 from .rows import Rows
 from .sampler import Sampler
+from .scenes import SCENE_CLASSES, scene
 from .subwords import Subwords
 from .synthetic import SYNTHETIC_TASKS, Synthetic
 
@@ -34,6 +37,11 @@ __all__ = [
     "ImageSplit",
     "Jitter",
     "LABELLED_SETS",
+    "MASK_SETS",
+    "MaskAugment",
+    "MaskData",
+    "MaskSampler",
+    "MaskSplit",
     "PARALLEL_SETS",
     "POINT_SETS",
     "ParallelText",
@@ -41,6 +49,7 @@ __all__ = [
     "PointSampler",
     "PointSet",
     "Rows",
+    "SCENE_CLASSES",
     "SPLITS",
     "SYNTHETIC_TASKS",
     "Sampler",
@@ -50,14 +59,17 @@ __all__ = [
     "from_pixels",
     "long_tail_counts",
     "long_tailed",
+    "mask_batches",
     "open_corpus",
     "open_documents",
     "open_images",
     "open_labelled",
+    "open_masks",
     "open_parallel",
     "open_points",
     "pixel_batches",
     "recall_batch",
+    "scene",
     "text_of",
     "to_pixels",
 ]

@@ -92,7 +92,7 @@ def prepared(file: Path | None, name: str, options: dict[str, Any], read: Callab
 
     That is so the first time, and when a file, its time of change or an option is different.
     """
-    key = hashlib.sha256(json.dumps([FORMAT, options, _source_state(file)]).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps([FORMAT, options, source_state(file)]).encode()).hexdigest()[:16]
     base = cache_dir() / "images" / f"{readable_name(name)}-{key}"
     note, pixels = base.with_name(base.name + ".json"), base.with_name(base.name + ".pixels")
     if note.exists():
@@ -125,7 +125,7 @@ def _read_if_intact(note: Path, pixels: Path) -> Prepared | None:
     return None
 
 
-def _source_state(file: Path | None) -> list[Any]:
+def source_state(file: Path | None) -> list[Any]:
     """Return the names, sizes and times of files, by which a change to them shows."""
     if file is None:
         return ["digits", sklearn_version()]

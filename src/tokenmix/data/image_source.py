@@ -99,17 +99,37 @@ def read_image(file: Path | Any, channels: int, name: str | None = None, *, max_
         MixerError: in one line that names the file, if it is not an image, is damaged, has more than ``max_pixels``, or
             has floating-point pixels.
     """
-    image_module, name = pillow(), name or str(file)
-    if isinstance(file, Path):
-        check_regular("images", file)
+    mode = "L" if channels == 1 else "RGB"
+    pillow()  # says in one line if it is missing
     from PIL import ImageOps
 
+    return opened_image(
+        file,
+        name or str(file),
+        max_pixels,
+        lambda module, image: _plain(module, ImageOps.exif_transpose(image), mode, name or str(file)),
+    )
+
+
+def opened_image(file: Path | Any, name: str, max_pixels: int, use: Callable[[Any, Any], T], *, load: bool = True) -> T:
+    """Open an image file with Pillow and return ``use(PIL.Image, image)``.
+
+    Args:
+        load: decode the pixels first; without, only the header is read.
+
+    Raises:
+        MixerError: in one line that names the file, if it is not an image, is damaged, or has more than ``max_pixels``.
+    """
+    image_module = pillow()
+    if isinstance(file, Path):
+        check_regular("images", file)
     try:
         with image_module.open(file) as image:
             if image.width * image.height > max_pixels:
                 raise _too_many(name, f"{image.width} x {image.height}", max_pixels)
-            image.load()
-            return _plain(image_module, ImageOps.exif_transpose(image), "L" if channels == 1 else "RGB", name)
+            if load:
+                image.load()
+            return use(image_module, image)
     except image_module.UnidentifiedImageError as why:
         raise MixerError(f"images: {name} is not an image.") from why
     except (FileNotFoundError, PermissionError, IsADirectoryError) as why:

@@ -22,7 +22,7 @@ from .named import MODELS, replace_layers
 from .points import PointClassifier, PointClassifierConfig, PointSegmenter, PointSegmenterConfig
 from .pyramid import Pyramid, PyramidConfig
 from .resnet import ResNet, ResNetConfig
-from .segmentation import SegmentationConfig, Segmenter
+from .segmentation import SegmentationConfig, Segmenter, SegmenterConfig
 from .seq2seq import Seq2Seq, Seq2SeqConfig, Seq2SeqState
 from .shells import SHELLS, in_shell, shell_of
 from .vit import ViT, ViTConfig
@@ -57,6 +57,7 @@ __all__ = [
     "SHELLS",
     "SegmentationConfig",
     "Segmenter",
+    "SegmenterConfig",
     "Seq2Seq",
     "Seq2SeqConfig",
     "Seq2SeqState",
@@ -85,6 +86,7 @@ KINDS: dict[str, tuple[type, type[nn.Module]]] = {
     "seq2seq": (Seq2SeqConfig, Seq2Seq),
     "point_classifier": (PointClassifierConfig, PointClassifier),
     "point_segmenter": (PointSegmenterConfig, PointSegmenter),
+    "segmentation": (SegmenterConfig, Segmenter),
 }
 """The classes of config and model, by the config's ``kind``."""
 
@@ -100,6 +102,7 @@ ModelConfig = (
     | Seq2SeqConfig
     | PointClassifierConfig
     | PointSegmenterConfig
+    | SegmenterConfig
 )
 
 

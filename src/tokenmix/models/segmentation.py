@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..mixers import Mixer, build_mixer
 from ..system.config import Json
-from .blocks import PROJECTIONS, complete_spec
+from .blocks import PROJECTIONS, Block, complete_spec
 from .images import both_sides, resizable, resize_mixers
 from .layers import init_linear
-from .pyramid import Pyramid
-from .vit import ViT
+from .pyramid import Pyramid, PyramidConfig
+from .vit import ViT, ViTConfig
 
 
 def external_head() -> dict[str, Any]:
@@ -65,6 +65,43 @@ class SegmentationConfig(Json):
             )
         if not 0 <= self.dropout < 1:
             raise MixerError(f"SegmentationConfig: dropout must be in [0, 1), got {self.dropout}.")
+
+
+@dataclass(frozen=True)
+class SegmenterConfig(Json):
+    """A whole ``Segmenter`` as JSON: its backbone and its head.
+
+    Args:
+        backbone: a ``PyramidConfig`` or a ``ViTConfig`` with ``classes=0``, as a model without a head of its own.
+        head: the segmentation head.
+        kind: "segmentation".
+    """
+
+    backbone: PyramidConfig | ViTConfig
+    head: SegmentationConfig
+    kind: str = "segmentation"
+
+    def __post_init__(self) -> None:
+        if self.backbone.classes:
+            raise MixerError(
+                f"SegmenterConfig: the backbone has a classifier of {self.backbone.classes} classes, which is not "
+                + "used; set backbone.classes=0, and the classes of a pixel as head.classes."
+            )
+
+    @property
+    def classes(self) -> int:
+        """Return the number of classes of a pixel."""
+        return self.head.classes
+
+    @property
+    def channels(self) -> int:
+        """Return the channels of the images."""
+        return self.backbone.channels
+
+    @property
+    def image_size(self) -> tuple[int, ...]:
+        """Return height and width in pixels that the model is built for."""
+        return self.backbone.image_size
 
 
 class MixerResidual(nn.Module):
@@ -143,12 +180,17 @@ class Segmenter(nn.Module):
 
     Args:
         backbone: a ``Pyramid`` or a ``ViT``, best built with ``classes=0``; its head and last norm are not used. The
-            model accepts the image sizes that the backbone accepts.
-        head: a ``SegmentationConfig``.
+            model accepts the image sizes that the backbone accepts. Or a ``SegmenterConfig``, for both.
+        head: a ``SegmentationConfig``; None: that of the ``SegmenterConfig``.
     """
 
-    def __init__(self, backbone: Pyramid | ViT, head: SegmentationConfig):
+    def __init__(self, backbone: Pyramid | ViT | SegmenterConfig, head: SegmentationConfig | None = None):
         super().__init__()
+        if isinstance(backbone, SegmenterConfig) and head is None:
+            head, inner = backbone.head, backbone.backbone
+            backbone = Pyramid(inner) if isinstance(inner, PyramidConfig) else ViT(inner)
+        if head is None:
+            raise MixerError("Segmenter: give a backbone and a SegmentationConfig, or a SegmenterConfig for both.")
         if not isinstance(backbone, (Pyramid, ViT)):
             raise MixerError(f"Segmenter: the backbone must be a Pyramid or a ViT, got {type(backbone).__name__}.")
         dims, strides = map_widths(backbone), map_strides(backbone)
@@ -157,11 +199,21 @@ class Segmenter(nn.Module):
                 f"Segmenter: levels={list(head.levels)}, but the backbone has {len(dims)} feature maps, 0 to "
                 + f"{len(dims) - 1}."
             )
-        self.backbone, self.config = backbone, head
+        self.backbone = backbone
         self.stride = strides[head.levels[0]]
         with torch.random.fork_rng():
             self.head = EAHead(sum(dims[i] for i in head.levels), head, self.grid)
         self.head.reset_parameters()
+
+    @property
+    def config(self) -> SegmenterConfig:
+        """Return the configs of backbone and head."""
+        return SegmenterConfig(replace(self.backbone.config, classes=0), self.head.config)
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Return the layers of the backbone."""
+        return list(self.backbone.blocks)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -177,7 +229,7 @@ class Segmenter(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Map images (B, C, H, W) to logits (B, classes, H, W)."""
         maps = self.backbone.feature_maps(images)
-        first, *others = (maps[i] for i in self.config.levels)
+        first, *others = (maps[i] for i in self.head.config.levels)
         size = first.shape[2:]
         if tuple(size) != self.grid and self.head.block.mixer.max_len is not None:
             name, built = (

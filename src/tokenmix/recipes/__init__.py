@@ -17,6 +17,7 @@ from .pvt_imagenet import RECIPE as _pvt_imagenet
 from .recall import RECIPE as _recall
 from .recipe import SIZES, Recipe, Row
 from .recipe import find_recipe as _find
+from .segmentation import RECIPE as _segmentation
 from .text import RECIPE as _text
 from .translation import RECIPES as _translation
 
@@ -39,6 +40,7 @@ _ALL = (
     _pvt_imagenet,
     _livt_pretrain,
     *_livt_cifar_lt,
+    _segmentation,
     _recall,
     *_arithmetic,
     *_translation,

@@ -66,7 +66,8 @@ def loss_curves(runs: list[Run]) -> list[Picture]:
 
 def _accuracy(runs: list[Run]) -> Picture:
     """Draw accuracy on the validation split against steps, for runs of one metric."""
-    what = {"top-1": "top-1 accuracy"}.get(runs[0].metric.label, runs[0].metric.label)
+    names = {"top-1": "top-1 accuracy", "mIoU": "mean intersection over union"}
+    what = names.get(runs[0].metric.label, runs[0].metric.label)
 
     def draw(ax: Any) -> None:
         for i, run in enumerate(runs):

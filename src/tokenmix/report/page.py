@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -16,12 +15,13 @@ from ..system.text import Table
 from .biases import bias_pictures
 from .clouds import cloud_pictures
 from .differences import differences_table, not_comparable
+from .drawn import drawn_pictures
 from .figures import Picture, loss_curves
 from .lengths import length_pictures
 from .mixtures import mixture_pictures, mixture_table, mixtures
 from .pictures import attention_pictures
 from .runs import TEXT, Run, load_model, named_apart, read_run
-from .tables import facts_table, summary_table
+from .tables import facts_table, iou_table, summary_table
 from .vision import Section, run_images, vision_section
 
 SAMPLE_CHARS = 1200
@@ -73,6 +73,7 @@ def write_report(
     runs = [replace(run, name=name) for run, name in zip(runs, named_apart([r.path for r in runs]), strict=True)]
     if not runs:
         raise MixerError("report: give at least one run directory.")
+    of_classes = iou_table(runs)
     warning, differences = (not_comparable(runs), differences_table(runs)) if compare else (None, None)
     if warning:
         tell("")  # the warning must not stand behind a line of progress
@@ -85,7 +86,12 @@ def write_report(
         title=title,
         lead=[*lead, *([warning] if warning else [])],
         first=pictures[:1],
-        tables=[*(tables or []), *([differences] if differences else []), summary_table(runs)],
+        tables=[
+            *(tables or []),
+            *([differences] if differences else []),
+            summary_table(runs),
+            *([of_classes] if of_classes else []),
+        ],
         curves=[("Loss", [*pictures[1:], *curves]), ("Beyond the sizes of training", length_pictures(runs))],
         attention=[
             (r.name, look["attention"])
@@ -97,7 +103,7 @@ def write_report(
         biases=[(r.name, look["biases"]) for r, look in zip(runs, looks, strict=True) if look.get("biases")],
         vision=[(r.name, look["vision"]) for r, look in zip(runs, looks, strict=True) if look.get("vision")],
         clouds=[(r.name, look["clouds"]) for r, look in zip(runs, looks, strict=True) if look.get("clouds")],
-        drawn=[(r.name, [_drawn(r, r.drawn[-1])]) for r in runs if r.drawn],
+        drawn=drawn_pictures(runs),
         samples=[(r.name, name, text[:SAMPLE_CHARS], len(text)) for r in runs for name, text in r.samples[-1:]],
         facts=facts_table(runs),
         notes=[*NOTES, *notes],
@@ -214,11 +220,3 @@ def _vision(run: Run, model: ViT | MAE, who: str, tell: Callable[[str], None]) -
 def _text(run: Run) -> bytes:
     """Return the text the model reads in the pictures: the start of its last sample, or a sentence."""
     return run.samples[-1][1].encode() if run.samples and run.samples[-1][1] else SENTENCE
-
-
-def _drawn(run: Run, file: Path) -> Picture:
-    """Return the last picture a run drew."""
-    uri = "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode("ascii")
-    what = "top: drawn by the model; middle: lower halves drawn below real upper halves; "
-    what += "bottom: the real images of the validation split"
-    return Picture(uri, uri, alt=f"Images drawn by the model of {run.name}; {what}.", caption=f"{file.name}; {what}.")

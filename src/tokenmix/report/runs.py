@@ -42,8 +42,8 @@ class Metric:
         label: what the score is called.
         loss: unit of the loss in its curves.
         nats: nats in that unit.
-        accuracy: whether the score is a share of right answers, which is better the higher it is and is written in
-            per cent; the evaluations then hold a ``cross_entropy`` too.
+        accuracy: whether the score is a share, of right answers or of an area, which is better the higher it is and is
+            written in per cent; the evaluations then hold a ``cross_entropy`` too.
     """
 
     name: str
@@ -59,9 +59,10 @@ CLASSES = Metric("top1", "top-1", "cross-entropy in nats", 1.0, accuracy=True)
 ANSWERS = Metric("accuracy", "accuracy", "cross-entropy of the answers in nats", 1.0, accuracy=True)
 PAIRS = Metric("cross_entropy", "cross-entropy", "cross-entropy in nats", 1.0)
 LABELS = Metric("accuracy", "accuracy", "cross-entropy in nats", 1.0, accuracy=True)
-BY_DATA = {"synthetic": ANSWERS, "pairs": PAIRS, "documents": PAIRS, "labels": LABELS}
+MASKS = Metric("miou", "mIoU", "cross-entropy of a pixel in nats", 1.0, accuracy=True)
 PARTS = Metric("instance_miou", "instance mIoU", "cross-entropy in nats", 1.0, accuracy=True)
 PIXELS = Metric("pixel_loss", "pixel loss", "squared error of the hidden pixels", 1.0)
+BY_DATA = {"synthetic": ANSWERS, "pairs": PAIRS, "documents": PAIRS, "labels": LABELS, "masks": MASKS}
 BY_MODEL = {
     "lm": TEXT,
     "image_density": DENSITY,
@@ -98,7 +99,7 @@ class Run:
         """What the run's evaluations measure."""
         return metric_of(self.config)
 
-    def last_eval(self, split: str, metric: str | None = None) -> float | None:
+    def last_eval(self, split: str, metric: str | None = None) -> Any:
         """Return the last score on a split, of those on the most data; None where there is none of this metric."""
         name = self.metric.name if metric is None else metric
         found = self._last(split, name)

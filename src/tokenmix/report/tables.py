@@ -10,18 +10,20 @@ from ..data.long_tail import FEW, MANY, SHOTS
 from ..errors import MixerError
 from ..models import SHELLS, config_from_json, shell_of
 from ..system.text import MISSING, Table, number, size
-from .runs import ANSWERS, CLASSES, DENSITY, PAIRS, PARTS, PIXELS, TEXT, Run
+from .runs import ANSWERS, CLASSES, DENSITY, MASKS, PAIRS, PARTS, PIXELS, TEXT, Run
+
+IOU = "the intersection over the union of a class's true and predicted pixels in the whole split, mean over the classes"
 
 
 def mixers_of(config: dict[str, Any]) -> str:
     """Describe the mixers of a run's layers: ``3 x aft_local, 1 x attention``."""
     model = config.get("model", {})
-    specs = list(model.get("mixers", []))
-    names = (
-        [specs[i % len(specs)].get("name", "unnamed") for i in range(model.get("layers") or len(specs))]
-        if specs
-        else []
-    )
+    model = model.get("backbone", model)  # a segmentation model has its layers there
+    specs, depths = list(model.get("mixers", [])), list(model.get("depths", []))
+    if specs and len(specs) == len(depths):  # one for each stage of a pyramid
+        specs = [spec for spec, depth in zip(specs, depths, strict=True) for _ in range(depth)]
+    layers = model.get("layers") or sum(depths) or len(specs)
+    names = [specs[i % len(specs)].get("name", "unnamed") for i in range(layers)] if specs else []
     return ", ".join(f"{names.count(n)} x {n}" for n in dict.fromkeys(names)) or MISSING
 
 
@@ -61,6 +63,9 @@ def summary_table(runs: list[Run]) -> Table:
             columns[f"{split} {metric.label}"] = partial(_percent, split=split, metric=metric.name)
             for shots in SHOTS if metric is CLASSES else ():
                 columns[f"{split} {shots}"] = partial(_percent, split=split, metric=f"{metric.name}_{shots}")
+    for split in ("valid", "test"):
+        columns[f"{split} {MASKS.label}"] = partial(_percent, split=split, metric=MASKS.name)
+        columns[f"{split} pixels right"] = partial(_percent, split=split, metric="pixel_accuracy")
     columns["tokens/s"] = lambda run: number(run.median("tokens_per_s"), 0)
     columns["images/s"] = lambda run: number(run.median("images_per_s"), 0)
     columns["clouds/s"] = lambda run: number(run.median("clouds_per_s"), 0)
@@ -87,10 +92,11 @@ def _notes(runs: list[Run]) -> list[str]:
     said = [f"{' and '.join(kinds)}: lower is better"] if kinds else []
     said += [
         f"{label.capitalize()}: the share of correct first guesses, higher is better"
-        for label in dict.fromkeys(r.metric.label for r in runs if r.metric.accuracy and r.metric is not PARTS)
+        for label in dict.fromkeys(r.metric.label for r in runs if r.metric.accuracy and r.metric not in (MASKS, PARTS))
     ]
     if any(r.metric is PARTS for r in runs):
         said.append("Instance mIoU: the mean over clouds of intersection over union of their parts, higher is better")
+    said += [f"mIoU: {IOU}, higher is better"] if any(r.metric is MASKS for r in runs) else []
     scores = [f"{'; '.join(said)}. Of the evaluations of a run on the most data, the last."] if said else []
     if any(run.last_eval(split, f"top1_{s}") is not None for run in runs for split in ("valid", "test") for s in SHOTS):
         scores = [
@@ -103,6 +109,24 @@ def _notes(runs: list[Run]) -> list[str]:
     shells = "Shell: the blocks around the mixers, as in the papers, as of today (modern), or neither."
     contexts = sorted({r.env["state_context"] for r in runs if "state_context" in r.env})
     return [notes[0], f"{notes[1]} {_state_note(contexts)}" if contexts else notes[1], shells]
+
+
+def iou_table(runs: list[Run]) -> Table | None:
+    """Build the table of intersection over union, one row per class; None if no run has any."""
+    columns: list[tuple[str, dict[str, float]]] = []
+    for run in runs:
+        for split in ("valid", "test"):
+            found = run.last_eval(split, "iou")
+            if found:
+                columns.append((f"{run.name}, {split}" if len(runs) > 1 else split, found))
+    if not columns:
+        return None
+    names = dict.fromkeys(name for _, found in columns for name in found)
+    rows = [[n, *(f"{100 * found[n]:.2f} %" if n in found else MISSING for _, found in columns)] for n in names]
+    notes = [
+        "A class that occurs neither in the masks nor in the predictions has none, and does not count in the mean."
+    ]
+    return Table("Intersection over union by class", ["class", *(name for name, _ in columns)], rows, notes)
 
 
 def without_empty_columns(table: Table) -> Table:

@@ -13,6 +13,8 @@ from .data_config import (
 from .evaluate import EvalResult, evaluate
 from .init_from import load_model
 from .loop import resume, train
+from .mask_config import MaskDataConfig
+from .mask_scores import MaskScore, confusion_matrix, intersection_over_union
 from .point_data_config import PointsDataConfig
 from .runs import classify_run, draw_run, evaluate_run, fill_run, load_run, sample_run, translate_run
 from .tasks import match_data
@@ -25,6 +27,8 @@ __all__ = [
     "EvalResult",
     "ImageDataConfig",
     "LabelDataConfig",
+    "MaskDataConfig",
+    "MaskScore",
     "OptimConfig",
     "PairDataConfig",
     "PointsDataConfig",
@@ -32,10 +36,12 @@ __all__ = [
     "SyntheticDataConfig",
     "TrainConfig",
     "classify_run",
+    "confusion_matrix",
     "draw_run",
     "evaluate",
     "evaluate_run",
     "fill_run",
+    "intersection_over_union",
     "load_model",
     "load_run",
     "match_data",

@@ -22,11 +22,12 @@ from .data_config import (
     check_pairs,
     check_synthetic,
 )
+from .mask_config import MaskDataConfig, check_masks
 from .point_data_config import PointsDataConfig, check_points
 
 OPTIMIZERS = ("adamw", "muon")
-SCHEDULES = ("vaswani", "cosine", "linear", "wsd", "constant")
-ENDING = ("cosine", "linear", "wsd")  # schedules that need the number of steps
+SCHEDULES = ("vaswani", "cosine", "linear", "poly", "wsd", "constant")
+ENDING = ("cosine", "linear", "poly", "wsd")  # schedules that need the number of steps
 PRECISIONS = ("fp32", "bf16")
 TRAINED_ON: dict[str, tuple[str, ...]] = {
     "lm": ("text", "synthetic", "documents"),
@@ -34,6 +35,7 @@ TRAINED_ON: dict[str, tuple[str, ...]] = {
     "encoder": ("documents", "labels"),
     "point_classifier": ("points",),
     "point_segmenter": ("points",),
+    "segmentation": ("masks",),
 }
 """Kinds of data by the kind of model; the others are trained on images."""
 # Fields of train that may not change in the middle of a run.
@@ -56,12 +58,12 @@ class OptimConfig:
         betas: AdamW's two decay rates of the gradient's moments, each in [0, 1).
         eps: AdamW's term in the denominator, above 0.
         weight_decay: decoupled weight decay, 0 or more.
-        schedule: "cosine" or "linear" (down to ``min_lr_ratio * lr`` at the last step), "wsd" (constant, then linear
-            down to that over the last ``decay`` of the steps), "constant", or "vaswani" (inverse square root), each
-            after a linear warm-up. The first three need ``steps``.
+        schedule: "cosine", "linear" or "poly" (down to ``min_lr_ratio * lr`` at the last step; "poly" by the power 0.9
+            of what is left), "wsd" (constant, then linear down to that over the last ``decay`` of the steps),
+            "constant", or "vaswani" (inverse square root), each after a linear warm-up. The first four need ``steps``.
         warmup: steps of linear warm-up, 0 or more.
         decay: share of the steps in which "wsd" goes down, in (0, 1].
-        min_lr_ratio: last learning rate of "cosine", "linear" and "wsd" as a multiple of ``lr``, 0 or more.
+        min_lr_ratio: last learning rate of "cosine", "linear", "poly" and "wsd" as a multiple of ``lr``, 0 or more.
         clip: largest L2 norm of the whole gradient, which is scaled down to it; 0: no clipping.
         aux_weight: weight of the mixers' auxiliary losses, where they have any, in the total loss; 0: they are not
             added.
@@ -163,8 +165,8 @@ class RunConfig(Json):
     Args:
         model: config of the model, of the class that its ``kind`` names.
         data: config of the data: text, synthetic sequences or documents for a language model, pairs of texts or
-            documents for an encoder-decoder, documents or labelled texts for an encoder, point clouds for their
-            classifier and their segmenter, images for the others.
+            documents for an encoder-decoder, documents or labelled texts for an encoder, images with masks for a
+            segmentation model, point clouds for their classifier and their segmenter, images for the others.
         optim: optimiser and schedule.
         train: loop, evaluation and checkpoints.
         recipe: name of the recipe; "" for a config of your own.
@@ -181,6 +183,7 @@ class RunConfig(Json):
         | DocumentDataConfig
         | LabelDataConfig
         | PointsDataConfig
+        | MaskDataConfig
     ) = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -219,6 +222,8 @@ class RunConfig(Json):
             check_labels(self.data, self.model)
         elif isinstance(self.data, PointsDataConfig):
             check_points(self.data, self.model)
+        elif isinstance(self.data, MaskDataConfig):
+            check_masks(self.data, self.model)
         else:
             _check_text(self.data.seq_len, self.model, self.train.stride)
         if isinstance(self.data, SyntheticDataConfig):

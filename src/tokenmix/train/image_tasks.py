@@ -82,16 +82,21 @@ class DensityScore:
 
 
 class ImageTask(Task):
-    """What classification and density have in common: the image set."""
+    """What classification, density and segmentation have in common: the image set."""
 
     unit = "images"
     sampler: Any
+    images: Any
 
     def __init__(self, config: RunConfig, folder: Path | None = None):
         super().__init__(config, folder)
-        self.images = open_set(self.data, self.model.channels)
+        self.images = self.open_images()
         self.ahead: Iterator[Any] | None = None
         self.next_step = -1
+
+    def open_images(self) -> Any:
+        """Open the image set of the config."""
+        return open_set(self.data, self.model.channels)
 
     def prepared_batch(self, step: int) -> Any:
         """Return the sampler's batch of a step; with workers, prepared ahead as long as steps are consecutive."""
@@ -106,6 +111,11 @@ class ImageTask(Task):
 
     def facts(self) -> dict[str, Any]:
         return {"images": self.images.describe()}
+
+    def check_samples(self) -> None:
+        """Report a package that pictures of samples lack now, and not at the first evaluation."""
+        if self.train.samples:
+            write_grid(Path(os.devnull), torch.zeros(1, 1, 1, 1, dtype=torch.uint8))
 
     def check_same(self, env: dict[str, Any]) -> None:
         then, now = env.get("images"), self.images.describe()
@@ -220,8 +230,7 @@ class DensityTask(ImageTask):
 
     def __init__(self, config: RunConfig, folder: Path | None = None):
         super().__init__(config, folder)
-        if self.train.samples:  # a missing package is reported now, not at the first evaluation
-            write_grid(Path(os.devnull), torch.zeros(1, 1, 1, 1, dtype=torch.uint8))
+        self.check_samples()
         self.sampler = PixelSampler(self.images.split("train"), size=self.model.size, **self.sampling)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:

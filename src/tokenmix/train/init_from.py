@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..models import MAE, Encoder, ViT, config_from_json
+from ..models import MAE, Encoder, Pyramid, Segmenter, ViT, config_from_json
 from .checkpoint import check_can_save
 from .config import RunConfig
 from .runs import load_run
@@ -54,9 +54,14 @@ def start_from(model: nn.Module, path: Path | str) -> None:
     """Copy the weights of another model of the same shapes into this one.
 
     An encoder with classes may start from one that predicts tokens, and a ViT from the encoder of a masked autoencoder;
-    the classifier then keeps its own weights.
+    the classifier then keeps its own weights. The backbone of a segmentation model may start from a classifier, resized
+    to its image size; the head keeps its own.
     """
     source, _ = load_model(path)
+    if isinstance(model, Segmenter) and isinstance(source, (Pyramid, ViT)):
+        source.resize(model.config.image_size)
+        _load_state(model.backbone, _as_backbone(source.state_dict(), model.backbone), Path(path))
+        return
     state = source.state_dict()
     if isinstance(model, ViT) and isinstance(source, MAE):
         state = _of_encoder(model, source.encoder, Path(path))
@@ -82,6 +87,18 @@ def _of_encoder(model: ViT, encoder: ViT, where: Path) -> dict[str, Tensor]:
     unlike = [name for name in here if name not in free and here[name] != there[name]]
     said = ", ".join(f"model.{name}={there[name]!r} (not {here[name]!r})" for name in unlike)
     raise MixerError(f"{where}: the encoder that was trained there does not fit the model: it has {said}.")
+
+
+def _as_backbone(state: dict[str, Tensor], backbone: nn.Module) -> dict[str, Tensor]:
+    """Return a classifier's weights without its head, and without its class token if the backbone has none."""
+    wanted = backbone.state_dict()
+    found = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
+    for name in [name for name in found if name.split(".")[-1] == "class_token" and name not in wanted]:
+        del found[name]
+        table = name.removesuffix("class_token") + "positions"
+        if table in found:
+            found[table] = found[table][1:]  # the first row is that of the token
+    return found
 
 
 def _load_state(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:

@@ -19,6 +19,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # Layers that any model has, inside its mixers or outside.
 SHARED = (nn.Linear, *CONVOLUTIONS, nn.LayerNorm, nn.RMSNorm, TokenBatchNorm)
 
+POLY_POWER = 0.9
 ROLES = ("matrix", "map", "embedding", "vector", "mixer")
 DECAYING = ("matrix", "map")
 
@@ -27,8 +28,9 @@ def learning_rate(step: int, config: OptimConfig, steps: int | None) -> float:
     """Compute the learning rate of update number ``step``, counted from 0; its highest value is ``config.lr``.
 
     vaswani: lr * min((step+1) / warmup, sqrt(warmup / (step+1))) (Vaswani et al. 2017, Sec. 5.3).
-    cosine, linear: warm-up, then down to ``min_lr_ratio * lr`` at the last step. wsd: warm-up, lr, then down in the
-    last ``decay`` of the steps (Hu et al. 2024, arXiv 2404.06395). constant: warm-up, then lr.
+    cosine, linear, poly: warm-up, then down to ``min_lr_ratio * lr`` at the last step; of the part t that is done, poly
+    leaves (1 - t)^0.9 (Chen et al. 2018, arXiv 1606.00915, Sec. 4.1). wsd: warm-up, lr, then down in the last ``decay``
+    of the steps (Hu et al. 2024, arXiv 2404.06395). constant: warm-up, then lr.
     """
     n, warmup = step + 1, max(config.warmup, 1)
     if config.schedule == "vaswani":
@@ -40,6 +42,7 @@ def learning_rate(step: int, config: OptimConfig, steps: int | None) -> float:
     start = config.warmup if config.schedule != "wsd" else max(config.warmup, round(steps * (1 - config.decay)))
     done = min(max(n - start, 0) / max(steps - start, 1), 1.0)
     shape = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1 - done
+    shape = shape**POLY_POWER if config.schedule == "poly" else shape
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * shape)
 
 

@@ -11,6 +11,7 @@ from .label_task import LabelTask, labels_of
 from .masked_image_task import MaskedImageTask
 from .pair_task import PairTask
 from .point_task import PartTask, PointClassTask, match_points
+from .segmentation_task import SegmentationTask, match_mask_data
 from .synthetic_task import SyntheticTask
 from .task import Task
 from .text_task import TextTask
@@ -29,6 +30,8 @@ def task_of(config: RunConfig) -> type[Task]:
         return PairTask
     if config.data.kind == "labels":
         return LabelTask
+    if config.data.kind == "masks":
+        return SegmentationTask
     if config.data.kind == "documents":
         return ON_DOCUMENTS[config.model.kind]
     if config.data.kind == "points":
@@ -56,6 +59,8 @@ def match_data(config: RunConfig) -> RunConfig:
         return config.override({"model.classes": len(labels_of(config))})
     if config.data.kind == "points":
         return match_points(config)
+    if config.data.kind == "masks":
+        return match_mask_data(config)
     if config.data.kind != "images":
         return config
     return match_image_data(config)

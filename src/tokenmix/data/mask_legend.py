@@ -1,0 +1,123 @@
+"""What the pixels of a mask mean: labels or colours, and the classes they name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import MixerError
+from .pair_sampler import IGNORED
+
+Colour = tuple[int, int, int]
+NAMES = "classes.txt"
+MOST_COLOURS = 256
+FORM = "each line is NAME, or NAME RED GREEN BLUE, for masks that hold colours"
+
+
+@dataclass(frozen=True)
+class Legend:
+    """How the pixels of a mask name classes.
+
+    Args:
+        classes: names of the classes.
+        colours: colours of the classes in masks that are pictures; None: masks hold labels.
+        ignored: colours of no class.
+        ignore: label of no class; None: every label is a class.
+        first: label of the first class.
+    """
+
+    classes: tuple[str, ...]
+    colours: tuple[Colour, ...] | None = None
+    ignored: tuple[Colour, ...] = ()
+    ignore: int | None = 255
+    first: int = 0
+
+    def read(self, raw: Tensor, name: str) -> Tensor:
+        """Return classes, int64 (H, W), of the raw pixels of a mask: colours as one number each, or labels.
+
+        Raises:
+            MixerError: for a colour or a label of no class, with the place of the first.
+        """
+        known = (
+            {number_of(c): i for i, c in enumerate(self.colours)} | {number_of(c): IGNORED for c in self.ignored}
+            if self.colours is not None
+            else {self.first + i: i for i in range(len(self.classes))}
+        )
+        if self.colours is None and self.ignore is not None:
+            known[self.ignore] = IGNORED
+        values, places = raw.unique(return_inverse=True)
+        table = [known.get(int(v)) for v in values]
+        if None in table:
+            bad = table.index(None)
+            row, column = divmod(int((places.flatten() == bad).nonzero()[0]), raw.shape[1])
+            raise MixerError(f"masks: {name}: {self._unknown(int(values[bad]))} at row {row}, column {column}.")
+        return torch.tensor(table, dtype=torch.int64)[places]
+
+    def _unknown(self, value: int) -> str:
+        n = len(self.classes)
+        if self.colours is not None:
+            return f"the colour {colour_of_number(value)} is none of the {n} classes"
+        ignored = "" if self.ignore is None else f" (and {self.ignore}, which is ignored)"
+        return (
+            f"the label {value} is out of range; {n} classes have labels {self.first} to "
+            + f"{self.first + n - 1}{ignored}"
+        )
+
+
+def read_names(file: Path) -> list[tuple[str, Colour | None]]:
+    """Return the names and colours in classes.txt; nothing if there is no such file."""
+    if not file.is_file():
+        return []
+    found: list[tuple[str, Colour | None]] = []
+    for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
+        words = line.split()
+        if not words:
+            continue
+        ends = [int(w) if w.isdecimal() else -1 for w in words[-3:]]
+        coloured = len(words) > 3 and all(0 <= n < 256 for n in ends)
+        found.append((" ".join(words[:-3] if coloured else words), (ends[0], ends[1], ends[2]) if coloured else None))
+        if [name for name, _ in found].count(found[-1][0]) > 1 and found[-1][0] != "ignore":
+            raise MixerError(f"masks: {file}, line {number}: the class {found[-1][0]!r} is there twice.")
+    if len({c is None for _, c in found}) > 1:
+        raise MixerError(f"masks: {file} gives colours to some classes only; {FORM}.")
+    return found
+
+
+def guessed_legend(root: Path, total: Counter[int], colours: bool, ignore: int | None, first: int) -> Legend:
+    """Return the classes of masks without classes.txt."""
+    if colours:
+        if len(total) > MOST_COLOURS:
+            raise MixerError(
+                f"masks: the masks of {root} have {len(total)} colours, which are no classes; name the classes and "
+                + f"their colours in {NAMES}."
+            )
+        found = [colour_of_number(value) for value in sorted(total)]
+        return Legend(tuple("#" + "".join(f"{n:02x}" for n in c) for c in found), tuple(found), (), ignore, first)
+    labels = [value for value in total if value != ignore]
+    below = [value for value in labels if value < first]
+    if below:
+        raise MixerError(
+            f"masks: {root} has the label {min(below)}, below data.first_label={first}, that is not ignored."
+        )
+    largest = max(labels, default=first - 1)
+    return Legend(tuple(str(first + i) for i in range(largest - first + 1)), None, (), ignore, first)
+
+
+def packed(picture: Tensor) -> Tensor:
+    """Return the colours of a picture (3, H, W) as one number each, int64 (H, W)."""
+    red, green, blue = picture.long()
+    return red * 65536 + green * 256 + blue
+
+
+def number_of(colour: Colour) -> int:
+    """Return a colour as the number red * 65536 + green * 256 + blue."""
+    return colour[0] * 65536 + colour[1] * 256 + colour[2]
+
+
+def colour_of_number(number: int) -> Colour:
+    """Return the colour of such a number."""
+    return number // 65536, number // 256 % 256, number % 256
