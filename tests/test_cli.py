@@ -372,7 +372,7 @@ def test_check_and_report_are_handed_on(monkeypatch, run, tmp_path, capsys):
     asked = []
     monkeypatch.setattr(suite, "main_check", lambda *args: asked.append(args) or 1)
     assert cli.main(["check", "mine:Mixer", "--options", '{"window": 8}', "--json"]) == 1
-    assert asked == [("mine:Mixer", {"window": 8}, True, None, False)]
+    assert asked == [("mine:Mixer", {"window": 8}, True, None, False, "cpu")]
     assert cli.main(["check", "mine.py:Mixer", "--reference", "mine.py:equation", "--verbose"]) == 1
     assert asked.pop() == ("mine.py:Mixer", {}, False, "mine.py:equation", True)
     monkeypatch.setattr(
