@@ -31,6 +31,7 @@ from .parts.aft import (
     empty_full,
     empty_ring,
     history_of,
+    join_ring_states,
     queries,
     ring_step,
 )
@@ -58,6 +59,7 @@ class AFTSimple(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
+    supports_segments = True
     about = About(
         "Zhai et al. 2021, arXiv 2105.14103", "attention free", "T D", "T D", idea="AFT without a bias", tier="core"
     )
@@ -150,6 +152,7 @@ class AFTFull(PairBiased):
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
+    supports_segments = True
     about = About(
         "Zhai et al. 2021, arXiv 2105.14103",
         "attention free",
@@ -243,6 +246,17 @@ class AFTFull(PairBiased):
     def context_state(self, context, context_mask):
         return history_of(self, context, context_mask)
 
+    @property
+    def has_segments(self):
+        return super().has_segments and self.decays
+
+    def fades(self, x, valid):
+        return None, self.decay(x.new_zeros(x.shape[0], 1, self.dim), None)[:, 0]
+
+    def join(self, earlier, later, fade):
+        sums = chunk.merge_faded(earlier[:3], later[:3], fade)
+        return AFTDecayState(*sums, later.last, later.position)
+
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
         self.check_range(query_positions)
@@ -305,6 +319,7 @@ class AFTLocal(PairBiased):
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
+    supports_segments = True
     about = About(
         "Zhai et al. 2021, arXiv 2105.14103",
         "attention free",
@@ -403,6 +418,17 @@ class AFTLocal(PairBiased):
 
     def context_state(self, context, context_mask):
         return history_of(self, context, context_mask)
+
+    @property
+    def halo(self):
+        return max(self.window - 1, 0) if self.outside == "none" else 0
+
+    @property
+    def only_halo(self):
+        return self.outside == "none"
+
+    def join(self, earlier, later, fade):
+        return join_ring_states(earlier, later, only_near=self.outside == "none")
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from ...functional import aft_chunk as chunk
 from ...functional.layout.positions import gather_tokens, last_valid
+from ...functional.sums.filtered import capped
 from ...functional.sums.gates import Gate, check_gate
 from ...functional.sums.outside import Filters
 from ..base import Mixer, register_state, token_positions
+from .history import join_rings
 from .options import at_least, check_spread
 from .shared import valid_mask
 
@@ -142,6 +144,24 @@ def empty_ring(batch: int, ring: int, keys: int, dim: int, *, device: Any, dtype
     return AFTRingState(
         torch.zeros(batch, ring, keys, device=device, dtype=dtype), values, positions.bool(), positions, *sums, position
     )
+
+
+def join_ring_states(
+    earlier: AFTRingState, later: AFTRingState, *, only_near: bool, heads: int = 1, divide: bool = True
+) -> AFTRingState:
+    """Return the state after two adjacent stretches: tokens that leave the joined ring are added to the sums.
+
+    Args:
+        only_near, heads, divide: as in ``ring_step``.
+    """
+    ring, both, left = join_rings(earlier, later)
+    if only_near:
+        return ring
+    far = chunk.merge_past(
+        (earlier.m, earlier.num, earlier.den), (later.m, later.num, later.den), heads=heads
+    )
+    m, num, den = chunk.absorb(far, capped(both.keys, divide), both.values, left, heads=heads)
+    return ring._replace(m=m, num=num, den=den)
 
 
 def ring_step(
