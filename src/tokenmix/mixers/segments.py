@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..functional.layout.positions import gather_tokens, last_valid
 from .input_checks import InputChecks
 from .state import State
 
@@ -41,6 +42,12 @@ class Halo(NamedTuple):
     x: Tensor
     valid: Tensor
     positions: Tensor
+
+
+def newest_halo(x: Tensor, valid: Tensor, positions: Tensor, *, size: int) -> Halo:
+    """Return the last ``size`` valid tokens of x (B, S, D), S >= size, as a halo; masked tokens take no room."""
+    index, there, _ = last_valid(valid, size)
+    return Halo(gather_tokens(x, index), there, gather_tokens(positions, index))
 
 
 class Stretch(NamedTuple):

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..functional.layout.positions import gather_tokens, last_valid
 from ..mixers import Mixer
-from ..mixers.segments import Halo
+from ..mixers.segments import Halo, newest_halo
 
 GATHER_LIMIT = 64 << 20
 """Segments are gathered by every rank while those of all ranks take at most so many bytes; else scanned in log steps."""
@@ -144,7 +143,7 @@ def _halo(size: int, last: Share, cut: bool, ranks: int) -> Program:
     own = Halo(x, valid, index[:, size:] if last.positions is None else last.positions)
     received = nothing
     for _ in range(_rounds(torch.stack(counts), size)):
-        sent = _newest(Halo(*(torch.cat(pair, 1) for pair in zip(nothing if cut else received, own, strict=True))), size)
+        sent = newest_halo(*(torch.cat(pair, 1) for pair in zip(nothing if cut else received, own, strict=True)), size=size)
         if last.positions is None:  # counted from the first token of the next rank
             sent = sent._replace(positions=sent.positions - x.shape[1])
         got = yield Shift(sent, 1)
@@ -159,11 +158,6 @@ def _rounds(counts: Tensor, size: int) -> int:
     first = torch.searchsorted(sums, enough, right=True) - 1
     ranks = torch.arange(sums.shape[1], device=sums.device)
     return int(torch.where(sums > 0, ranks - first, 0)[:, :-1].max())
-
-
-def _newest(halo: Halo, size: int) -> Halo:
-    index, there, _ = last_valid(halo.valid, size)
-    return Halo(gather_tokens(halo.x, index), there, gather_tokens(halo.positions, index))
 
 
 def _counted(mixer: Mixer, share: Share) -> Any:
