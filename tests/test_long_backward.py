@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import signal
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -83,49 +84,61 @@ KILLED = """
 import os, signal, sys
 import tokenmix, torch
 from test_long_backward import model_of, tokens_of
-from tokenmix.system import files
+
+torch.set_num_threads(1)
 room = sys.modules["tokenmix.parallel.long_backward"]
-room.KEPT = 0
-left, write = int(sys.argv[2]), room.whole_file
-class Dying:
+room.KEPT, write = 0, room.whole_file
+
+
+class Dying:  # SIGKILL inside the given write
     def __init__(self, path): self.whole = write(path)
     def __enter__(self):
         global left
-        left -= 1
-        self.file = self.whole.__enter__()
+        self.file, left = self.whole.__enter__(), left - 1
         if left == 0:
             self.file.write(b"half")
             self.file.flush()
             os.kill(os.getpid(), signal.SIGKILL)
         return self.file
     def __exit__(self, *why): return self.whole.__exit__(*why)
+
+
 room.whole_file = Dying
-model = model_of("aft_forget", "aft_local", dtype=torch.float32)
-found = tokenmix.long_backward(model, tokens_of(60), chunk=3, save=sys.argv[1], save_every=4)
-print(found.loss.hex(), found.norm.hex(), torch.cat([p.grad.flatten() for p in model.parameters()]).numpy().tobytes().hex())
+for name, writes in (("whole", [-1]), ("killed", [1, 1, 2, 3, 2, 2, 3, 2, 2, 2, 2, 2, 2, -1])):
+    died = 0
+    for left in writes:
+        if not (child := os.fork()):
+            model = model_of("aft_forget", "aft_local", dtype=torch.float32)
+            found = tokenmix.long_backward(
+                model, tokens_of(60), chunk=3, save=os.path.join(sys.argv[1], name), save_every=4
+            )
+            grads = torch.cat([p.grad.flatten() for p in model.parameters()]).view(torch.int32).tolist()
+            print(found.loss.hex(), found.norm.hex(), grads, flush=True)
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        if status == 0:
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        died += 1
+    print(name, died, status, flush=True)
 """
 
 
-def run(folder, writes: int) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", KILLED, str(folder), str(writes)], capture_output=True, text=True
-    )
-
-
 def test_killed_at_any_write_it_gives_the_same_bits(tmp_path):
-    """SIGKILL inside the first, the second, .. write of one folder, until it finishes."""
-    whole = run(tmp_path / "whole", -1)
-    assert whole.returncode == 0, whole.stderr
-    for writes in (1, 3):
-        died = 0
-        while (done := run(tmp_path / f"killed-{writes}", writes)).returncode == -signal.SIGKILL:
-            died += 1
-            assert died < 40
-            if writes == 1 and died > 2:  # a process that dies in its first write makes no progress
-                writes = 2
-        assert done.returncode == 0, done.stderr
-        assert died > 2
-        assert done.stdout == whole.stdout
+    """SIGKILL inside the first, the second, .. write of one folder, until it finishes; children of one process."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", KILLED, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+    )
+    assert done.returncode == 0, done.stderr
+    whole, said, killed, count = done.stdout.splitlines()
+    assert said == "whole 0 0"
+    name, died, status = count.split()
+    assert (name, status) == ("killed", "0")
+    assert int(died) >= 6
+    assert killed == whole
 
 
 def test_a_finished_folder_gives_its_result_again_and_refuses_another_call(tmp_path):

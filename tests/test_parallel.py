@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cases import CASES, FIRST
+from cases import CASES
 from tokenmix import MixerError, build_mixer
 from tokenmix.models import LM, LMConfig
 from tokenmix.parallel import SimWorld
@@ -42,8 +42,8 @@ def equals_one_process(case: str, T: int, ranks: int, *, scan=None, key_mask=Non
     weight, leaves = inputs.noise(2, T, 8, seed=3) * live, [x, *mixer.parameters()]
     want = mixer(x, key_mask=key_mask)
     got = world.mix(mixer, x, key_mask=key_mask, cuts=cuts)
-    scale = float(want.abs().max())
-    assert float(((got - want) * live).abs().max()) <= 1e-10 * scale
+    scale = float(want.detach().abs().max())
+    assert float(((got - want).detach() * live).abs().max()) <= 1e-10 * scale
     pairs = [
         [torch.zeros_like(a) if g is None else g for a, g in zip(leaves, found, strict=True)]
         for found in (torch.autograd.grad((y * weight).sum(), leaves, allow_unused=True) for y in (got, want))
@@ -58,7 +58,6 @@ def test_equals_one_process(case):
     """At few ranks, some of which have no token, with padding in front and holes."""
     masks = inputs.key_masks(12)
     for ranks, scan, mask, cuts in (
-        (1, None, None, None),
         (2, "gather", masks["left"], None),
         (3, "steps", masks["holes"], None),
         (7, "steps", masks["mixed"], (0, 1, 1, 5, 6, 12)),
@@ -66,13 +65,13 @@ def test_equals_one_process(case):
         equals_one_process(case, 12, ranks, scan=scan, key_mask=mask, cuts=cuts)
 
 
-@pytest.mark.parametrize("case", sorted(set(FIRST.values()) & set(ROWS)))
+@pytest.mark.parametrize("case", ["aft_simple", "aft_local-3", "aft_forget", "lightconv", "rfa-gate", "local-pool"])
 def test_64_ranks(case):
     mask = torch.arange(128) >= torch.tensor([[3], [70]])
     equals_one_process(case, 128, 64, scan="steps", key_mask=mask)
 
 
-@pytest.mark.parametrize("case", ["aft_simple", "aft_local-3", "aft_forget", "lightconv", "rfa-gate"])
+@pytest.mark.parametrize("case", ["aft_simple", "lightconv"])
 def test_1024_ranks(case):
     """Two tokens on each rank."""
     world = equals_one_process(case, 2048, 1024, scan="steps")
@@ -91,10 +90,23 @@ def test_traffic_does_not_grow_with_the_sequence(case):
     assert found[0].received > 0
 
 
-def test_traffic_is_that_of_the_formulas():
-    """AFT-simple sends 24 bytes per feature and row, and 8 numbers of counting."""
-    mixer, x = mixer_of("aft_simple", 64), inputs.noise(2, 64, 8, seed=1)
-    carry = 2 * (24 * 8 + 8 + 8 + 1 + 1)
+def test_one_rank_sends_nothing():
+    assert equals_one_process("aft_forget", 12, 1).traffic == (0, 0, 0)
+
+
+CARRIES = {
+    "hydra": lambda D: 8 * D + 8,
+    "aft_simple": lambda D: 24 * D,
+    "linear": lambda D: 8 * D * (D // 2 + 2),
+    "aft_local-3": lambda D: 24 * D + 2 * (8 * D + 9) + 8,
+}
+"""Bytes for each row by the formulas of docs/scale.md, without 18 bytes of counters."""
+
+
+@pytest.mark.parametrize("case", CARRIES)
+def test_traffic_is_that_of_the_formulas(case):
+    mixer, x = mixer_of(case, 64).float(), inputs.noise(2, 64, 8, seed=1).float()
+    carry = 2 * (CARRIES[case](8) + 18)
     world = SimWorld(8, scan="gather", latency=1.0, bandwidth=1.0)
     world.mix(mixer, x)
     assert world.traffic == (7 * carry, 56 * carry, 3)

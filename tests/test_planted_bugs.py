@@ -1,4 +1,4 @@
-"""Plant bugs in digits, samplers, loops and the tasks on texts; the named test must notice each.
+"""Plant bugs in digits, samplers, loops, the tasks on texts, ranks and long gradients; the named test must notice each.
 
 Each is patched into a copy of the library, on which the test runs in a process of its own and must fail by comparison.
 """
@@ -221,6 +221,38 @@ BUGS = [
         "longest = sizes.index(min(size for size in sizes if size))",
         "test_documents",
         "test_of_a_pair_the_longer_text_is_cut",
+    ),
+    Bug(
+        "a rank adds its own segment to what came before it",
+        "parallel/program.py",
+        "for other in every[:rank]:",
+        "for other in every[: rank + 1]:",
+        "test_parallel",
+        "test_equals_one_process and hydra",
+    ),
+    Bug(
+        "a scan in steps is inclusive",
+        "parallel/program.py",
+        "return (yield Shift(segment, 1))",
+        "return segment",
+        "test_parallel",
+        "test_equals_one_process and hydra",
+    ),
+    Bug(
+        "what lies before a document counts",
+        "parallel/program.py",
+        "cut=torch.ones_like(segment.cut)",
+        "cut=segment.cut",
+        "test_segments",
+        "test_nothing_before_a_document_counts and hydra",
+    ),
+    Bug(
+        "the gradient of the state is dropped between chunks",
+        "parallel/long_backward.py",
+        "if g is not None and a.requires_grad:",
+        "if g is None and a.requires_grad:",
+        "test_long_backward",
+        "test_equals_the_ordinary_backward and hydra",
     ),
 ]
 

@@ -62,7 +62,9 @@ class Delta(Mixer):
         return outputs, M, S
 
     def mix(self, x, context, *, key_mask=None, **given):
-        return self.mix_chunk(x, self.empty_state(len(x), device=None, dtype=x.dtype), positions=None, key_mask=key_mask)[0]
+        return self.mix_chunk(
+            x, self.empty_state(len(x), device=None, dtype=x.dtype), positions=None, key_mask=key_mask
+        )[0]
 
     def empty_state(self, batch_size, *, device, dtype):
         return DeltaState(torch.zeros(batch_size, self.dim, self.dim, dtype=dtype))

@@ -60,7 +60,11 @@ def merge_faded(earlier: Past, later: Past, fade: Tensor) -> Past:
     m, num, den and fade have one shape (B, .., D).
     """
     first, second = (
-        Sums(m.double()[..., None, :], torch.zeros_like(m.double())[..., None, :], torch.stack([num, den], -2)[..., None, :, :])
+        Sums(
+            m.double()[..., None, :],
+            torch.zeros_like(m.double())[..., None, :],
+            torch.stack([num, den], -2)[..., None, :, :],
+        )
         for m, num, den in (earlier, later)
     )
     total = merge(faded(first, fade.double()[..., None, :]), second)

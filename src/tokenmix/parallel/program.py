@@ -143,7 +143,9 @@ def _halo(size: int, last: Share, cut: bool, ranks: int) -> Program:
     own = Halo(x, valid, index[:, size:] if last.positions is None else last.positions)
     received = nothing
     for _ in range(_rounds(torch.stack(counts), size)):
-        sent = newest_halo(*(torch.cat(pair, 1) for pair in zip(nothing if cut else received, own, strict=True)), size=size)
+        sent = newest_halo(
+            *(torch.cat(pair, 1) for pair in zip(nothing if cut else received, own, strict=True)), size=size
+        )
         if last.positions is None:  # counted from the first token of the next rank
             sent = sent._replace(positions=sent.positions - x.shape[1])
         got = yield Shift(sent, 1)

@@ -89,7 +89,9 @@ def segments_compose(s: Subject) -> None:
         for cuts in ((0, a, a, a + 1, b), tuple(range(b + 1))):
             parts = segments_of(mixer, x, cuts, **each)
             for name, bracket in BRACKETS.items():
-                _continues(s, mixer, x, bracket(parts).after(mixer.init_state(2)), want, live, b, each, f"{cuts}, {name}")
+                _continues(
+                    s, mixer, x, bracket(parts).after(mixer.init_state(2)), want, live, b, each, f"{cuts}, {name}"
+                )
         _, state = mixer.extend(x[:, :a], mixer.init_state(2), **{k: v[:, :a] for k, v in each.items()})
         part = segments_of(mixer, x, (a, b), **each)[0]
         _continues(s, mixer, x, part.after(state), want, live, b, each, f"{(a, b)} after a stream")

@@ -10,7 +10,19 @@ from torch import nn
 
 from ..errors import MixerError
 from ..mixers import MIXERS
-from . import batching, building, elsewhere, equality, masking, nonfinite, plain, refusals, segments, streaming, transforms
+from . import (
+    batching,
+    building,
+    elsewhere,
+    equality,
+    masking,
+    nonfinite,
+    plain,
+    refusals,
+    segments,
+    streaming,
+    transforms,
+)
 from .crash import own_line
 from .report import (
     BROKEN,

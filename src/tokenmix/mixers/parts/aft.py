@@ -157,9 +157,7 @@ def join_ring_states(
     ring, both, left = join_rings(earlier, later)
     if only_near:
         return ring
-    far = chunk.merge_past(
-        (earlier.m, earlier.num, earlier.den), (later.m, later.num, later.den), heads=heads
-    )
+    far = chunk.merge_past((earlier.m, earlier.num, earlier.den), (later.m, later.num, later.den), heads=heads)
     m, num, den = chunk.absorb(far, capped(both.keys, divide), both.values, left, heads=heads)
     return ring._replace(m=m, num=num, den=den)
 

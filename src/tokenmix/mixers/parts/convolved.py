@@ -172,7 +172,9 @@ class ConvolvedAFT(Mixer):
 
     def state_of(self, x, empty, positions, key_mask):
         state = self.mix_chunk(x, empty, positions=positions, key_mask=key_mask)[1]
-        own = valid_mask(x, key_mask).sum(1, keepdim=True)  # the rest of the ring is the halo, which is not the stretch's
+        own = valid_mask(x, key_mask).sum(
+            1, keepdim=True
+        )  # the rest of the ring is the halo, which is not the stretch's
         return state._replace(valid=state.valid & (state.valid.flip(1).cumsum(1).flip(1) <= own))
 
     def fades(self, x, valid):
