@@ -253,7 +253,7 @@ class AFTFull(PairBiased):
     def fades(self, x, valid):
         return None, self.decay(x.new_zeros(x.shape[0], 1, self.dim), None)[:, 0]
 
-    def join(self, earlier, later, fade):
+    def join_states(self, earlier, later, fade):
         sums = chunk.merge_faded(earlier[:3], later[:3], fade)
         return AFTDecayState(*sums, later.last, later.position)
 
@@ -427,7 +427,7 @@ class AFTLocal(PairBiased):
     def only_halo(self):
         return self.outside == "none"
 
-    def join(self, earlier, later, fade):
+    def join_states(self, earlier, later, fade):
         return join_ring_states(earlier, later, only_near=self.outside == "none")
 
     def mix_chunk(self, x, state, *, positions, key_mask):

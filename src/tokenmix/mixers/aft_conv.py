@@ -201,7 +201,7 @@ class AFTConv(Mixer):
     def only_halo(self):
         return self.outside == "none"
 
-    def join(self, earlier, later, fade):
+    def join_states(self, earlier, later, fade):
         options = {"heads": self.heads, "divide": self.divide}
         return join_ring_states(earlier, later, only_near=self.outside == "none", **options)
 

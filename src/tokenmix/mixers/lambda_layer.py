@@ -233,7 +233,7 @@ class Lambda(Mixer):
     def has_segments(self):
         return super().has_segments and self.window is not None
 
-    def join(self, earlier, later, fade):
+    def join_states(self, earlier, later, fade):
         m, num, den = chunk.merge_past(earlier[3:6], later[3:6])
         return join_rings(earlier, later)[0]._replace(m=m, num=num, den=den)
 

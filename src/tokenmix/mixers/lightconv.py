@@ -93,7 +93,7 @@ class LightConv(Mixer):
     def only_halo(self):
         return True
 
-    def join(self, earlier, later, fade):
+    def join_states(self, earlier, later, fade):
         return join_rings(earlier, later)[0]
 
     def mix_chunk(self, x, state, *, positions, key_mask):
@@ -178,7 +178,7 @@ class DynamicConv(Mixer):
     def only_halo(self):
         return True
 
-    def join(self, earlier, later, fade):
+    def join_states(self, earlier, later, fade):
         return join_rings(earlier, later)[0]
 
     def mix_chunk(self, x, state, *, positions, key_mask):

@@ -182,7 +182,7 @@ class Local(Mixer):
     def only_halo(self):
         return self.outside != "pool"
 
-    def join(self, earlier, later, fade):
+    def join_states(self, earlier, later, fade):
         ring, both, left = join_rings(earlier, later)
         if self.outside != "pool":
             return ring

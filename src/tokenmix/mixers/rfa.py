@@ -165,7 +165,7 @@ class RFA(Mixer):
         kept = torch.where(valid[..., None], F.logsigmoid(self.gate_proj(x).double()), 0.0)
         return kept.sum(1)[..., None], None
 
-    def join(self, earlier, later, fade):
+    def join_states(self, earlier, later, fade):
         return RFAState(*sums.merge_past((earlier.m + fade, earlier.acc), later))
 
     def mix_chunk(self, x, state, *, positions, key_mask):

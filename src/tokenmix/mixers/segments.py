@@ -1,7 +1,7 @@
 """Segments: what a stretch of tokens does to whatever came before it, so that stretches can be read apart.
 
-A state says what all tokens so far amount to; a segment says how one stretch changes any state. Segments can be computed
-on different machines, or at different times, and composed in any bracketing: ``a.then(b).after(state)``.
+A state says what all tokens so far amount to; a segment says how one stretch changes any state. Segments can be
+computed on different machines, or at different times, and composed in any bracketing: ``a.then(b).after(state)``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .input_checks import InputChecks
 from .state import State
 
 Join = Callable[[State, State, Tensor | None], State]
-"""The state after two adjacent stretches, from the state of each; the earlier sums are first multiplied by exp(fade)."""
+"""The state after two adjacent stretches, from the state of each; earlier sums are first multiplied by exp(fade)."""
 
 
 @runtime_checkable
@@ -35,8 +35,8 @@ class Segment(Protocol):
 class Halo(NamedTuple):
     """The last tokens before a stretch, as many as ``mixer.halo``.
 
-    x (B, R, D), before any projection; valid (B, R) bool, False = no token, or a masked one; positions (B, R): as given,
-    or else the index of each token counted from the first of the stretch, so below 0.
+    x (B, R, D), before any projection; valid (B, R) bool, False = no token, or a masked one; positions (B, R): as
+    given, or else the index of each token counted from the first of the stretch, so below 0.
     """
 
     x: Tensor
@@ -55,9 +55,9 @@ class Stretch(NamedTuple):
 
     Positions that were not given are counted from the first token of the stretch, and moved when it is composed.
 
-    state: after the stretch alone. fade: the logarithm of the factor by which the stretch multiplies earlier sums, in the
-    shape of the scale m; None: 1. rate: the same for each position of distance since the last valid token, instead of
-    ``fade``. length (B,): the number of tokens. live (B,): of those from the first valid one on. placed (B,) bool:
+    state: after the stretch alone. fade: the logarithm of the factor by which the stretch multiplies earlier sums, in
+    the shape of the scale m; None: 1. rate: the same for each position of distance since the last valid token, instead
+    of ``fade``. length (B,): the number of tokens. live (B,): of those from the first valid one on. placed (B,) bool:
     whether positions were given. cut (B,) bool: whether a document begins inside, so that nothing before it counts; the
     state is then that of the last document. join: composes two states.
     """
@@ -122,8 +122,8 @@ class Ask(NamedTuple):
 class Segmented(InputChecks):
     """The part of ``Mixer`` that computes segments. A mixer that has them says ``supports_segments``.
 
-    A mixer whose state is a sum (it has ``merge_with``) needs nothing else. Others write ``join``, and those whose sums
-    fade ``fades``.
+    A mixer whose state is a sum (it has ``merge_with``) needs nothing else. Others write ``join_states``, and
+    those whose sums fade ``fades``.
     """
 
     capabilities: Any
@@ -143,7 +143,7 @@ class Segmented(InputChecks):
 
     @property
     def only_halo(self) -> bool:
-        """Return whether the last ``halo`` tokens are all that the mixer knows of the past, so that nothing is summed."""
+        """Return whether the last ``halo`` tokens are all that the mixer knows of the past."""
         return False
 
     def segment(
@@ -202,7 +202,7 @@ class Segmented(InputChecks):
         length = torch.full((x.shape[0],), x.shape[1], device=x.device)
         live = length if key_mask is None else (key_mask.cumsum(1) > 0).sum(1)
         none = torch.zeros_like(length, dtype=torch.bool)
-        return Stretch(state, fade, rate, length, live, none if positions is None else ~none, none, self.join)
+        return Stretch(state, fade, rate, length, live, none if positions is None else ~none, none, self.join_states)
 
     def state_of(self, x: Tensor, empty: State, positions: Tensor, key_mask: Tensor | None) -> State:
         """Return the state after x (B, L, D), from an empty one or from that of ``behind``."""
@@ -218,6 +218,6 @@ class Segmented(InputChecks):
         """Return ``fade`` and ``rate`` of ``Stretch``: what passing x does to earlier sums."""
         return None, None
 
-    def join(self, earlier: State, later: State, fade: Tensor | None) -> State:
+    def join_states(self, earlier: State, later: State, fade: Tensor | None) -> State:
         """Return the state after two adjacent stretches; positions of the later one count on from the earlier one."""
         return earlier.merge_with(later)

@@ -124,7 +124,7 @@ class TransformerXL(Mixer):
     def only_halo(self):
         return True
 
-    def join(self, earlier, later, fade):
+    def join_states(self, earlier, later, fade):
         return join_rings(earlier, later)[0]
 
     def mix_chunk(self, x, state, *, positions, key_mask):

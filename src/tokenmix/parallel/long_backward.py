@@ -54,8 +54,8 @@ def long_backward(
     last state received from the chunk after it. Memory is that of one chunk and of about 2 sqrt(n) states.
 
     Args:
-        model: causal, with ``init_state(rows)`` and ``extend(tokens, state) -> (logits, state)``, such as ``models.LM``,
-            in eval mode if it has dropout.
+        model: causal, with ``init_state(rows)`` and ``extend(tokens, state) -> (logits, state)``, such as
+            ``models.LM``, in eval mode if it has dropout.
         tokens: (B, T + 1) integers; each of the first T predicts the next. They may be mapped from a file.
         chunk: tokens computed at once.
         loss: maps logits (B, L, V) and targets (B, L) to the sum of the losses; None: cross-entropy.
@@ -73,7 +73,8 @@ def long_backward(
 def _check(model: Any, tokens: Any, chunk: Any, save_every: Any) -> None:
     if not hasattr(model, "extend") or not hasattr(model, "init_state"):
         raise MixerError(
-            f"long_backward: {type(model).__name__} has no init_state and extend; give a causal model, such as models.LM."
+            f"long_backward: {type(model).__name__} has no init_state and extend; give a causal model, "
+            "such as models.LM."
         )
     for name, value in (("chunk", chunk), ("save_every", save_every)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -16,7 +16,7 @@ from ..mixers import Mixer
 from ..mixers.segments import Halo, newest_halo
 
 GATHER_LIMIT = 64 << 20
-"""Segments are gathered by every rank while those of all ranks take at most so many bytes; else scanned in log steps."""
+"""Every rank gathers all segments while these take at most so many bytes together; else they are scanned in steps."""
 Scan = Literal["gather", "steps"]
 
 

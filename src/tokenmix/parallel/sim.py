@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers import Mixer
-from .program import Gather, Program, Scan, Share, Shift, mix_share, tree_bytes
+from .program import Gather, Program, Scan, Share, mix_share, tree_bytes
 
 
 class Traffic(NamedTuple):

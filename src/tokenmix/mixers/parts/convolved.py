@@ -188,7 +188,7 @@ class ConvolvedAFT(Mixer):
             fade = fade.transpose(1, 2).repeat_interleave(self.dim // fade.shape[1], 2)
         return (None, fade) if self.by_distance else (fade, None)
 
-    def join(self, earlier, later, fade):
+    def join_states(self, earlier, later, fade):
         m, num, den = merge_faded(*((s.m, s.num, s.den) for s in (earlier, later)), fade)
         return join_rings(earlier, later)[0]._replace(m=m, num=num, den=den, last=later.last)
 
