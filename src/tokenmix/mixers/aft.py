@@ -26,12 +26,12 @@ from .parts.aft import (
     AFTDecayState,
     AFTFullState,
     AFTSimpleState,
+    RingSegments,
     add_projections,
     empty_decay,
     empty_full,
     empty_ring,
     history_of,
-    join_ring_states,
     queries,
     ring_step,
 )
@@ -296,7 +296,7 @@ class AFTFull(PairBiased):
         return y, AFTFullState(*history, key_positions, state.position)
 
 
-class AFTLocal(PairBiased):
+class AFTLocal(RingSegments, PairBiased):
     """AFT-local: AFT-full with a bias that is learned for |t - s| < window and is 0 elsewhere.
 
     Every key still counts. Zhai et al. 2021, arXiv:2105.14103, Eq. 4. Maps (B, T, D) to (B, T, D).
@@ -418,17 +418,6 @@ class AFTLocal(PairBiased):
 
     def context_state(self, context, context_mask):
         return history_of(self, context, context_mask)
-
-    @property
-    def halo(self):
-        return max(self.window - 1, 0) if self.outside == "none" else 0
-
-    @property
-    def only_halo(self):
-        return self.outside == "none"
-
-    def join_states(self, earlier, later, fade):
-        return join_ring_states(earlier, later, only_near=self.outside == "none")
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)

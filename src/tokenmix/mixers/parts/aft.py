@@ -162,6 +162,21 @@ def join_ring_states(
     return ring._replace(m=m, num=num, den=den)
 
 
+class RingSegments:
+    """The segments of a mixer with a ring of its last tokens, and sums of older ones unless ``outside`` is "none"."""
+
+    @property
+    def halo(self):
+        return max(self.window - 1, 0) if self.outside == "none" else 0
+
+    @property
+    def only_halo(self):
+        return self.outside == "none"
+
+    def join_states(self, earlier, later, fade):
+        return join_ring_states(earlier, later, only_near=self.outside == "none")
+
+
 def ring_step(
     mixer: Any,
     x: Tensor,
