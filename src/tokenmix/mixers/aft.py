@@ -26,6 +26,7 @@ from .parts.aft import (
     AFTDecayState,
     AFTFullState,
     AFTSimpleState,
+    DecaySegments,
     RingSegments,
     add_projections,
     empty_decay,
@@ -125,7 +126,7 @@ class AFTSimple(Mixer):
         return y, AFTSimpleState(*sums)
 
 
-class AFTFull(PairBiased):
+class AFTFull(DecaySegments, PairBiased):
     """AFT-full: y_t = W_o [sigma(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts)].
 
     w is a learned bias per pair of positions. Zhai et al. 2021, arXiv:2105.14103, Eq. 2. Maps (B, T, D) to (B, T, D).
@@ -245,17 +246,6 @@ class AFTFull(PairBiased):
 
     def context_state(self, context, context_mask):
         return history_of(self, context, context_mask)
-
-    @property
-    def has_segments(self):
-        return super().has_segments and self.decays
-
-    def fades(self, x, valid):
-        return None, self.decay(x.new_zeros(x.shape[0], 1, self.dim), None)[:, 0]
-
-    def join_states(self, earlier, later, fade):
-        sums = chunk.merge_faded(earlier[:3], later[:3], fade)
-        return AFTDecayState(*sums, later.last, later.position)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)

@@ -162,6 +162,21 @@ def join_ring_states(
     return ring._replace(m=m, num=num, den=den)
 
 
+class DecaySegments:
+    """The segments of AFT-full whose bias falls linearly with the distance."""
+
+    @property
+    def has_segments(self):
+        return super().has_segments and self.decays
+
+    def fades(self, x, valid):
+        return None, self.decay(x.new_zeros(x.shape[0], 1, self.dim), None)[:, 0]
+
+    def join_states(self, earlier, later, fade):
+        sums = chunk.merge_faded(earlier[:3], later[:3], fade)
+        return AFTDecayState(*sums, later.last, later.position)
+
+
 class RingSegments:
     """The segments of a mixer with a ring of its last tokens, and sums of older ones unless ``outside`` is "none"."""
 
