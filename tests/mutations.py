@@ -1231,15 +1231,6 @@ MUTATIONS = [
         "segments_compose",
     ),
     Mutation(
-        "the halo stays in the ring of the stretch",
-        "mixers/parts/convolved.py",
-        "state._replace(valid=state.valid & (state.valid.flip(1).cumsum(1).flip(1) <= own))",
-        "state",
-        "aft_forget",
-        True,
-        "segments_compose",
-    ),
-    Mutation(
         "tokens that leave the joined ring are lost",
         "mixers/parts/aft.py",
         "m, num, den = chunk.absorb(far, capped(both.keys, divide), both.values, left, heads=heads)",
