@@ -1221,6 +1221,43 @@ MUTATIONS = [
         True,
         "streaming_equals_parallel",
     ),
+    # planted in: segments
+    Mutation(
+        "a stretch keeps its local positions",
+        "mixers/segments.py",
+        "new = _moved(later.state, torch.where(later.placed, 0, seen))",
+        "new = later.state",
+        "aft_local-3",
+        True,
+        "segments_compose",
+    ),
+    Mutation(
+        "the halo is taken after the convolution",
+        "mixers/parts/convolved.py",
+        "return ring._replace(m=empty.m,",
+        "return ring._replace(values=self.conv(ring.values), m=empty.m,",
+        "aft_forget",
+        True,
+        "segments_compose",
+    ),
+    Mutation(
+        "a transition is kept in bfloat16",
+        "mixers/parts/convolved.py",
+        "torch.where(mask, limited(g), 0.0).sum(1)",
+        "torch.where(mask, limited(g), 0.0).sum(1).bfloat16()",
+        "aft_forget",
+        True,
+        "segments_compose",
+    ),
+    Mutation(
+        "tokens that leave the joined ring are lost",
+        "mixers/parts/aft.py",
+        "m, num, den = chunk.absorb(far, capped(both.keys, divide), both.values, left, heads=heads)",
+        "m, num, den = far",
+        "aft_local-3",
+        True,
+        "segments_compose",
+    ),
 ]
 
 

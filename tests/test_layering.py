@@ -31,6 +31,7 @@ ORDER = [
     "positions",
     "mixers",
     "models",
+    "parallel",
     "export",
     "data",
     "train",

@@ -1,4 +1,4 @@
-"""Plant bugs in digits, samplers, loops and the tasks on texts, points and images; the named test must notice each.
+"""Plant bugs in digits, samplers, loops, ranks and the tasks on texts, points and images; a named test notices each.
 
 Each is patched into a copy of the library, on which the test runs in a process of its own and must fail by comparison.
 """
@@ -454,6 +454,38 @@ BUGS = [
         '"valid": (0, held)',
         "test_masks",
         "test_splits_of_scenes_share_no_scene",
+    ),
+    Bug(
+        "a rank adds its own segment to what came before it",
+        "parallel/program.py",
+        "for other in every[:rank]:",
+        "for other in every[: rank + 1]:",
+        "test_parallel",
+        "test_equals_one_process and hydra",
+    ),
+    Bug(
+        "a scan in steps is inclusive",
+        "parallel/program.py",
+        "return (yield Shift(segment, 1))",
+        "return segment",
+        "test_parallel",
+        "test_equals_one_process and hydra",
+    ),
+    Bug(
+        "what lies before a document counts",
+        "parallel/program.py",
+        "cut=torch.ones_like(segment.cut)",
+        "cut=segment.cut",
+        "test_segments",
+        "test_nothing_before_a_document_counts and hydra",
+    ),
+    Bug(
+        "the gradient of the state is dropped between chunks",
+        "parallel/long_backward.py",
+        "if g is not None and a.requires_grad:",
+        "if g is None and a.requires_grad:",
+        "test_long_backward",
+        "test_equals_the_ordinary_backward and hydra",
     ),
 ]
 

@@ -11,6 +11,7 @@ with collection_paused():  # which saves a fourth of this import
         MIXERS,
         Capabilities,
         Mixer,
+        Segment,
         aux_losses,
         build_mixer,
         merge,
@@ -18,17 +19,20 @@ with collection_paused():  # which saves a fourth of this import
         reorder,
         state_bytes,
     )
+    from .parallel import long_backward
 
 __all__ = [
     "Capabilities",
     "MIXERS",
     "Mixer",
     "MixerError",
+    "Segment",
     "__version__",
     "aux_losses",
     "build_mixer",
     "fast_linear",
     "functional",
+    "long_backward",
     "merge",
     "register_mixer",
     "reorder",

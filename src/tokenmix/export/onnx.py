@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -272,9 +273,7 @@ def _name_axes(model: Any, program: Any, port: Port) -> None:
 
 
 def _version() -> str:
-    from .. import __version__
-
-    return __version__
+    return sys.modules["tokenmix"].__version__  # not imported: the package imports rooms above this one
 
 
 def _config(model: Any) -> dict[str, Any]:

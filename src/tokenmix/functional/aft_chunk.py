@@ -23,6 +23,7 @@ from .sums.outside import Filters
 from .sums.softmax import (
     FLOOR,
     Sums,
+    faded,
     finite_low,
     hidden_sums,
     literal,
@@ -48,9 +49,27 @@ def empty_past(batch: int, keys: int, features: int, *, device: torch.device | s
     return none + FLOOR, torch.zeros(batch, features, device=device, dtype=torch.float64), none
 
 
-def merge_past(earlier: Past, later: Past) -> Past:
+def merge_past(earlier: Past, later: Past, *, heads: int = 1) -> Past:
     """Return the sums over two adjacent stretches of tokens."""
-    return _flat(merge(_lift(earlier, 1), _lift(later, 1)))
+    return _flat(merge(_lift(earlier, heads), _lift(later, heads)))
+
+
+def merge_faded(earlier: Past, later: Past, fade: Tensor) -> Past:
+    """Return the sums over two adjacent stretches, the later of which multiplies the earlier by exp(fade).
+
+    m, num, den and fade have one shape (B, .., D).
+    """
+    first, second = (
+        Sums(
+            m.double()[..., None, :],
+            torch.zeros_like(m.double())[..., None, :],
+            torch.stack([num, den], -2)[..., None, :, :],
+        )
+        for m, num, den in (earlier, later)
+    )
+    total = merge(faded(first, fade.double()[..., None, :]), second)
+    num, den = (total.acc * torch.exp(total.lift)[..., None, :])[..., 0, :, :].unbind(-2)
+    return total.m[..., 0, :], num, den
 
 
 def absorb(past: Past, k: Tensor, v: Tensor, valid: Tensor | None, *, heads: int = 1) -> Past:

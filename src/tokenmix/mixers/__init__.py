@@ -7,6 +7,7 @@ from .examples import example_mixer, state_growth
 from .facts import Kernels, mixer_options
 from .parts.aux_losses import aux_losses
 from .parts.shared import check_positions, valid_mask
+from .segments import Segment
 from .state import State, chunk_positions, merge, register_state, reorder, state_bytes, token_positions
 from .table import *  # noqa: F403  (every class that is a row of MIXERS, and the table itself)
 from .table import CORE, MIXERS, is_softmax, register_mixer
@@ -22,6 +23,7 @@ __all__ = [
     "MixerName",
     "MixingCost",
     "QKVO",
+    "Segment",
     "State",
     "aux_losses",
     "build_mixer",

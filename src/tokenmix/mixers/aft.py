@@ -26,6 +26,8 @@ from .parts.aft import (
     AFTDecayState,
     AFTFullState,
     AFTSimpleState,
+    DecaySegments,
+    RingSegments,
     add_projections,
     empty_decay,
     empty_full,
@@ -58,6 +60,7 @@ class AFTSimple(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
+    supports_segments = True
     about = About(
         "Zhai et al. 2021, arXiv 2105.14103", "attention free", "T D", "T D", idea="AFT without a bias", tier="core"
     )
@@ -123,7 +126,7 @@ class AFTSimple(Mixer):
         return y, AFTSimpleState(*sums)
 
 
-class AFTFull(PairBiased):
+class AFTFull(DecaySegments, PairBiased):
     """AFT-full: y_t = W_o [sigma(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts)].
 
     w is a learned bias per pair of positions. Zhai et al. 2021, arXiv:2105.14103, Eq. 2. Maps (B, T, D) to (B, T, D).
@@ -150,6 +153,7 @@ class AFTFull(PairBiased):
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
+    supports_segments = True
     about = About(
         "Zhai et al. 2021, arXiv 2105.14103",
         "attention free",
@@ -282,7 +286,7 @@ class AFTFull(PairBiased):
         return y, AFTFullState(*history, key_positions, state.position)
 
 
-class AFTLocal(PairBiased):
+class AFTLocal(RingSegments, PairBiased):
     """AFT-local: AFT-full with a bias that is learned for |t - s| < window and is 0 elsewhere.
 
     Every key still counts. Zhai et al. 2021, arXiv:2105.14103, Eq. 4. Maps (B, T, D) to (B, T, D).
@@ -305,6 +309,7 @@ class AFTLocal(PairBiased):
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
+    supports_segments = True
     about = About(
         "Zhai et al. 2021, arXiv 2105.14103",
         "attention free",

@@ -12,7 +12,7 @@ from ..functional.sums.gates import Gate
 from ..functional.sums.outside import FILTERS, OUTSIDES, Filters, Outside
 from .base import About, Arguments, Kernels, Mixer
 from .cost import MixingCost
-from .parts.aft import add_projections, empty_ring, queries, ring_step
+from .parts.aft import add_projections, empty_ring, join_ring_states, queries, ring_step
 from .parts.options import check_heads, check_spread, one_of, true_or_false
 from .parts.patterns import build_distance_bias
 from .parts.shared import ring_chunk
@@ -56,6 +56,7 @@ class AFTConv(Mixer):
     """
 
     supports_causal = supports_streaming = supports_grid = True
+    supports_segments = True
     about = About(
         "Zhai et al. 2021, arXiv 2105.14103",
         "attention free",
@@ -191,6 +192,18 @@ class AFTConv(Mixer):
 
     def empty_state(self, batch_size, *, device, dtype):
         return empty_ring(batch_size, self.kernel_size - 1, self.heads, self.dim, device=device, dtype=dtype)
+
+    @property
+    def halo(self):
+        return self.kernel_size - 1 if self.outside == "none" else 0
+
+    @property
+    def only_halo(self):
+        return self.outside == "none"
+
+    def join_states(self, earlier, later, fade):
+        options = {"heads": self.heads, "divide": self.divide}
+        return join_ring_states(earlier, later, only_near=self.outside == "none", **options)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)

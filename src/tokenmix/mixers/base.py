@@ -20,8 +20,8 @@ from .cost import Cost, MixingCost
 from .facts import QKVO as QKVO
 from .facts import About as About
 from .facts import Kernels as Kernels
-from .input_checks import InputChecks
 from .parts.hands_out import HandsOut
+from .segments import Ask, Segmented
 from .state import State as State
 from .state import chunk_positions as chunk_positions
 from .state import register_state as register_state
@@ -45,7 +45,7 @@ class Capabilities:
     export: bool
 
 
-class Mixer(InputChecks, metaclass=Checked):
+class Mixer(Segmented, metaclass=Checked):
     """A token mixer: it maps (B, T, D) to (B, T, D), in the place of multi-head attention.
 
     Args:
@@ -315,6 +315,10 @@ class Mixer(InputChecks, metaclass=Checked):
             self.refuse("extend needs at least one token, got a chunk of length 0")
         if not self.causal and not self.supports_context:
             self.refuse("was built with causal=False and does not stream; build it with causal=True")
+        if isinstance(state, Ask):
+            self._check_masks(x, x, key_mask, None)
+            self._check_positions(x, positions)
+            return self._segment(x, positions, key_mask, state.halo)
         if not torch.compiler.is_compiling():
             state = checked_state(self, x, state)
         if not self.causal and key_mask is not None:

@@ -79,6 +79,7 @@ class SlotMemory(Mixer):
     """Tokens that read a learned memory of slots; the base class of both forms of external attention."""
 
     supports_causal = supports_streaming = True
+    supports_segments = True
     kernels = Kernels(("external",))
     memory_k: nn.Parameter
     memory_v: nn.Parameter | None

@@ -92,6 +92,7 @@ class Hydra(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
+    supports_segments = True
     about = About(
         "Bolya et al. 2022, arXiv 2209.07484",
         "kernel",
@@ -182,6 +183,7 @@ class PolyNL(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
+    supports_segments = True
     about = About("Babiloni et al. 2021, ICCV (arXiv 2107.02859)", "kernel", "T D", "T D")
     carries = ("k_proj", "v_proj", "out_proj")
     kernels = Kernels(("hydra",), step="hydra")
@@ -254,6 +256,7 @@ class MultiheadLinear(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
+    supports_segments = True
     about = About(
         "Bolya et al. 2022, arXiv 2209.07484",
         "kernel",

@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import functional
 from .base import QKVO, About, Arguments, Mixer
 from .cost import MixingCost
-from .parts.history import empty_history, joined, newest
+from .parts.history import empty_history, join_rings, joined, newest
 from .parts.options import at_least, one_of
 from .parts.shared import add_projections, check_positions, largest_dot, ring_chunk, row_starts
 
@@ -40,6 +40,7 @@ class ImageLocal(Mixer):
     """
 
     supports_causal = supports_streaming = supports_attn_mask = supports_grid = True
+    supports_segments = True
     waivers = {
         "token_before_reaches": "with ndim=2 the token before the first one of a line is at the other edge of "
         "the image, and with memory=0 the token before the first one of a block is not attended"
@@ -160,6 +161,17 @@ class ImageLocal(Mixer):
 
     def empty_state(self, batch_size, *, device, dtype):
         return empty_history(batch_size, self.dim, self._ring, device=device, dtype=dtype)
+
+    @property
+    def halo(self):
+        return self._ring
+
+    @property
+    def only_halo(self):
+        return True
+
+    def join_states(self, earlier, later, fade):
+        return join_rings(earlier, later)[0]
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)

@@ -16,7 +16,7 @@ from ..kernels.precision import at_least_float32
 from ..positions.grid import regrown
 from .base import About, Arguments, Mixer, chunk_positions, register_state
 from .cost import MixingCost
-from .parts.history import joined, newest
+from .parts.history import join_rings, joined, newest
 from .parts.options import at_least, check_heads, one_of
 from .parts.shared import check_positions, has_holes, in_pieces, valid_mask
 from .parts.token_norm import TokenBatchNorm
@@ -73,6 +73,7 @@ class Lambda(Mixer):
     """
 
     supports_causal = supports_streaming = supports_grid = True
+    supports_segments = True
     knows_positions = True
     form = "lambda_layer"
     about = About(
@@ -227,6 +228,14 @@ class Lambda(Mixer):
         values = torch.zeros(batch_size, S, c, device=device, dtype=dtype)
         sums = chunk.empty_past(batch_size, self.key_width, c * self.key_width, device=device)
         return LambdaState(values, positions.bool(), positions, *sums, positions.new_zeros(batch_size))
+
+    @property
+    def has_segments(self):
+        return super().has_segments and self.window is not None
+
+    def join_states(self, earlier, later, fade):
+        m, num, den = chunk.merge_past(earlier[3:6], later[3:6])
+        return join_rings(earlier, later)[0]._replace(m=m, num=num, den=den)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         if self.window is not None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..functional.sums.taps import centre_of, pair_weights, silenced, weighed
 from .base import About, Arguments, Mixer
 from .cost import MixingCost
-from .parts.history import empty_window, joined, newest, ring_bytes
+from .parts.history import empty_window, join_rings, joined, newest, ring_bytes
 from .parts.options import at_least, check_heads, true_or_false
 from .parts.shared import ring_chunk
 
@@ -34,6 +34,7 @@ class LightConv(Mixer):
     """
 
     supports_causal = supports_streaming = True
+    supports_segments = True
     knows_positions = True
     form = "lightconv"
     about = About("Wu et al. 2019, arXiv 1901.10430", "convolution", "T s D", "T D")
@@ -84,6 +85,17 @@ class LightConv(Mixer):
     def empty_state(self, batch_size, *, device, dtype):
         return empty_window(batch_size, self.dim, self.kernel_size - 1, device=device, dtype=dtype)
 
+    @property
+    def halo(self):
+        return self.kernel_size - 1
+
+    @property
+    def only_halo(self):
+        return True
+
+    def join_states(self, earlier, later, fade):
+        return join_rings(earlier, later)[0]
+
     def mix_chunk(self, x, state, *, positions, key_mask):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
@@ -109,6 +121,7 @@ class DynamicConv(Mixer):
     """
 
     supports_causal = supports_streaming = True
+    supports_segments = True
     knows_positions = True
     form = "lightconv"
     about = About("Wu et al. 2019, arXiv 1901.10430", "convolution", "T s D", "T D + T s H")
@@ -156,6 +169,17 @@ class DynamicConv(Mixer):
 
     def empty_state(self, batch_size, *, device, dtype):
         return empty_window(batch_size, self.dim, self.kernel_size - 1, device=device, dtype=dtype)
+
+    @property
+    def halo(self):
+        return self.kernel_size - 1
+
+    @property
+    def only_halo(self):
+        return True
+
+    def join_states(self, earlier, later, fade):
+        return join_rings(earlier, later)[0]
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)

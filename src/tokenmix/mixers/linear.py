@@ -31,6 +31,7 @@ class LinearAttention(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
+    supports_segments = True
     form = "linear_attention"
     about = About(
         "Katharopoulos et al. 2020, arXiv 2006.16236",

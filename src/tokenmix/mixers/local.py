@@ -14,7 +14,7 @@ from ..functional.patterns import local_chunk
 from ..functional.sums.outside import LOCAL_OUTSIDES, LocalOutside
 from .base import QKVO, About, Arguments, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .parts.history import HistoryState, empty_history, newest
+from .parts.history import HistoryState, empty_history, join_rings, newest
 from .parts.options import at_least
 from .parts.patterns import BlockCost, build_distance_bias, kept_bytes
 from .parts.shared import add_projections, check_positions, has_holes, in_pieces, largest_dot, valid_mask
@@ -60,6 +60,7 @@ class Local(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
+    supports_segments = True
     about = About(
         "Luong et al. 2015, arXiv 1508.04025 (the window); Beltagy et al. 2020, arXiv 2004.05150",
         "fixed pattern",
@@ -171,6 +172,24 @@ class Local(Mixer):
             valid_mask(context, context_mask),
             positions,
             positions.new_zeros(positions.shape[0]),
+        )
+
+    @property
+    def halo(self):
+        return 0 if self.outside == "pool" else self.window - 1
+
+    @property
+    def only_halo(self):
+        return self.outside != "pool"
+
+    def join_states(self, earlier, later, fade):
+        ring, both, left = join_rings(earlier, later)
+        if self.outside != "pool":
+            return ring
+        gone = torch.where(left[..., None], both.values, 0.0).double().sum(1)
+        return ring._replace(
+            far_values=earlier.far_values + later.far_values + gone,
+            far_count=earlier.far_count + later.far_count + left.sum(1),
         )
 
     def mix_chunk(self, x, state, *, positions, key_mask):

@@ -44,6 +44,7 @@ class Performer(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
+    supports_segments = True
     about = About(
         "Choromanski et al. 2021, arXiv 2009.14794",
         "kernel",

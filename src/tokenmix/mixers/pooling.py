@@ -9,7 +9,7 @@ from ..functional.pooling import mean_of_pairs, windows
 from ..functional.sums.taps import silenced
 from .base import About, Arguments, Mixer
 from .cost import MixingCost
-from .parts.history import empty_window, joined, newest, ring_bytes
+from .parts.history import empty_window, join_rings, joined, newest, ring_bytes
 from .parts.options import at_least, one_of, true_or_false
 from .parts.shared import ring_chunk
 from .parts.unprojected import Unprojected
@@ -36,6 +36,7 @@ class Pooling(Mixer):
     """
 
     supports_causal = supports_streaming = supports_grid = True
+    supports_segments = True
     about = About("Yu et al. 2022, arXiv 2111.11418", "pooling", "T s D", "0")
     form = "pooling"
     waivers = {
@@ -85,6 +86,17 @@ class Pooling(Mixer):
 
     def empty_state(self, batch_size, *, device, dtype):
         return empty_window(batch_size, self.dim, self.window - 1, device=device, dtype=dtype)
+
+    @property
+    def halo(self):
+        return self.window - 1
+
+    @property
+    def only_halo(self):
+        return True
+
+    def join_states(self, earlier, later, fade):
+        return join_rings(earlier, later)[0]
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..functional.performer import orthogonal_features
@@ -52,6 +53,7 @@ class RFA(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
+    supports_segments = True
     about = About(
         "Peng et al. 2021, arXiv 2103.02143",
         "kernel",
@@ -156,6 +158,15 @@ class RFA(Mixer):
             return self.empty_state(context.shape[0], device=context.device, dtype=context.dtype)
         s = over_keys(*self._new(context, context_mask)[:3])
         return RFAState(s.m[:, :, 0], s.acc[:, :, 0])
+
+    def fades(self, x, valid):
+        if self.gate_proj is None:
+            return x.new_zeros(x.shape[0], self.heads, 1, dtype=torch.float64), None
+        kept = torch.where(valid[..., None], F.logsigmoid(self.gate_proj(x).double()), 0.0)
+        return kept.sum(1)[..., None], None
+
+    def join_states(self, earlier, later, fade):
+        return RFAState(*sums.merge_past((earlier.m + fade, earlier.acc), later))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         q = self.q_proj(x)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .. import functional
 from .base import QKVO, About, Arguments, Mixer
 from .cost import MixingCost
-from .parts.history import empty_history, joined, newest
+from .parts.history import empty_history, join_rings, joined, newest
 from .parts.shared import add_projections, largest_relative, ring_chunk
 
 
@@ -36,6 +36,7 @@ class TransformerXL(Mixer):
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
+    supports_segments = True
     about = About("Dai et al. 2019, arXiv 1901.02860", "memory", "T^2 D, or T memory D", "T^2 heads, or T memory heads")
     knows_positions = True
     form = "transformer_xl"
@@ -110,6 +111,21 @@ class TransformerXL(Mixer):
         return empty_history(
             batch_size, self.dim, 0 if self.memory is None else self.memory - 1, device=device, dtype=dtype
         )
+
+    @property
+    def has_segments(self):
+        return super().has_segments and self.memory is not None
+
+    @property
+    def halo(self):
+        return (self.memory or 1) - 1
+
+    @property
+    def only_halo(self):
+        return True
+
+    def join_states(self, earlier, later, fade):
+        return join_rings(earlier, later)[0]
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask, ring=self.memory is not None)

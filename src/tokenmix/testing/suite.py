@@ -10,7 +10,19 @@ from torch import nn
 
 from ..errors import MixerError
 from ..mixers import MIXERS
-from . import batching, building, elsewhere, equality, masking, nonfinite, plain, refusals, streaming, transforms
+from . import (
+    batching,
+    building,
+    elsewhere,
+    equality,
+    masking,
+    nonfinite,
+    plain,
+    refusals,
+    segments,
+    streaming,
+    transforms,
+)
 from .crash import own_line
 from .report import (
     BROKEN,
@@ -78,6 +90,8 @@ PROMISES: dict[str, Promise] = _table(
     streaming.reorder_picks_rows,
     streaming.state_bytes_counts,
     streaming.merge_joins_stretches,
+    segments.segments_compose,
+    segments.gradients_of_segments,
     streaming.context_streams,
     streaming.context_of_itself,
     transforms.compiles,

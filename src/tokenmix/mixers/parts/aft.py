@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from ...functional import aft_chunk as chunk
 from ...functional.layout.positions import gather_tokens, last_valid
+from ...functional.sums.filtered import capped
 from ...functional.sums.gates import Gate, check_gate
 from ...functional.sums.outside import Filters
 from ..base import Mixer, register_state, token_positions
+from .history import join_rings
 from .options import at_least, check_spread
 from .shared import valid_mask
 
@@ -142,6 +144,52 @@ def empty_ring(batch: int, ring: int, keys: int, dim: int, *, device: Any, dtype
     return AFTRingState(
         torch.zeros(batch, ring, keys, device=device, dtype=dtype), values, positions.bool(), positions, *sums, position
     )
+
+
+def join_ring_states(
+    earlier: AFTRingState, later: AFTRingState, *, only_near: bool, heads: int = 1, divide: bool = True
+) -> AFTRingState:
+    """Return the state after two adjacent stretches: tokens that leave the joined ring are added to the sums.
+
+    Args:
+        only_near, heads, divide: as in ``ring_step``.
+    """
+    ring, both, left = join_rings(earlier, later)
+    if only_near:
+        return ring
+    far = chunk.merge_past((earlier.m, earlier.num, earlier.den), (later.m, later.num, later.den), heads=heads)
+    m, num, den = chunk.absorb(far, capped(both.keys, divide), both.values, left, heads=heads)
+    return ring._replace(m=m, num=num, den=den)
+
+
+class DecaySegments:
+    """The segments of AFT-full whose bias falls linearly with the distance."""
+
+    @property
+    def has_segments(self):
+        return super().has_segments and self.decays
+
+    def fades(self, x, valid):
+        return None, self.decay(x.new_zeros(x.shape[0], 1, self.dim), None)[:, 0]
+
+    def join_states(self, earlier, later, fade):
+        sums = chunk.merge_faded(earlier[:3], later[:3], fade)
+        return AFTDecayState(*sums, later.last, later.position)
+
+
+class RingSegments:
+    """The segments of a mixer with a ring of its last tokens, and sums of older ones unless ``outside`` is "none"."""
+
+    @property
+    def halo(self):
+        return max(self.window - 1, 0) if self.outside == "none" else 0
+
+    @property
+    def only_halo(self):
+        return self.outside == "none"
+
+    def join_states(self, earlier, later, fade):
+        return join_ring_states(earlier, later, only_near=self.outside == "none")
 
 
 def ring_step(

@@ -10,13 +10,15 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from ...functional.aft_chunk import merge_faded
+from ...functional.aft_forget import limited
 from ...functional.layout.masks import valid_mask
 from ...functional.layout.positions import position_gaps
 from ...functional.sums.gates import Gate
 from ...functional.sums.softmax import FLOOR
 from ..base import QKVO, Arguments, Mixer, register_state, token_positions
 from .aft import add_projections
-from .history import empty_window, ring_bytes
+from .history import empty_window, join_rings, ring_bytes
 from .options import at_least, check_positive, true_or_false
 from .shared import check_positions, check_rising_after, ring_chunk
 from .short_conv import ShortConv
@@ -51,6 +53,7 @@ class ConvolvedAFT(Mixer):
     """
 
     supports_causal = supports_streaming = True
+    supports_segments = True
     knows_positions = True
     carries = QKVO
     chunk: ClassVar[Callable[..., Any]]
@@ -158,6 +161,36 @@ class ConvolvedAFT(Mixer):
         m, num, den = (torch.full(shape, a, device=device, dtype=torch.float64) for a in (FLOOR, 0.0, 0.0))
         position = ring.position
         return ConvolvedState(ring.values, ring.valid, ring.positions, m, num, den, position, position.clone())
+
+    @property
+    def halo(self):
+        return self.kernel_size - 1
+
+    def behind(self, halo, empty):
+        ring = self.mix_chunk(halo.x, empty, positions=halo.positions, key_mask=halo.valid)[1]
+        return ring._replace(m=empty.m, num=empty.num, den=empty.den, last=empty.last)
+
+    def state_of(self, x, empty, positions, key_mask):
+        state = self.mix_chunk(x, empty, positions=positions, key_mask=key_mask)[1]
+        own = valid_mask(x, key_mask).sum(
+            1, keepdim=True
+        )  # the rest of the ring is the halo, which is not the stretch's
+        return state._replace(valid=state.valid & (state.valid.flip(1).cumsum(1).flip(1) <= own))
+
+    def fades(self, x, valid):
+        one = x.new_zeros(x.shape[0], 1, self.dim)
+        g = self.weights(one if self.by_distance else x, None)[-1]
+        if g is None:
+            return x.new_zeros(x.shape[0], *self.sums, self.dim, dtype=torch.float64), None
+        mask = valid.view(*valid.shape, *[1] * (g.ndim - 2))
+        fade = limited(g)[:, 0] if self.by_distance else torch.where(mask, limited(g), 0.0).sum(1)
+        if self.sums:  # of heads (B, H, R), for every feature of a head (B, R, D)
+            fade = fade.transpose(1, 2).repeat_interleave(self.dim // fade.shape[1], 2)
+        return (None, fade) if self.by_distance else (fade, None)
+
+    def join_states(self, earlier, later, fade):
+        m, num, den = merge_faded(*((s.m, s.num, s.den) for s in (earlier, later)), fade)
+        return join_rings(earlier, later)[0]._replace(m=m, num=num, den=den, last=later.last)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         if self.by_distance:  # without a convolution no other token of the past has a position to compare with

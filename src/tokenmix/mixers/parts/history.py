@@ -98,6 +98,24 @@ def newest(state: Any, length: int, *, holes: bool = False) -> Any:
     )
 
 
+def join_rings(earlier: Any, later: Any) -> tuple[Any, Any, Tensor]:
+    """Join two rings of the same size: the last valid tokens of both.
+
+    Returns:
+        The joined ring, in the fields of ``later``; all tokens of both; and which of those are valid and left.
+    """
+    size = later.valid.shape[1]
+    all_tokens = joined(
+        earlier,
+        later.valid,
+        later.positions,
+        **{name: getattr(later, name) for name in ("keys", "values") if name in later._fields},
+    )
+    ring = newest(all_tokens, size, holes=True)
+    kept = {name: getattr(ring, name) for name in ("keys", "values", "valid", "positions") if name in ring._fields}
+    return later._replace(**kept), all_tokens, last_valid(all_tokens.valid, size)[2]
+
+
 def ring_bytes(ring: int, width: int) -> int:
     """Compute the bytes of one row of a ``RingState`` in float32."""
     return ring * (4 * width + 1 + 8) + 8

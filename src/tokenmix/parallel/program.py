@@ -1,0 +1,186 @@
+"""What one rank does to mix its share of a sequence, as a generator that yields what it needs from the others.
+
+The program is the same whoever runs it: virtual ranks in one process, or processes. It knows two exchanges only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..mixers import Mixer
+from ..mixers.segments import Halo, newest_halo
+
+GATHER_LIMIT = 64 << 20
+"""Every rank gathers all segments while these take at most so many bytes together; else they are scanned in steps."""
+Scan = Literal["gather", "steps"]
+
+
+class Gather(NamedTuple):
+    """Every rank gives a tree of tensors and receives those of all ranks, as a list."""
+
+    tree: Any
+
+
+class Shift(NamedTuple):
+    """Rank r gives a tree of tensors and receives that of rank r - by, or None if there is none."""
+
+    tree: Any
+    by: int
+
+
+Program = Generator[Gather | Shift, Any, Any]
+
+
+class Share(NamedTuple):
+    """The consecutive tokens of one rank, of which there may be none.
+
+    x (B, L, D); key_mask (B, L) bool or None; positions (B, L) of the whole sequence, or None: counted. starts: the
+    indices in x at which a document begins; tokens see their own document only.
+    """
+
+    x: Tensor
+    key_mask: Tensor | None = None
+    positions: Tensor | None = None
+    starts: tuple[int, ...] = ()
+
+    def part(self, start: int, stop: int) -> Share:
+        """Return the tokens from ``start`` to ``stop``, which belong to one document."""
+        return Share(*(None if a is None else a[:, start:stop] for a in self[:3]))  # type: ignore[arg-type]  # x is never None
+
+
+class _Position(NamedTuple):
+    """A state that only counts tokens."""
+
+    position: Tensor
+
+
+def tree_bytes(tree: Any) -> int:
+    """Return the bytes of all tensors in a tree."""
+    return sum(a.numel() * a.element_size() for a in pytree.tree_leaves(tree) if isinstance(a, Tensor))
+
+
+def mix_share(mixer: Mixer, share: Share, rank: int, ranks: int, *, scan: Scan | None = None) -> Program:
+    """Compute the outputs (B, L, D) of one share of a sequence.
+
+    1. The last ``mixer.halo`` tokens before the share come from the ranks on its left.
+    2. The segment of the share's last document; a scan composes those of all ranks before this one.
+    3. The outputs, from the state that this gives.
+
+    Args:
+        scan: how segments are composed: every rank gathers all ("gather"), in ceil(log2 ranks) steps ("steps"), or None
+            for "gather" up to ``GATHER_LIMIT`` bytes.
+
+    Raises:
+        MixerError: if the mixer has no segments.
+    """
+    if not mixer.has_segments:
+        mixer.refuse(
+            "has no segments here, so ranks cannot share its sequences; causal mixers whose state is a sum or a window "
+            "have them"
+        )
+    x, L = share.x, share.x.shape[1]
+    begin = (0, *(s for s in share.starts if s > 0))
+    parts = [share.part(*cut) for cut in zip(begin, (*begin[1:], L), strict=True)]
+    cut, last = bool(share.starts), parts[-1]
+    halo = (yield from _halo(mixer.halo, last, cut, ranks)) if mixer.halo else None
+    alone = halo if len(parts) == 1 and not cut else None
+    state = mixer.init_state(x.shape[0], device=x.device, dtype=x.dtype)
+    if halo is not None and mixer.only_halo:
+        before = yield from _before(_marked(_counted(mixer, last), cut), rank, ranks, scan)
+        state = state if before is None else _behind(mixer, halo, before, share.positions is None)
+    else:
+        segment = mixer.segment(last.x, positions=last.positions, key_mask=last.key_mask, halo=alone)
+        before = yield from _before(_marked(segment, cut), rank, ranks, scan)
+        state = state if before is None else before.after(state)
+    outputs = []
+    for i, part in enumerate(parts):
+        if i or 0 in share.starts:
+            state = mixer.init_state(x.shape[0], device=x.device, dtype=x.dtype)
+        if part.x.shape[1]:
+            outputs.append(mixer.extend(part.x, state, positions=part.positions, key_mask=part.key_mask)[0])
+    return torch.cat(outputs, 1) if outputs else x
+
+
+def _marked(segment: Any, cut: bool) -> Any:
+    """Mark a segment before which a document begins; nothing before it counts."""
+    return segment._replace(cut=torch.ones_like(segment.cut)) if cut else segment
+
+
+def _before(segment: Any, rank: int, ranks: int, scan: Scan | None) -> Program:
+    """Compose the segments of all ranks before this one; None for rank 0."""
+    if ranks == 1:
+        return None
+    if scan is None:
+        scan = "gather" if ranks * tree_bytes(segment) <= GATHER_LIMIT else "steps"
+    if scan == "gather":
+        every = yield Gather(segment)
+        total = None
+        for other in every[:rank]:
+            total = other if total is None else total.then(other)
+        return total
+    step = 1
+    while step < ranks:
+        earlier = yield Shift(segment, step)
+        segment = segment if earlier is None else earlier.then(segment)
+        step *= 2
+    return (yield Shift(segment, 1))
+
+
+def _halo(size: int, last: Share, cut: bool, ranks: int) -> Program:
+    """Return the last ``size`` valid tokens before the share, passed on from rank to rank where shares are short."""
+    x = last.x
+    valid = x.new_ones(x.shape[:2], dtype=torch.bool) if last.key_mask is None else last.key_mask
+    index = torch.arange(-size, x.shape[1], device=x.device).expand(x.shape[0], -1)
+    nothing = Halo(x.new_zeros(x.shape[0], size, x.shape[2]), valid.new_zeros(x.shape[0], size), index[:, :size])
+    if ranks == 1:
+        return nothing
+    counts = yield Gather(valid.sum(1).clamp_max(size) if not cut else torch.full_like(index[:, 0], size))
+    own = Halo(x, valid, index[:, size:] if last.positions is None else last.positions)
+    received = nothing
+    for _ in range(_rounds(torch.stack(counts), size)):
+        sent = newest_halo(
+            *(torch.cat(pair, 1) for pair in zip(nothing if cut else received, own, strict=True)), size=size
+        )
+        if last.positions is None:  # counted from the first token of the next rank
+            sent = sent._replace(positions=sent.positions - x.shape[1])
+        got = yield Shift(sent, 1)
+        received = nothing if got is None else got
+    return received
+
+
+def _rounds(counts: Tensor, size: int) -> int:
+    """Return after how many shifts to the right every rank has the tokens that it needs; counts (P, B)."""
+    sums = torch.cat([torch.zeros_like(counts[:1]), counts.cumsum(0)]).T.contiguous()  # of all ranks before each
+    enough = (sums - size).clamp_min(0)
+    first = torch.searchsorted(sums, enough, right=True) - 1
+    ranks = torch.arange(sums.shape[1], device=sums.device)
+    return int(torch.where(sums > 0, ranks - first, 0)[:, :-1].max())
+
+
+def _counted(mixer: Mixer, share: Share) -> Any:
+    """Return a segment that only counts the tokens of a share."""
+    x, positions = share.x, share.positions
+    length = torch.full((x.shape[0],), x.shape[1], device=x.device)
+    at = length if positions is None or not x.shape[1] else positions[:, -1] + 1
+    positions = positions if x.shape[1] else None
+    counted = mixer.stretch_of(x, _Position(at), None, None, positions, share.key_mask)
+    return counted._replace(join=_later)
+
+
+def _later(earlier: Any, later: Any, fade: Any) -> Any:
+    return later
+
+
+def _behind(mixer: Mixer, halo: Halo, before: Any, counted: bool) -> Any:
+    """Return the state after the halo's tokens, at the position to which ``before`` counts."""
+    rows = halo.x.shape[0]
+    at = before.after(_Position(torch.zeros_like(before.length))).position
+    positions = (halo.positions + at[:, None] if counted else halo.positions).clamp_min(0)
+    empty = mixer.init_state(rows, device=halo.x.device, dtype=halo.x.dtype)
+    state = mixer.extend(halo.x, empty, positions=positions, key_mask=halo.valid)[1]
+    return state._replace(position=at)

@@ -1,0 +1,149 @@
+"""SimWorld: one sequence on many virtual ranks equals one process, and what the ranks send does not grow with it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cases import CASES
+from tokenmix import MixerError, build_mixer
+from tokenmix.models import LM, LMConfig
+from tokenmix.parallel import SimWorld
+from tokenmix.testing import inputs, subject
+
+
+def rows() -> list[str]:
+    """Every case whose causal form has segments."""
+    found = []
+    for case, (name, options) in CASES.items():
+        try:
+            mixer = build_mixer(name, 8, causal=True, **options)
+        except MixerError:
+            continue
+        if mixer.has_segments:
+            found.append(case)
+    return found
+
+
+ROWS = rows()
+
+
+def mixer_of(case: str, T: int):
+    name, options = CASES[case]
+    longer = {"max_len": max(T, options["max_len"])} if options.get("max_len") else {}
+    return subject(name, {**options, **longer, "causal": True}, dim=8).build()
+
+
+def equals_one_process(case: str, T: int, ranks: int, *, scan=None, key_mask=None, cuts=None) -> SimWorld:
+    """Compare outputs and gradients, relative to the largest, and return the world."""
+    mixer, world = mixer_of(case, T), SimWorld(ranks, scan=scan)
+    x = inputs.noise(2, T, 8, seed=ranks).requires_grad_()
+    live = torch.ones(2, T, 1) if key_mask is None else key_mask[..., None].double()
+    weight, leaves = inputs.noise(2, T, 8, seed=3) * live, [x, *mixer.parameters()]
+    want = mixer(x, key_mask=key_mask)
+    got = world.mix(mixer, x, key_mask=key_mask, cuts=cuts)
+    scale = float(want.detach().abs().max())
+    assert float(((got - want).detach() * live).abs().max()) <= 1e-10 * scale
+    pairs = [
+        [torch.zeros_like(a) if g is None else g for a, g in zip(leaves, found, strict=True)]
+        for found in (torch.autograd.grad((y * weight).sum(), leaves, allow_unused=True) for y in (got, want))
+    ]
+    largest = max(float(b.abs().max()) for b in pairs[1])
+    assert max(float((a - b).abs().max()) for a, b in zip(*pairs, strict=True)) <= 1e-10 * largest
+    return world
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_equals_one_process(case):
+    """At few ranks, some of which have no token, with padding in front and holes."""
+    masks = inputs.key_masks(12)
+    for ranks, scan, mask, cuts in (
+        (2, "gather", masks["left"], None),
+        (3, "steps", masks["holes"], None),
+        (7, "steps", masks["mixed"], (0, 1, 1, 5, 6, 12)),
+    ):
+        equals_one_process(case, 12, ranks, scan=scan, key_mask=mask, cuts=cuts)
+
+
+@pytest.mark.parametrize("case", ["aft_simple", "aft_local-3", "aft_forget", "lightconv", "rfa-gate", "local-pool"])
+def test_64_ranks(case):
+    mask = torch.arange(128) >= torch.tensor([[3], [70]])
+    equals_one_process(case, 128, 64, scan="steps", key_mask=mask)
+
+
+@pytest.mark.parametrize("case", ["aft_simple", "lightconv"])
+def test_1024_ranks(case):
+    """Two tokens on each rank."""
+    world = equals_one_process(case, 2048, 1024, scan="steps")
+    assert world.traffic.rounds >= 10
+
+
+@pytest.mark.parametrize("case", ["aft_simple", "hydra", "linear", "aft_local-3", "aft_forget", "lightconv"])
+def test_traffic_does_not_grow_with_the_sequence(case):
+    found = []
+    for T in (256, 4096):
+        mixer, world = mixer_of(case, T).float(), SimWorld(4)
+        with torch.no_grad():
+            world.mix(mixer, inputs.noise(1, T, 8, seed=1).float())
+        found.append(world.traffic)
+    assert found[0] == found[1]
+    assert found[0].received > 0
+
+
+def test_one_rank_sends_nothing():
+    assert equals_one_process("aft_forget", 12, 1).traffic == (0, 0, 0)
+
+
+CARRIES = {
+    "hydra": lambda D: 8 * D + 8,
+    "aft_simple": lambda D: 24 * D,
+    "linear": lambda D: 8 * D * (D // 2 + 2),
+    "aft_local-3": lambda D: 24 * D + 2 * (8 * D + 9) + 8,
+}
+"""Bytes for each row by the formulas of docs/scale.md, without 18 bytes of counters."""
+
+
+@pytest.mark.parametrize("case", CARRIES)
+def test_traffic_is_that_of_the_formulas(case):
+    mixer, x = mixer_of(case, 64).float(), inputs.noise(2, 64, 8, seed=1).float()
+    carry = 2 * (CARRIES[case](8) + 18)
+    world = SimWorld(8, scan="gather", latency=1.0, bandwidth=1.0)
+    world.mix(mixer, x)
+    assert world.traffic == (7 * carry, 56 * carry, 3)
+    assert world.seconds() == 3 + 7 * carry
+    world.reset()
+    world.scan = "steps"
+    world.mix(mixer, x)
+    assert world.traffic == (4 * carry, (7 + 6 + 4 + 7) * carry, 4)
+
+
+def test_a_hybrid_model_equals_one_process():
+    torch.manual_seed(0)
+    mixers = ({"name": "aft_simple"}, {"name": "lightconv", "heads": 2, "kernel_size": 3}, {"name": "aft_forget"})
+    model = LM(LMConfig(dim=16, layers=3, vocab=7, mixers=mixers, max_len=32)).double()
+    tokens, mask = torch.randint(0, 7, (2, 21)), torch.arange(21) >= torch.tensor([[0], [4]])
+    want = model(tokens, key_mask=mask)
+    with SimWorld(4).sharing(model):
+        got = model(tokens, key_mask=mask)
+    assert torch.allclose(got[mask], want[mask], atol=1e-12)
+    assert torch.equal(model(tokens, key_mask=mask), want)
+    model = LM(LMConfig(dim=16, layers=1, vocab=7, mixers=({"name": "attention", "heads": 2},), max_len=32))
+    with SimWorld(4).sharing(model), pytest.raises(MixerError, match="Attention: has no segments"):
+        model(tokens)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda m, x: SimWorld(0), "expects ranks as a positive integer, got 0"),
+        (lambda m, x: SimWorld(2.0), "expects ranks as a positive integer, got 2.0"),
+        (lambda m, x: SimWorld(2, scan="ring"), "scan must be 'gather', 'steps' or None, got 'ring'"),
+        (lambda m, x: SimWorld(2, bandwidth=0), "bandwidth > 0"),
+        (lambda m, x: SimWorld(2).mix(m, x[:, :0]), "needs at least one token, got an empty sequence"),
+        (lambda m, x: SimWorld(3).mix(m, x, cuts=(3, 2)), "2 indices between 0 and 4 that do not fall"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line(wrong, said):
+    with pytest.raises(MixerError, match=said) as caught:
+        wrong(mixer_of("aft_simple", 4), torch.randn(1, 4, 8, dtype=torch.float64))
+    assert "\n" not in str(caught.value)
