@@ -374,7 +374,7 @@ def test_check_and_report_are_handed_on(monkeypatch, run, tmp_path, capsys):
     assert cli.main(["check", "mine:Mixer", "--options", '{"window": 8}', "--json"]) == 1
     assert asked == [("mine:Mixer", {"window": 8}, True, None, False, "cpu")]
     assert cli.main(["check", "mine.py:Mixer", "--reference", "mine.py:equation", "--verbose"]) == 1
-    assert asked.pop() == ("mine.py:Mixer", {}, False, "mine.py:equation", True)
+    assert asked.pop() == ("mine.py:Mixer", {}, False, "mine.py:equation", True, "cpu")
     monkeypatch.setattr(
         report, "write_report", lambda dirs, out, **more: (asked.append(([str(d) for d in dirs], out)), out)[1]
     )
