@@ -123,7 +123,7 @@ def _threads(n: int | None) -> Iterator[None]:
 
 def _limits(plan: Plan, largest: int) -> Limits:
     """Measure the limits with a small part of the budget, before each length and pass and once at the end."""
-    dtypes = tuple(dict.fromkeys(("float32", "bfloat16", plan.setting.dtype)))
+    dtypes = tuple(dict.fromkeys(("float32", plan.setting.dtype)))
     return probe(plan.setting.device, dtypes=dtypes, budget=min(2.0, plan.budget / 20), largest=largest)
 
 
