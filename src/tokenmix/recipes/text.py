@@ -54,6 +54,9 @@ ROWS = {
         "softmax attention in a window of 128", ({"name": "local", "window": 128, "heads": 8},), 24, 512, 1024
     ),
     "hybrid": Row("three AFT-local layers, then one of attention", (LOCAL, LOCAL, LOCAL, ATTENTION), 24, 512, 1024),
+    "hybrid_forget": Row(
+        "two AFT-forget layers, then one of attention", ({"name": "aft_forget"},) * 2 + (ATTENTION,), 24, 512, 1024
+    ),
 }
 
 
