@@ -50,7 +50,7 @@ REFUSED: dict[tuple[str, str], str] = {
         for row in ("aft_full", "aft_local")
     },
     **{(p, "aft_conv"): NO_PLACES for p in ("equals_reference", "subset_equals_masked")},
-    ("streaming_equals_parallel", "aft_conv causal"): NO_PLACES,
+    **{(p, "aft_conv causal"): NO_PLACES for p in ("streaming_equals_parallel", "segments_compose")},
     ("runs_under_autocast", "polynl"): "the input stands for q, and is not in the projections' dtype",
     ("finite_at_large_keys", "polynl causal"): "what overflows is computed once more in float64",
 }

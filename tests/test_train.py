@@ -821,7 +821,7 @@ def test_mixer_lr_moves_what_is_the_mixers_own(case):
         for p in group["params"]
         if group["scale"] == 3.0
     }
-    shared = re.compile(r"(.*_proj|.*_global|stage_\d|feed|.*conv|.*norm.*)\.(weight|bias)")
+    shared = re.compile(r"(.*_proj|.*_proj\.linear|.*_global|stage_\d|feed|.*conv|.*norm.*)\.(weight|bias)")
     taps = {f"{n}.weight".removeprefix("mixer.") for n, m in model.named_modules() if isinstance(m, ShortConv)}
     assert moved == {n for n in names.values() if n in taps or not shared.fullmatch(n)}
     if name in ("aft_full", "synthesizer_random", "synthesizer_factorized_random") and options.get("trainable", True):

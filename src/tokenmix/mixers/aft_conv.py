@@ -185,7 +185,9 @@ class AFTConv(Mixer):
     def mixing_cost(self, T: int) -> MixingCost:
         D, h, ring = self.dim, self.heads, self.kernel_size - 1
         flops = 2 * (self.kernel_size**self.ndim + 1) * T * (D + h)
-        kept = 60 * T * D + (16 * h * T * T if self.ndim > 1 else 240 * h * T)  # grids are computed as dense pairs
+        plain = self.filters == "signed" or not self.divide and self.outside == "none"  # sums without exponentials
+        kept = 60 * T * D + 240 * h * T if self.ndim == 1 else 60 * T * D + 16 * h * T * T  # grids: dense pairs
+        kept = kept // 2 if plain and self.ndim == 1 else kept
         return MixingCost(
             flops=flops, counted=None, activations=kept, state=ring * (4 * D + 4 * h + 9) + 8 * (D + 2 * h) + 8
         )
