@@ -42,6 +42,13 @@ ATTENTION = {"name": "attention", "heads": 2}
 DECODER = {"decoder_dim": 8, "decoder_layers": 1, "decoder_mixers": (ATTENTION,)}
 NOT_OF_PATCHES = ("aft_conv-3d", "axial-sum", "axial-3d")
 """Cases on grids of three dimensions."""
+ENCODERS = [
+    (case, pool)
+    for case in BOTH_WAYS
+    for pool in ("class", "mean")
+    if case not in NOT_OF_PATCHES and (CASES[case][0], pool) != ("pooling", "class")
+]
+"""Cases with and without a class token, which is no cell of a grid that ``pooling`` pools."""
 
 
 def vit(spec=ATTENTION, **options) -> ViTConfig:
@@ -60,13 +67,10 @@ def keep_of(batch: int, patches: int, kept: int) -> torch.Tensor:
     return kept_patches(torch.rand(batch, patches), kept)
 
 
-@pytest.mark.parametrize("pool", ["class", "mean"])
-@pytest.mark.parametrize("case", [case for case in BOTH_WAYS if case not in NOT_OF_PATCHES])
+@pytest.mark.parametrize(("case", "pool"), ENCODERS)
 def test_kept_positions_are_the_masked_full_sequence(case, pool):
     """The encoder's outputs at kept patches, without the others, and with them behind a key mask."""
     name, options = CASES[case]
-    if name == "pooling" and pool == "class":
-        pytest.skip("pools the cells of a grid and takes no class token")
     spec = {"name": name, **{k: v for k, v in options.items() if k not in ("max_len", "max_context_len")}}
     model = make(masked_autoencoder(vit(spec, pool=pool, registers=int(pool == "class")), **DECODER)).encoder
     images, keep, prefix = torch.randn(2, 1, 8, 8, dtype=torch.float64), keep_of(2, 16, 5), model.config.prefix
