@@ -102,8 +102,9 @@ def measure(
         single[name] = max(sample(1)[0] if first < LONG_CALL else first, 1e-7)
     inner = {name: max(1, min(MAX_INNER, round(INNER_SECONDS / t))) for name, t in single.items()}
     turn = sum(t * inner[name] for name, t in single.items())
+    most = MAX_SAMPLES if budget > 0.1 * turn else 1  # a budget that one turn exceeds by far buys no more samples
     often = {
-        name: max(1, min(MAX_SAMPLES, int(0.1 * turn / (t * inner[name])))) for name, t in single.items()
+        name: max(1, min(most, int(0.1 * turn / (t * inner[name])))) for name, t in single.items()
     }  # short calls beside a long one
     taken: dict[str, list[Sample]] = {name: [] for name in samplers}
     start, rounds = time.perf_counter(), 0
