@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..errors import MixerError
 from ..mixers import Mixer
 from ..mixers.segments import Halo, newest_halo
 
@@ -64,6 +65,21 @@ def tree_bytes(tree: Any) -> int:
     return sum(a.numel() * a.element_size() for a in pytree.tree_leaves(tree) if isinstance(a, Tensor))
 
 
+def check_scan(who: str, scan: Any) -> None:
+    """Refuse what is no name of a scan."""
+    if scan not in ("gather", "steps", None):
+        raise MixerError(f"{who}: scan must be 'gather', 'steps' or None, got {scan!r}.")
+
+
+def check_segments(mixer: Mixer) -> None:
+    """Refuse a mixer without segments."""
+    if not mixer.has_segments:
+        mixer.refuse(
+            "has no segments here, so ranks cannot share its sequences; causal mixers whose state is a sum or a window "
+            "have them"
+        )
+
+
 def mix_share(mixer: Mixer, share: Share, rank: int, ranks: int, *, scan: Scan | None = None) -> Program:
     """Compute the outputs (B, L, D) of one share of a sequence.
 
@@ -78,11 +94,7 @@ def mix_share(mixer: Mixer, share: Share, rank: int, ranks: int, *, scan: Scan |
     Raises:
         MixerError: if the mixer has no segments.
     """
-    if not mixer.has_segments:
-        mixer.refuse(
-            "has no segments here, so ranks cannot share its sequences; causal mixers whose state is a sum or a window "
-            "have them"
-        )
+    check_segments(mixer)
     x, L = share.x, share.x.shape[1]
     begin = (0, *(s for s in share.starts if s > 0))
     parts = [share.part(*cut) for cut in zip(begin, (*begin[1:], L), strict=True)]
