@@ -142,7 +142,8 @@ def refused(rank: int) -> dict[str, str]:
     told("one", simple, x, key_mask=torch.ones(2, 4 + rank, dtype=torch.bool))
     told("symbols", model_of(dtype), tokens + 7 * rank)
     told("long", model_of(dtype, max_len=7), tokens)
-    told("dtype", simple.float() if rank else simple, x.float() if rank else x)
+    window = mixer_of("aft_local", torch.float32 if rank else dtype)
+    told("dtype", window, x.float() if rank else x)
     told("grad", mixer_of("aft_simple", dtype), x)
     return said
 

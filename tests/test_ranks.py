@@ -75,7 +75,9 @@ def test_every_rank_refuses_in_one_line(two, name, said):
     assert all(re.search(said, rank["refused"][name]) for rank in two)
 
 
-@pytest.mark.parametrize(("name", "said"), [("one", "AFTSimple: "), ("symbols", "LM: tokens must be in 0..6")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("one", "AFTSimple: expects a bool key_mask"), ("symbols", "LM: tokens must be in 0..6")]
+)
 def test_what_one_rank_refuses_all_refuse(two, name, said):
     first, second = (rank["refused"][name] for rank in two)
     assert second.startswith(said)

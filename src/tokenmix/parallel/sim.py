@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers import Mixer
-from .program import Gather, Program, Scan, Share, check_scan, mix_share, tree_bytes
+from .program import Gather, Program, Scan, Share, check_scan, check_tokens, mix_share, tree_bytes
 from .sharing import forward_of, mixers_of, replaced
 
 
@@ -86,6 +86,7 @@ class SimWorld:
         T = x.shape[1]
         if T == 0:
             raise MixerError("SimWorld: needs at least one token, got an empty sequence.")
+        check_tokens(mixer, x, key_mask, positions)
         edges = self._edges(T, cuts)
         programs = []
         for rank, (start, stop) in enumerate(pairwise(edges)):
