@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import context_parallel as example
 from tokenmix import MixerError, build_mixer
@@ -127,9 +128,9 @@ def refused(rank: int) -> dict[str, str]:
     dtype, said = torch.float64, {}
     x, tokens = torch.randn(2, 4, 8, dtype=dtype), torch.zeros(2, 4, dtype=torch.long)
 
-    def told(name: str, model: nn.Module, *args, **given) -> None:
+    def told(name: str, model: nn.Module, *args, group=None, **given) -> None:
         try:
-            with context_parallel(model):
+            with context_parallel(model, group):
                 model(*args, **given)
             said[name] = "nothing"
         except MixerError as error:
@@ -144,6 +145,11 @@ def refused(rank: int) -> dict[str, str]:
     told("long", model_of(dtype, max_len=7), tokens)
     window = mixer_of("aft_local", torch.float32 if rank else dtype)
     told("dtype", window, x.float() if rank else x)
+    told("one model", model_of(dtype, "attention" if rank else "hydra"), tokens)
+    told("foreign", nn.Linear(8, 8), x)
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "cp"))
+    told("mesh", simple, x, group=mesh)
+    told("one dimension", simple, x, group=mesh["cp"])
     told("grad", mixer_of("aft_simple", dtype), x)
     return said
 

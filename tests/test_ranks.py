@@ -66,6 +66,8 @@ def test_four_ranks_equal_one_process(tmp_path):
         ("rows", r"all shares must have the same rows, got \[2, 1\] of ranks 0 to 1"),
         ("rows of tokens", r"all shares must have the same rows, got \[2, 1\] of ranks 0 to 1"),
         ("long", "built with max_len=7, got 8 tokens on all ranks"),
+        ("foreign", "Linear has no mixer of tokenmix"),
+        ("mesh", r'has 2 dimensions; give the one of the shares, such as mesh\["cp"\]'),
         ("dtype", "the ranks are at different exchanges"),
     ],
 )
@@ -76,7 +78,12 @@ def test_every_rank_refuses_in_one_line(two, name, said):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("one", "AFTSimple: expects a bool key_mask"), ("symbols", "LM: tokens must be in 0..6")]
+    ("name", "said"),
+    [
+        ("one", "AFTSimple: expects a bool key_mask"),
+        ("one model", "Attention: has no segments here"),
+        ("symbols", "LM: tokens must be in 0..6"),
+    ],
 )
 def test_what_one_rank_refuses_all_refuse(two, name, said):
     first, second = (rank["refused"][name] for rank in two)
@@ -123,4 +130,5 @@ def test_without_torch_distributed_nothing_is_shared():
 
 
 def test_after_a_refusal_the_ranks_go_on(two):
-    assert [rank["refused"]["grad"] for rank in two] == ["nothing", "nothing"]
+    for name in ("one dimension", "grad"):
+        assert [rank["refused"][name] for rank in two] == ["nothing", "nothing"]

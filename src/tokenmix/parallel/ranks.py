@@ -160,7 +160,7 @@ class Ranks:
             rank, text = next((rank, text) for rank, text in enumerate(self._texts("")) if text)
             raise AgreedError(f"{self.who}: rank {rank} stopped: {text}")
         rows = [each[2] for each in every]
-        if len(set(rows)) > 1:
+        if len(set(rows)) > 1 and len({each[1] for each in every}) == 1:
             raise AgreedError(
                 f"{self.who}: all shares must have the same rows, got {rows} of ranks 0 to {self.ranks - 1}."
             )
@@ -298,7 +298,9 @@ def context_parallel(model: nn.Module, group: Any = None, *, scan: Scan | None =
             if one refuses its share or shares differ in rows.
     """
     ranks = Ranks(group, scan=scan)
-    with replaced(ranks.methods(model)):
+    with ranks.together():
+        methods = ranks.methods(model)
+    with replaced(methods):
         yield ranks
 
 
