@@ -27,11 +27,11 @@ class AgreedError(MixerError):
 class _Before(NamedTuple):
     """What lies to the left of a share.
 
-    count (B,): the tokens of each row that count as positions. tokens: of all shares together. alike: whether documents
+    counted (B,): the tokens of each row that count as positions. tokens: of all shares together. alike: whether documents
     begin at the same tokens in all rows, on every rank.
     """
 
-    count: Tensor
+    counted: Tensor
     tokens: int
     alike: bool
 
@@ -234,7 +234,7 @@ class Ranks:
                         f"LM: the model was built with max_len={longest}, got {before.tokens} tokens on all ranks; "
                         "shorten them, or build with a larger max_len."
                     )
-                count = before.count[:, None]
+                count = before.counted[:, None]
 
                 def shared_placed(tokens: Tensor, at: Tensor) -> Tensor:
                     if starts is None:

@@ -28,10 +28,10 @@ def replaced(methods: list[Method]) -> Iterator[None]:
             setattr(module, name, function)
         yield
     finally:
-        for module, name, function in before:
+        for module, name, own in before:
             vars(module).pop(name, None)
-            if function is not None:
-                setattr(module, name, function)
+            if own is not None:
+                setattr(module, name, own)
 
 
 def forward_of(mixer: Mixer, mix: Mix) -> Callable[..., Any]:
