@@ -32,7 +32,7 @@ MIXERS = {
     "aft_local": {"window": 3, "max_len": 64},
     "hydra": {},
     "linear": {"heads": 2},
-    "aft_forget": {},
+    "aft_forget": {"kernel_size": 4},
 }
 KINDS = ("plain", "padded", "documents")
 
