@@ -32,7 +32,8 @@ MIXERS = {
     "aft_local": {"window": 3, "max_len": 64},
     "hydra": {},
     "linear": {"heads": 2},
-    "aft_forget": {"kernel_size": 4},
+    "aft_forget": {},
+    "lightconv": {"heads": 2, "kernel_size": 3},
 }
 KINDS = ("plain", "padded", "documents")
 

@@ -501,7 +501,7 @@ BUGS = [
         "received = _passed(ctx.group, message, -ctx.by)",
         "received = _passed(ctx.group, message, ctx.by)",
         "test_ranks",
-        "test_two_ranks_equal_one_process and aft_forget and plain",
+        "test_two_ranks_equal_one_process and lightconv and plain",
     ),
     Bug(
         "a rank counts positions from its own first token",
