@@ -27,8 +27,8 @@ class AgreedError(MixerError):
 class _Before(NamedTuple):
     """What lies to the left of a share.
 
-    counted (B,): the tokens of each row that count as positions. tokens: of all shares together. alike: whether documents
-    begin at the same tokens in all rows, on every rank.
+    counted (B,): the tokens of each row that count as positions. tokens: of all shares together. alike: whether
+    documents begin at the same tokens in all rows, on every rank.
     """
 
     counted: Tensor
