@@ -62,6 +62,7 @@ TESTS = {
     "test_kernels_hydra.py": ("test_adversarial_keys_of_other_maps",),
     "test_long_backward.py": ("test_64k_tokens", "test_killed_at_any_write_it_gives_the_same_bits"),
     "test_parallel.py": ("test_64_ranks", "test_1024_ranks"),
+    "test_ranks.py": ("test_four_ranks_equal_one_process", "test_torchrun_runs_the_example"),
     "test_logs.py": ("test_sigkill_leaves_logs_that_can_be_read",),
     "test_lm.py": ("test_five_thousand_bytes_of_streaming_are_the_parallel_form",),
     "test_points.py": ("test_so_it_is_with_every_mixer_of_the_recipes",),

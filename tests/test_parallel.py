@@ -140,6 +140,18 @@ def test_a_hybrid_model_equals_one_process():
         (lambda m, x: SimWorld(2, scan="ring"), "scan must be 'gather', 'steps' or None, got 'ring'"),
         (lambda m, x: SimWorld(2, bandwidth=0), "bandwidth > 0"),
         (lambda m, x: SimWorld(2).mix(m, x[:, :0]), "needs at least one token, got an empty sequence"),
+        (
+            lambda m, x: SimWorld(2).mix(m, x, key_mask=torch.ones(1, 5) > 0),
+            r"key_mask of shape \(1, 4\), got .*\(1, 5\)",
+        ),
+        (
+            lambda m, x: SimWorld(2).mix(m, x, positions=torch.arange(5)[None]),
+            r"positions of shape \(1, 4\), got \(1, 5\)",
+        ),
+        (
+            lambda m, x: SimWorld(2).mix(m, x, starts=(1, 0)),
+            r"starts that rise from 0 or more to below 2, got \[1, 0\]",
+        ),
         (lambda m, x: SimWorld(3).mix(m, x, cuts=(3, 2)), "2 indices between 0 and 4 that do not fall"),
     ],
 )

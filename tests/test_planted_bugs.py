@@ -487,6 +487,38 @@ BUGS = [
         "test_long_backward",
         "test_equals_the_ordinary_backward and hydra",
     ),
+    Bug(
+        "gradients are not summed over ranks",
+        "parallel/ranks.py",
+        "            dist.all_reduce(flat, group=ranks.group)\n",
+        "",
+        "test_ranks",
+        "test_two_ranks_equal_one_process and aft_simple and plain",
+    ),
+    Bug(
+        "the gradient of a shift goes to the right",
+        "parallel/messages.py",
+        "received = _passed(ctx.group, message, -ctx.by)",
+        "received = _passed(ctx.group, message, ctx.by)",
+        "test_ranks",
+        "test_two_ranks_equal_one_process and lightconv and plain",
+    ),
+    Bug(
+        "a rank counts positions from its own first token",
+        "parallel/ranks.py",
+        "at = torch.where(count > 0, count + index, at)",
+        "at = torch.where(count > 0, index, at)",
+        "test_ranks",
+        "test_two_ranks_equal_one_process and LM and plain",
+    ),
+    Bug(
+        "the mean is one of means",
+        "parallel/ranks.py",
+        "return _Shared.apply(total, ranks.group) / targets",
+        "return _Shared.apply(total / count, ranks.group) / ranks.ranks",
+        "test_ranks",
+        "test_two_ranks_equal_one_process and LM and plain",
+    ),
 ]
 
 

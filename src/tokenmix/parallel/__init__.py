@@ -1,6 +1,16 @@
 """One sequence over many ranks, and the exact gradient through one sequence of any length."""
 
 from .long_backward import LongGradient, long_backward
+from .ranks import Ranks, context_parallel, shared_mean, sum_gradients
 from .sim import SimWorld, Traffic
 
-__all__ = ["LongGradient", "SimWorld", "Traffic", "long_backward"]
+__all__ = [
+    "LongGradient",
+    "Ranks",
+    "SimWorld",
+    "Traffic",
+    "context_parallel",
+    "long_backward",
+    "shared_mean",
+    "sum_gradients",
+]

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..errors import MixerError
+from ..functional.layout.checks import check_key_mask
 from ..mixers import Mixer
 from ..mixers.segments import Halo, newest_halo
 
@@ -64,6 +66,28 @@ def tree_bytes(tree: Any) -> int:
     return sum(a.numel() * a.element_size() for a in pytree.tree_leaves(tree) if isinstance(a, Tensor))
 
 
+def check_scan(who: str, scan: Any) -> None:
+    """Refuse what is no name of a scan."""
+    if scan not in ("gather", "steps", None):
+        raise MixerError(f"{who}: scan must be 'gather', 'steps' or None, got {scan!r}.")
+
+
+def check_segments(mixer: Mixer) -> None:
+    """Refuse a mixer without segments."""
+    if not mixer.has_segments:
+        mixer.refuse(
+            "has no segments here, so ranks cannot share its sequences; causal mixers whose state is a sum or a window "
+            "have them"
+        )
+
+
+def check_tokens(mixer: Mixer, x: Tensor, key_mask: Tensor | None, positions: Tensor | None) -> None:
+    """Refuse masks and positions that are not one for each token; slices of them would fit."""
+    check_key_mask(type(mixer).__name__, key_mask, x)
+    if positions is not None and positions.shape != x.shape[:2]:
+        mixer.refuse(f"expects positions of shape {tuple(x.shape[:2])}, got {tuple(positions.shape)}")
+
+
 def mix_share(mixer: Mixer, share: Share, rank: int, ranks: int, *, scan: Scan | None = None) -> Program:
     """Compute the outputs (B, L, D) of one share of a sequence.
 
@@ -76,14 +100,13 @@ def mix_share(mixer: Mixer, share: Share, rank: int, ranks: int, *, scan: Scan |
             for "gather" up to ``GATHER_LIMIT`` bytes.
 
     Raises:
-        MixerError: if the mixer has no segments.
+        MixerError: if the mixer has no segments, or an argument does not fit.
     """
-    if not mixer.has_segments:
-        mixer.refuse(
-            "has no segments here, so ranks cannot share its sequences; causal mixers whose state is a sum or a window "
-            "have them"
-        )
+    check_segments(mixer)
     x, L = share.x, share.x.shape[1]
+    check_tokens(mixer, x, share.key_mask, share.positions)
+    if list(share.starts) != sorted(set(share.starts)) or not all(0 <= s < L for s in share.starts):
+        mixer.refuse(f"expects starts that rise from 0 or more to below {L}, got {list(share.starts)}")
     begin = (0, *(s for s in share.starts if s > 0))
     parts = [share.part(*cut) for cut in zip(begin, (*begin[1:], L), strict=True)]
     cut, last = bool(share.starts), parts[-1]

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers import Mixer
-from .program import Gather, Program, Scan, Share, mix_share, tree_bytes
+from .program import Gather, Program, Scan, Share, check_scan, check_tokens, mix_share, tree_bytes
+from .sharing import forward_of, mixers_of, replaced
 
 
 class Traffic(NamedTuple):
@@ -46,8 +47,7 @@ class SimWorld:
     def __init__(self, ranks: int, *, scan: Scan | None = None, latency: float = 1e-5, bandwidth: float = 1e10):
         if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
             raise MixerError(f"SimWorld: expects ranks as a positive integer, got {ranks!r}.")
-        if scan not in ("gather", "steps", None):
-            raise MixerError(f"SimWorld: scan must be 'gather', 'steps' or None, got {scan!r}.")
+        check_scan("SimWorld", scan)
         if not latency >= 0 or not bandwidth > 0:
             raise MixerError(
                 f"SimWorld: expects latency >= 0 and bandwidth > 0, got latency={latency!r}, bandwidth={bandwidth!r}."
@@ -86,6 +86,7 @@ class SimWorld:
         T = x.shape[1]
         if T == 0:
             raise MixerError("SimWorld: needs at least one token, got an empty sequence.")
+        check_tokens(mixer, x, key_mask, positions)
         edges = self._edges(T, cuts)
         programs = []
         for rank, (start, stop) in enumerate(pairwise(edges)):
@@ -141,25 +142,5 @@ class SimWorld:
         Raises:
             MixerError: when a mixer without segments is reached.
         """
-        mixers = [each for each in model.modules() if isinstance(each, Mixer)]
-        try:
-            for mixer in mixers:
-                mixer.forward = self._forward_of(mixer)  # type: ignore[method-assign]  # for this block only
+        with replaced([(mixer, "forward", forward_of(mixer, self.mix)) for mixer in mixers_of(model)]):
             yield
-        finally:
-            for mixer in mixers:
-                vars(mixer).pop("forward", None)
-
-    def _forward_of(self, mixer: Mixer) -> Any:
-        whole = type(mixer).forward
-
-        def forward(x: Tensor, context: Tensor | None = None, *, state: Any = None, **given: Any) -> Any:
-            if state is not None:
-                return whole(mixer, x, context, state=state, **given)
-            known = {"positions", "key_mask"}
-            extra = sorted(name for name, a in given.items() if name not in known and a is not None and a != 0)
-            if context is not None or extra:
-                mixer.refuse(f"mixes on many ranks without {', '.join(extra) or 'a context'}; leave it out")
-            return self.mix(mixer, x, positions=given.get("positions"), key_mask=given.get("key_mask"))
-
-        return forward

@@ -1,0 +1,50 @@
+"""Mixers of a model that mix in another way for a while."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..mixers import Mixer
+
+Mix = Callable[..., Tensor]
+Method = tuple[nn.Module, str, Callable[..., Any]]
+
+
+def mixers_of(model: nn.Module) -> list[Mixer]:
+    """Return every mixer in a model, the model itself included."""
+    return [each for each in model.modules() if isinstance(each, Mixer)]
+
+
+@contextlib.contextmanager
+def replaced(methods: list[Method]) -> Iterator[None]:
+    """Within this block, modules have these methods, given as (module, name, function), in place of their own."""
+    before = [(module, name, vars(module).get(name)) for module, name, _ in methods]
+    try:
+        for module, name, function in methods:
+            setattr(module, name, function)
+        yield
+    finally:
+        for module, name, own in before:
+            vars(module).pop(name, None)
+            if own is not None:
+                setattr(module, name, own)
+
+
+def forward_of(mixer: Mixer, mix: Mix) -> Callable[..., Any]:
+    """Return a ``forward`` that mixes by ``mix(mixer, x, positions=..., key_mask=...)``; streams stay as they are."""
+    whole = type(mixer).forward
+
+    def forward(x: Tensor, context: Tensor | None = None, *, state: Any = None, **given: Any) -> Any:
+        if state is not None:
+            return whole(mixer, x, context, state=state, **given)
+        known = {"positions", "key_mask"}
+        extra = sorted(name for name, a in given.items() if name not in known and a is not None and a != 0)
+        if context is not None or extra:
+            mixer.refuse(f"mixes on many ranks without {', '.join(extra) or 'a context'}; leave it out")
+        return mix(mixer, x, positions=given.get("positions"), key_mask=given.get("key_mask"))
+
+    return forward
