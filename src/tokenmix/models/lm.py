@@ -105,6 +105,8 @@ class LM(Trunk):
         config: an ``LMConfig``.
     """
 
+    reads_shares = True
+
     def __init__(self, config: LMConfig):
         super().__init__(config, vocab=config.vocab, loop=config.loop)
         self.config = config

@@ -117,6 +117,8 @@ class Trunk(nn.Module):
         cross: one mixer spec per layer for reading a context; None: there is none.
     """
 
+    reads_shares = False  # whether ``forward`` may read one rank's part of a sequence, see tokenmix.parallel
+
     def __init__(
         self,
         config: TrunkConfig,

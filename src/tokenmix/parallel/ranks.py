@@ -172,9 +172,6 @@ class Ranks:
 
     def methods(self, model: nn.Module) -> list[Method]:
         """Return the methods that ``model`` and its parts have while they share sequences."""
-        from ..models.lm import LM  # noqa: PLC0415  # `import tokenmix` needs no models
-        from ..models.trunk import Trunk  # noqa: PLC0415
-
         mixers = mixers_of(model)
         if not mixers:
             raise MixerError(
@@ -186,14 +183,15 @@ class Ranks:
         for mixer in mixers:
             found.append((mixer, "forward", forward_of(mixer, self.mix)))
             found.append((mixer, "forward_packed", self._packed_of(mixer)))
-        for trunk in (each for each in model.modules() if isinstance(each, Trunk)):
+        # asked by a flag, because `import tokenmix` needs no models
+        for trunk in (each for each in model.modules() if hasattr(type(each), "reads_shares")):
             name = type(trunk).__name__
-            if not isinstance(trunk, LM):
+            if not trunk.reads_shares:
                 raise MixerError(f"{self.who}: of our models only LM knows the positions of a share, got {name}.")
-            if getattr(trunk.positions, "reads_tokens", False):
+            if getattr(getattr(trunk, "positions", None), "reads_tokens", False):
                 raise MixerError(f"{self.who}: positions of digits need all tokens; build the LM with others.")
             found.append((trunk, "forward", self._forward_of(trunk)))
-        if not isinstance(model, Mixer | LM):
+        if not isinstance(model, Mixer) and not getattr(type(model), "reads_shares", False):
             whole = model.forward
 
             def forward(*args: Any, **given: Any) -> Any:
