@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,12 @@ from ..errors import MixerError
 from .cache import mapped
 
 SPLITS = ("train", "valid", "test")
+
+
+def check_split(who: str, name: str, held: Container[str] = SPLITS) -> None:
+    """Refuse the name of a split that a set does not hold."""
+    if name not in held:
+        raise MixerError(f"{who}: there is no split {name!r}; choose one of {', '.join(SPLITS)}.")
 
 
 @dataclass(frozen=True)
@@ -34,8 +41,7 @@ class Corpus:
 
     def split(self, name: str) -> Tensor:
         """Return one of the splits, uint8, as a view of the map."""
-        if name not in SPLITS:
-            raise MixerError(f"corpus {self.name}: there is no split {name!r}; choose one of {', '.join(SPLITS)}.")
+        check_split(f"corpus {self.name}", name)
         cuts = (0, *self.bounds)
         i = SPLITS.index(name)
         return self.bytes()[cuts[i] : cuts[i + 1]]

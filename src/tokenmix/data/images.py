@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from .bounds import MAX_PIXELS, Bounds, check_regular
-from .corpus import SPLITS
+from .corpus import SPLITS, check_split
 from .image_archives import CIFAR_FILE, CIFAR_MAIN, IDX_FILE, numbered, read_cifar, read_digits, read_idx, read_npz
 from .image_cache import Prepared, prepared
 from .image_downloads import fetch
@@ -92,8 +92,7 @@ class ImageData:
     splits: dict[str, ImageSplit] = field(repr=False)
 
     def split(self, name: str) -> ImageSplit:
-        if name not in self.splits:
-            raise MixerError(f"images {self.name}: there is no split {name!r}; choose one of {', '.join(SPLITS)}.")
+        check_split(f"images {self.name}", name, self.splits)
         return self.splits[name]
 
     def describe(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from .bounds import MAX_PIXELS
-from .corpus import SPLITS
+from .corpus import SPLITS, check_split
 from .mask_files import MaskFolder, open_mask_folder
 from .pair_sampler import IGNORED
 from .scenes import SCENE_CLASSES, scene
@@ -73,8 +73,7 @@ class MaskData:
 
     def split(self, name: str) -> MaskSplit:
         """Return a split by name."""
-        if name not in self.splits:
-            raise MixerError(f"masks {self.name}: there is no split {name!r}; choose one of {', '.join(SPLITS)}.")
+        check_split(f"masks {self.name}", name, self.splits)
         return self.splits[name]
 
     def describe(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import MixerError
-from .corpus import SPLITS, cut
+from .corpus import SPLITS, check_split, cut
 from .lines import is_table, read_columns
 from .sampler import mix64
 
@@ -31,8 +31,7 @@ class Rows:
 
     def split(self, name: str) -> list[Row]:
         """Return the rows of a split."""
-        if name not in self.splits:
-            raise MixerError(f"{self.name}: there is no split {name!r}; choose one of {', '.join(SPLITS)}.")
+        check_split(self.name, name, self.splits)
         return self.splits[name]
 
     @property

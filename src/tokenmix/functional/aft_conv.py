@@ -95,7 +95,8 @@ def aft_conv(
         if plain:
             y = _divided(kd, vd, kernel, reach, pairs, outside, key_mask, causal)
         else:
-            y = _factored(kd, vd, kernel, reach, pairs, outside, causal, filters, divide)
+            given = kernel, reach, pairs, outside, causal, filters, divide
+            y = finished(_factored_sums(capped(kd, divide), vd, *given), divide)
         return gated(q, merge_heads(y), gate)
 
     met = (lambda mark: over_window(mark, *reach)) if pairs is None else (lambda mark: over_pairs(pairs[1][:, 0], mark))
@@ -147,23 +148,6 @@ def _divided(
     return ratio_of(causal_sums(k, v, Dense(w)) if causal else over_visible(k, v, w))
 
 
-def _factored(
-    k: Tensor,
-    v: Tensor,
-    kernel: Tensor,
-    reach: tuple[int, int],
-    pairs: Pairs | None,
-    outside: Outside,
-    causal: bool,
-    filters: Filters,
-    divide: bool,
-) -> Tensor:
-    """Compute the ratio with signed filters, or a numerator alone; arguments as in ``_divided``."""
-    return finished(
-        _factored_sums(capped(k, divide), v, kernel, reach, pairs, outside, causal, filters, divide), divide
-    )
-
-
 def _factored_sums(
     k: Tensor,
     v: Tensor,
@@ -175,7 +159,7 @@ def _factored_sums(
     filters: Filters,
     divide: bool,
 ) -> Sums:
-    """Compute the sums of ``_factored``."""
+    """Compute the sums with signed filters, or for a numerator alone; arguments as in ``_divided``."""
     signed, everywhere = filters == "signed", outside == "zero"
     if pairs is None and (signed or not everywhere):
         return tap_sums(k, v, factors_of(kernel, signed), reach[0], everywhere=everywhere, causal=causal)

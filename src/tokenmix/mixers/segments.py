@@ -103,7 +103,7 @@ class Stretch(NamedTuple):
 
 
 def _rows(which: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Take the rows of a where ``which`` (B,) says so, and those of b elsewhere."""
+    """Return the rows of a where ``which`` (B,) is true, and those of b elsewhere."""
     return torch.where(which.view(-1, *[1] * (a.ndim - 1)), a, b)
 
 

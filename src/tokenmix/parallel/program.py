@@ -18,7 +18,7 @@ from ..mixers import Mixer
 from ..mixers.segments import Halo, newest_halo
 
 GATHER_LIMIT = 64 << 20
-"""Every rank gathers all segments while these take at most so many bytes together; else they are scanned in steps."""
+"""Most bytes of all segments together that every rank gathers at once; larger ones are scanned in steps."""
 Scan = Literal["gather", "steps"]
 
 

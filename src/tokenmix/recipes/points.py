@@ -3,7 +3,7 @@
 ``points_classify`` is ModelNet40 at ``paper`` and ``gpu`` (``--data FOLDER``), ``points_parts`` ShapeNet-part; the
 External Attention paper (Guo et al. 2021, arXiv 2105.02358) trains the same shell with its own layer on both. At
 ``smoke`` both are trained on clouds made here, which need no file. Sizes, optimiser and batches of the two large sizes
-are PCT's where its paper says so; what it does not say is ours.
+are those of PCT's paper; what the paper leaves open was chosen here.
 """
 
 from __future__ import annotations

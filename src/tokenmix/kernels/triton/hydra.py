@@ -39,18 +39,16 @@ def norms(X, MASK, OUT, T, D, xb, xt, eps, ROWS: tl.constexpr, BD: tl.constexpr)
     b = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     ok = _alive(MASK, b, t, T)
-    one = tl.zeros([ROWS, BD], tl.float32)  # reduced at the end: a reduction exchanges data between threads
-    down, up = tl.zeros([ROWS, BD], tl.float32), tl.zeros([ROWS, BD], tl.float32)
+    one, down, up = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
     for c in span(0, D, BD):
         od = c + tl.arange(0, BD)
         x = tl.load(
             X + b * xb + t.to(tl.int64)[:, None] * xt + od[None, :], mask=ok[:, None] & (od < D)[None, :], other=0.0
         ).to(tl.float32)
         small, large = x * 2.0**-64, x * 2.0**64
-        one += x * x
-        down += small * small
-        up += large * large
-    one, down, up = tl.sum(one, 1), tl.sum(down, 1), tl.sum(up, 1)
+        one += tl.sum(x * x, 1)
+        down += tl.sum(small * small, 1)
+        up += tl.sum(large * large, 1)
     long, short = ~(one < 1e36), (one < 1e-20) & (eps < 1e-20)
     unit = tl.where(long, 2.0**-64, tl.where(short, 2.0**64, 1.0))
     square = tl.where(long, down, tl.where(short, up + eps * 2.0**64 * 2.0**64, one + eps))
@@ -227,17 +225,16 @@ def _norms(x: Tensor, mask: Tensor | None, on: bool, eps: float) -> Tensor | Non
     return out
 
 
-def _tile(x: Tensor) -> dict[str, int]:
-    """Return the constants of a program, one warp with two or four features for each thread."""
-    return {"CHUNK": CHUNK, "ROWS": ROWS, "BD": 64 if x.shape[-1] <= 64 else 128, "warps": 1}
+TILE = {"CHUNK": CHUNK, "ROWS": ROWS, "BD": 64, "warps": 1}  # two features for each thread of a warp
 
 
 def _sums(x: Tensor, nx: Tensor | None, y: Tensor, scale: Tensor | None, mask: Tensor | None) -> Tensor:
     """Sum x^ * y over each chunk, (B, chunks, D), in float64."""
     B, T, D = x.shape
     total = _new(x, B, -(-T // CHUNK), D, dtype=torch.float32)
-    use, strides = _tile(x), (*x.stride()[:2], *y.stride()[:2])
-    launch(sums, _grid(x, use["BD"]), x, nx, y, scale, mask, total, T, D, B * T, *strides, **use)
+    launch(
+        sums, _grid(x, TILE["BD"]), x, nx, y, scale, mask, total, T, D, B * T, *x.stride()[:2], *y.stride()[:2], **TILE
+    )
     return total.double()
 
 
@@ -296,7 +293,7 @@ def _read(g, q, nq, k, nk, v, scale, mask, saved, dot, out, causal, dots=False) 
     given = (k, nk, v) if causal else (None, None, None)
     launch(
         read,
-        _grid(q, _tile(q)["BD"]),
+        _grid(q, TILE["BD"]),
         g,
         q,
         nq,
@@ -312,7 +309,7 @@ def _read(g, q, nq, k, nk, v, scale, mask, saved, dot, out, causal, dots=False) 
         *strides,
         CAUSAL=causal,
         DOTS=dots,
-        **_tile(q),
+        **TILE,
     )
 
 
@@ -322,7 +319,7 @@ def _back_keys(g, q, nq, k, nk, v, scale, mask, rest, dot, dk, dv, causal, dots=
     given, scale = ((g, q, nq), scale) if causal else ((None, None, None), None)
     launch(
         back_keys,
-        _grid(k, _tile(k)["BD"]),
+        _grid(k, TILE["BD"]),
         *given,
         k,
         nk,
@@ -339,8 +336,7 @@ def _back_keys(g, q, nq, k, nk, v, scale, mask, rest, dot, dk, dv, causal, dots=
         *strides,
         CAUSAL=causal,
         DOTS=dots,
-        registers=255,
-        **_tile(k),
+        **TILE,
     )
 
 
@@ -365,7 +361,7 @@ def backward(
     total = _sums(q, nq, g, scale, None)
     rest = _before(total.flip(1)).flip(1).contiguous() if causal else total.sum(1, keepdim=True).float()
     dq, dk, dv = _new(q, *q.shape), _new(k, *k.shape), _new(k, *k.shape)
-    strips = -(-q.shape[2] // _tile(q)["BD"])
+    strips = -(-q.shape[2] // TILE["BD"])
     dots: list[Tensor | None] = [None, None]
     if nq is not None:
         part = _new(q, strips, *q.shape[:2], dtype=torch.float32)
