@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from suites import is_more
+from suites import is_more, is_slow
 from tokenmix import MIXERS
 from tokenmix.kernels import cpu
 from tokenmix.system.torchvision import ensure_torchvision
@@ -31,17 +31,16 @@ KERNEL_TESTS = ("test_cpu", "test_the_kernel_is_what_runs")
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config, items):
-    """Mark what `make test` leaves to `make test-more`.
+    """Mark what `make test` leaves to `make test-more`, and both to `make test-all`.
 
     Where the C library could not be built, deselect the tests of its kernels and say so in the summary.
     """
     for item in items:
-        if is_more(
-            item.path.name,
-            getattr(item, "originalname", item.name),
-            getattr(getattr(item, "callspec", None), "params", {}),
-        ):
+        name, params = getattr(item, "originalname", item.name), getattr(getattr(item, "callspec", None), "params", {})
+        if is_more(item.path.name, name, params):
             item.add_marker("more")
+        if is_slow(item.path.name, name, params):
+            item.add_marker("slow")
     if not cpu.available():
         need = [i for i in items if i.path.name.startswith(KERNEL_FILES) or i.originalname in KERNEL_TESTS]
         config.hook.pytest_deselected(items=need)

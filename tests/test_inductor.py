@@ -1,6 +1,6 @@
 """Test torch.compile with its default backend, forward and backward.
 
-One row per family in `make test-more`, every mixer and every grid in `make test-all`.
+Two rows in `make test-more`, every mixer and every grid in `make test-all`.
 """
 
 from __future__ import annotations
@@ -11,20 +11,7 @@ import torch
 from cases import CASES, FIRST, GRIDS, forms
 from tokenmix import build_mixer
 
-CAUSAL = (
-    "attention",
-    "aft_simple",
-    "hydra",
-    "external",
-    "synthesizer_dense",
-    "linear",
-    "local",
-    "lightconv",
-    "reformer",
-    "transformer_xl",
-    "axial",
-)
-QUICK = [*((case, True) for case in CAUSAL), ("linformer", False)]  # one row per family
+QUICK = [("attention", True), ("aft_simple", True)]
 LATER = [form for form in forms() if form not in QUICK and form[0] in {*FIRST.values(), *GRIDS}]
 
 
@@ -48,7 +35,7 @@ def compiled_equals_eager(case: str, causal: bool) -> None:
 
 
 @pytest.mark.parametrize(("case", "causal"), QUICK)
-def test_inductor_on_one_row_per_family(case, causal):
+def test_inductor_on_two_rows(case, causal):
     compiled_equals_eager(case, causal)
 
 

@@ -6,18 +6,15 @@ Bugs are planted in the C source and compiled; a library without bugs passes eve
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import forked
 from kernel_mutations import BUGS, CHECKS, Bug
 from tokenmix.kernels.cpu import build
 
-HERE = Path(__file__).parent
 ISA = "base"
 QUICKLY = ["-O1", "-w", "-DTM_INLINE=static __attribute__((noinline))"]  # half a second to compile
 
@@ -26,11 +23,7 @@ def outcomes(place: Path, bugs: list[Bug], *names: str) -> list[str]:
     """What the checks say of a library compiled from sources with these bugs, in a fresh process."""
     sources = Path(shutil.copytree(build.SOURCES, place / "src"))
     for bug in bugs:
-        text = (sources / bug.file).read_text()
-        assert text.count(bug.old) == bug.times, (
-            f"{bug.file} holds {bug.old!r} {text.count(bug.old)} times; bring the patch up to date"
-        )
-        (sources / bug.file).write_text(text.replace(bug.old, bug.new))
+        forked.plant(sources / bug.file, bug.old, bug.new, bug.times)
     # The kernel at hand is enough; by those of aft_simple.c the instruction set is known.
     own = {bug.file for bug in bugs or BUGS} - {"tm.h"} | {"aft_simple.c"}
     own |= {"aft_forget.c"} if "aft_pairs.c" in own else set()  # whose scan it uses
@@ -39,18 +32,9 @@ def outcomes(place: Path, bugs: list[Bug], *names: str) -> list[str]:
         "".join(line for line in lines if line.split('"')[1:2] and line.split('"')[1] in own)
     )
     library = build.build(place / "library.so", sources=sources, only=ISA, extra=QUICKLY)
-    env = {
-        **os.environ,
-        "TOKENMIX_LIBRARY": str(library),
-        "TOKENMIX_ISA": ISA,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, HERE / "kernel_mutations.py", *names], env=env, capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    answer = json.loads(done.stdout.splitlines()[-1])
+    done = forked.run("kernel_mutations", names, TOKENMIX_LIBRARY=str(library), TOKENMIX_ISA=ISA)
+    assert done.status == 0, done.printed[-2000:]
+    answer = json.loads(done.printed.splitlines()[-1])
     assert answer["library"] == str(library)
     return answer["results"]
 

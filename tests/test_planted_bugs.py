@@ -5,17 +5,11 @@ Each is patched into a copy of the library, on which the test runs in a process 
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-HERE = Path(__file__).parent
-LIBRARY = HERE.parent / "src" / "tokenmix"
+from forked import HERE, copied, plant, run_pytest
 
 
 class Bug(NamedTuple):
@@ -524,17 +518,7 @@ BUGS = [
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
 def test_planted_bug_is_noticed(bug, tmp_path):
-    library = Path(
-        shutil.copytree(LIBRARY, tmp_path / "tokenmix", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    )
-    text = (library / bug.file).read_text()
-    assert text.count(bug.old) == 1
-    (library / bug.file).write_text(text.replace(bug.old, bug.new))
-    paths = [str(tmp_path), str(HERE), *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    env |= {"TOKENMIX_NO_KERNELS": "1"}
-    asked = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts="]
-    asked += ["-k", bug.test, str(HERE / f"{bug.suite}.py")]
-    done = subprocess.run(asked, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]
-    assert "AssertionError" in done.stdout or "E       assert" in done.stdout, done.stdout[-2000:]
+    plant(copied(tmp_path) / bug.file, bug.old, bug.new)
+    done = run_pytest(tmp_path, "-k", bug.test, str(HERE / f"{bug.suite}.py"))
+    assert done.status == 1, done.printed[-2000:]
+    assert "AssertionError" in done.printed or "E       assert" in done.printed, done.printed[-2000:]
