@@ -268,7 +268,8 @@ class DiT(nn.Module):
             return self(images, time, classes)
         none = torch.full_like(classes, self.config.classes)
         both = self(torch.cat([images, images]), torch.cat([time, time]), torch.cat([classes, none]))
-        return guided(*both.chunk(2), guidance)
+        with_class, without = both.chunk(2)
+        return guided(with_class, without, guidance)
 
     def check_guidance(self, guidance: float) -> None:
         """Refuse guidance where the model has no classes, or has never been without one in training."""
