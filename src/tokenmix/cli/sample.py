@@ -206,6 +206,5 @@ def legend(names: list[str]) -> str:
     several = list(dict.fromkeys(names))
     if len(several) == 1:
         return f"class {several[0]}"
-    return (
-        f"columns: {', '.join(several)}" if columns_of(len(several)) == len(several) else f"in rows: {', '.join(names)}"
-    )
+    in_columns = columns_of(len(several)) == len(several)
+    return f"columns: {', '.join(several)}" if in_columns else f"row by row: {', '.join(names)}"
