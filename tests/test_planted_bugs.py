@@ -1,4 +1,4 @@
-"""Plant bugs in digits, samplers, loops, ranks, flows and the tasks on texts, points and images; a named test notices each.
+"""Plant bugs in digits, samplers, loops, ranks, flows and tasks on texts, points and images; a named test notices each.
 
 Each is patched into a copy of the library, on which the test runs in a process of its own and must fail by comparison.
 """

@@ -61,9 +61,9 @@ def build(row: ImageRow, size: str) -> RunConfig:
 
 
 def _smoke(row: ImageRow) -> RunConfig:
-    optim = OptimConfig(lr=2e-3, weight_decay=0.0, warmup=100, ema=0.99)
+    optim = OptimConfig(lr=4e-3, weight_decay=0.0, warmup=50, ema=0.99)
     loop = TrainConfig(
-        steps=1200, batch_size=64, log_every=50, eval_every=600, save_every=600, eval_batch=180, samples=40
+        steps=1500, batch_size=32, log_every=50, eval_every=500, save_every=500, eval_batch=180, samples=40
     )
     return RunConfig(shrink(row.model), ImageDataConfig(source="digits"), optim, loop)
 
