@@ -30,6 +30,8 @@ def test_every_row_runs_small_and_keeps_its_mixers(name, row):
     if small.kind == "mae":
         keep = torch.tensor([[0, 3, 9], [2, 3, 4]])
         assert model(torch.randn(2, small.channels, *small.image_size), keep).shape == (2, 13, small.values)
+    elif small.kind == "dit":
+        assert model(torch.randn(2, 1, 8, 8), torch.rand(2)).shape == (2, 1, 8, 8)
     elif small.kind == "image_density":
         assert model(torch.zeros(1, small.max_len, dtype=torch.long)).shape == (1, small.max_len, 256)
     else:

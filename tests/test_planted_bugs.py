@@ -1,4 +1,4 @@
-"""Plant bugs in digits, samplers, loops, ranks and the tasks on texts, points and images; a named test notices each.
+"""Plant bugs in digits, samplers, loops, ranks, flows and tasks on texts, points and images; a named test notices each.
 
 Each is patched into a copy of the library, on which the test runs in a process of its own and must fail by comparison.
 """
@@ -512,6 +512,46 @@ BUGS = [
         "return _Shared.apply(total / count, ranks.group) / ranks.ranks",
         "test_ranks",
         "test_two_ranks_equal_one_process and LM and plain",
+    ),
+    Bug(
+        "a flow learns the way back",
+        "models/flow.py",
+        "return noise - images",
+        "return images - noise",
+        "test_diffusion",
+        "test_a_path_runs_from_images_to_noise_at_its_velocity",
+    ),
+    Bug(
+        "a diffusion transformer is not told the time",
+        "models/dit.py",
+        "self.waves(TIME_SCALE * time)",
+        "self.waves(0 * time)",
+        "test_diffusion",
+        "test_time_and_class_change_what_a_model_says and aft_simple",
+    ),
+    Bug(
+        "the weight of the guidance is ignored",
+        "models/flow.py",
+        "return without + weight * (with_class - without)",
+        "return with_class",
+        "test_diffusion",
+        "test_samples_follow_the_guided_velocity",
+    ),
+    Bug(
+        "held-out images are all scored at the last times",
+        "train/flow_task.py",
+        "yield (k + t) / BUCKETS",
+        "yield (BUCKETS - 1 + t) / BUCKETS",
+        "test_diffusion",
+        "test_held_out_images_are_scored_by_time",
+    ),
+    Bug(
+        "Heun's step is Euler's",
+        "models/flow.py",
+        "slope = (slope + velocity(x - h * slope, end)) / 2",
+        "slope = slope + 0 * velocity(x - h * slope, end)",
+        "test_diffusion",
+        "test_the_solver_reaches_the_mean_and_the_variance_of_gaussian_images",
     ),
 ]
 

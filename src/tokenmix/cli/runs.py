@@ -138,7 +138,8 @@ class Resume:
 class Evaluate:
     """Score a run on one split of its data and add the result to its metrics.
 
-    The score is in bits per byte for text, bits per dimension for density models, cross-entropy with BLEU and chrF or
+    The score is in bits per byte for text, bits per dimension for density models, the
+    squared error of the velocity for diffusion transformers, cross-entropy with BLEU and chrF or
     ROUGE for pairs of texts, cross-entropy for documents, accuracy for classifiers and synthetic sequences, and mean
     intersection over union (mIoU) for images with masks; for a host's folder it is the perplexity of --data, in tokens
     of the folder's tokenizer.
@@ -352,6 +353,7 @@ def score_text(metric: str, value: float | None) -> str:
         "accuracy": f"{100 * value:.2f} % right",
         "instance_miou": f"instance mIoU {100 * value:.2f} %",
         "pixel_loss": f"pixel loss {value:.4f}",
+        "flow_loss": f"flow loss {value:.4f}",
         "miou": f"{100 * value:.2f} % mIoU",
     }
     return f"{texts[metric]} on valid"

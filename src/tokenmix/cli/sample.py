@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
@@ -14,10 +14,17 @@ from ..errors import MixerError
 from .host_folders import is_host_folder, sample_host
 from .output import say
 
+OF_FLOW, FLOWS = ("classes", "guidance", "solver", "solver_steps"), "diffusion transformers"
+OF_VALUES = ("temperature", "top_k", "top_p", "complete")
+"""Options of models that follow a flow, and of those that sample one value after the other."""
+
 
 @dataclass(frozen=True)
 class Sample:
-    """Generate text with a run's language model, or images with its density model; fill in masks, or name the class."""
+    """Generate text with a run's language model, or images with its density model or diffusion transformer.
+
+    Masked models fill in masks, classifiers of texts name the class.
+    """
 
     dir: Positional[Annotated[Path, arg(metavar="RUN")]]
     """Run directory, or a host's folder: one that `tokenmix convert` wrote, or one of transformers."""
@@ -38,13 +45,25 @@ class Sample:
     """Encoder-decoders: targets that are followed at once. Default: 1."""
 
     images: int = 16
-    """Density models: number of images to draw."""
+    """Number of images to draw."""
 
     complete: bool = False
     """Density models: draw only the lower halves of test images, with the real images shown below."""
 
     out: Path | None = None
-    """Density models: PNG file to write. Default: sample.png in the run directory."""
+    """Images: PNG file to write. Default: sample.png in the run directory."""
+
+    classes: tuple[str, ...] | None = None
+    """Diffusion transformers: names of the classes to draw, one image of each in turn. Default: all."""
+
+    guidance: float | None = None
+    """Diffusion transformers: weight of classifier-free guidance towards the class. Default: 1, which is none."""
+
+    solver: Literal["euler", "heun"] | None = None
+    """Diffusion transformers: how the flow is followed from noise to images. Default: heun."""
+
+    solver_steps: int | None = None
+    """Diffusion transformers: steps of the solver; each of heun's evaluates the model twice. Default: 50."""
 
     temperature: float | None = None
     """Sampling temperature; 0 takes the most likely value. Default: 0.8 for text, 1 for images, 0 otherwise."""
@@ -82,11 +101,23 @@ class Sample:
             raise MixerError(
                 f"sample: --beams is for encoder-decoders; {self.dir} holds a {config.model.kind!r} model."
             )
-        if config.model.kind == "image_density":
+        self._check_options(config.model.kind)
+        if config.model.kind == "dit":
+            return self._generate()
+        if config.data.kind in ("images", "masks", "points"):  # of these only density models are not refused
             return self._draw()
         if config.model.kind == "encoder":
             return self._fill() if config.data.kind == "documents" else self._classify()
         return self._write(0.0 if config.data.kind == "synthetic" else 0.8)
+
+    def _check_options(self, kind: str) -> None:
+        """Refuse options of diffusion transformers for other models, and the other way round."""
+        of_flow = [name for name in OF_FLOW if getattr(self, name) is not None]
+        of_values = [name for name in OF_VALUES if getattr(self, name) not in (None, False)]
+        wrong, whose = (of_values, "density and language models") if kind == "dit" else (of_flow, FLOWS)
+        if wrong:
+            option = wrong[0].replace("_", "-")
+            raise MixerError(f"sample: --{option} is for {whose}; {self.dir} holds a {kind!r} model.")
 
     def _sampling(self, temperature: float) -> dict[str, Any]:
         """Return the options that all kinds share; ``temperature`` is the default of the kind."""
@@ -146,3 +177,34 @@ class Sample:
         write_grid(out, drawn, columns=self.images if self.complete else 8)
         say(json.dumps({"images": self.images, "file": str(out)}) if self.json else out)
         return 0
+
+    def _generate(self) -> int:
+        from ..system.files import check_writable
+        from ..train import generate_run
+        from ..train.flow_task import columns_of
+        from ..train.image_tasks import write_grid
+
+        out = self.out or self.dir / "sample.png"
+        check_writable(out)
+        given = {"steps": self.solver_steps, "solver": self.solver, "guidance": self.guidance, "seed": self.seed}
+        sampling = {name: value for name, value in given.items() if value is not None}
+        drawn, names = generate_run(
+            self.dir, n=self.images, classes=self.classes, step=self.step, device=self.device, **sampling
+        )
+        write_grid(out, drawn, columns=columns_of(len(set(names))))
+        if self.json:
+            say(json.dumps({"images": self.images, "file": str(out), "classes": names}))
+        else:
+            say(f"{out} ({legend(names)})" if names else out)
+        return 0
+
+
+def legend(names: list[str]) -> str:
+    """Describe which images of a picture show which of the classes, drawn in turn."""
+    from ..train.flow_task import columns_of
+
+    several = list(dict.fromkeys(names))
+    if len(several) == 1:
+        return f"class {several[0]}"
+    in_columns = columns_of(len(several)) == len(several)
+    return f"columns: {', '.join(several)}" if in_columns else f"row by row: {', '.join(names)}"

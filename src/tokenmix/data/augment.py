@@ -248,6 +248,12 @@ def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -
     return images.float().div_(255).sub_(torch.tensor(mean)[:, None, None]).div_(torch.tensor(std)[:, None, None])
 
 
+def as_bytes(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Convert normalised images (B, C, H, W) back to uint8: the inverse of ``normalise``, rounded and clipped."""
+    x = images.float() * images.new_tensor(std)[:, None, None] + images.new_tensor(mean)[:, None, None]
+    return (255 * x).round().clamp(0, 255).to(torch.uint8)
+
+
 def moments(
     who: str, channels: int, mean: tuple[float, ...] | None, std: tuple[float, ...] | None
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:

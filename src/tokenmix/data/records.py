@@ -56,6 +56,7 @@ def _whole(record: dict[str, Any]) -> bool:
         "quality": dict,
         "by_context": dict,
         "image_size": list,
+        "by_noise": dict,
         "iou": dict,
         "names": list,
         "signature": str,

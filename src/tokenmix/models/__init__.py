@@ -10,6 +10,7 @@ from torch import nn
 from ..errors import MixerError
 from ..system.config import from_json, nearest
 from .blocks import Block, evaluating
+from .dit import DiT, DiTConfig
 from .eamlp import EAMLP, EAMLPConfig
 from .encoder import Encoder, EncoderConfig
 from .image_density import ImageDensity, ImageDensityConfig
@@ -29,6 +30,8 @@ from .vit import ViT, ViTConfig
 
 __all__ = [
     "Block",
+    "DiT",
+    "DiTConfig",
     "EAMLP",
     "EAMLPConfig",
     "Encoder",
@@ -81,6 +84,7 @@ KINDS: dict[str, tuple[type, type[nn.Module]]] = {
     "eamlp": (EAMLPConfig, EAMLP),
     "resnet": (ResNetConfig, ResNet),
     "image_density": (ImageDensityConfig, ImageDensity),
+    "dit": (DiTConfig, DiT),
     "mae": (MAEConfig, MAE),
     "encoder": (EncoderConfig, Encoder),
     "seq2seq": (Seq2SeqConfig, Seq2Seq),
@@ -97,6 +101,7 @@ ModelConfig = (
     | EAMLPConfig
     | ResNetConfig
     | ImageDensityConfig
+    | DiTConfig
     | MAEConfig
     | EncoderConfig
     | Seq2SeqConfig

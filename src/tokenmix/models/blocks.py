@@ -120,8 +120,7 @@ class Block(nn.Module):
             given: goes to the mixer: key_mask, positions and, if it mixes the grid of its tokens, grid and prefix. The
                 cross mixer is given the positions.
         """
-        if not self.on_grid:
-            given = {name: value for name, value in given.items() if name not in ("grid", "prefix")}
+        given = self.for_mixer(given)
         read = self.normed(x, self.mixer_norm)
         if cu_seqlens is None:
             mixed = self.mixer(read, **given)
@@ -133,6 +132,10 @@ class Block(nn.Module):
             crossed = self.cross(asked, context, key_mask=context_mask, positions=given.get("positions"))
             x = self.added(x, crossed, self.cross_norm)
         return self.after_mixing(x)
+
+    def for_mixer(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return what the mixer takes of the arguments: grid and prefix only if it mixes the grid of its tokens."""
+        return given if self.on_grid else {k: v for k, v in given.items() if k not in ("grid", "prefix")}
 
     def init_state(
         self,

@@ -10,6 +10,7 @@ from .aft_imagenet import RECIPE as _aft_imagenet
 from .arithmetic import RECIPES as _arithmetic
 from .documents import RECIPES as _documents
 from .hydra_imagenet import RECIPE as _hydra_imagenet
+from .image_diffusion import RECIPE as _image_diffusion
 from .livt_cifar_lt import RECIPES as _livt_cifar_lt
 from .livt_pretrain import RECIPE as _livt_pretrain
 from .points import RECIPES as _points
@@ -34,6 +35,7 @@ _ALL = (
     _aft_enwik8,
     _aft_cifar10_density,
     _aft_cifar10_classify,
+    _image_diffusion,
     _aft_imagenet,
     _ablations,
     _hydra_imagenet,

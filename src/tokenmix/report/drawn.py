@@ -7,12 +7,13 @@ from pathlib import Path
 
 from ..data.masks import COLOURS
 from .figures import Picture
-from .runs import MASKS, Run
+from .runs import FLOW, MASKS, Run
 
 DENSITY_ROWS = (
     "top: drawn by the model; middle: lower halves drawn below real upper halves; "
     "bottom: the real images of the validation split"
 )
+FLOW_DRAWN, FEW = "drawn by the model from noise", 16
 MASK_ROWS = "top: the first images of the validation split; middle: their masks; bottom: what the model predicts"
 
 
@@ -27,11 +28,21 @@ def drawn_pictures(runs: list[Run]) -> list[tuple[str, list[tuple[str, list[Pict
 
 
 def drawn_picture(run: Run, file: Path) -> Picture:
-    """Return a picture that a run drew: images of a density model, or masks that a segmentation model predicted."""
+    """Return a picture that a run drew: images of a density or diffusion model, or masks of a segmentation model."""
     uri = "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode("ascii")
-    what, whose = (MASK_ROWS, "and masks") if run.metric is MASKS else (DENSITY_ROWS, "drawn")
+    what, whose = _rows(run), "and masks" if run.metric is MASKS else "drawn"
     alt = f"Images {whose} by the model of {run.name}; {what}."
     return Picture(uri, uri, alt=alt, caption=f"{file.name}; {what}.{_legend(run) if run.metric is MASKS else ''}")
+
+
+def _rows(run: Run) -> str:
+    """Return what the rows of a run's pictures show, or the columns of a diffusion transformer's, in words."""
+    if run.metric is not FLOW:
+        return MASK_ROWS if run.metric is MASKS else DENSITY_ROWS
+    names = run.env.get("class_names")
+    if not isinstance(names, list) or not names:
+        return FLOW_DRAWN
+    return f"{FLOW_DRAWN}, one of each class in turn: {', '.join(map(str, names[:FEW]))}{', ...' * (len(names) > FEW)}"
 
 
 def _legend(run: Run) -> str:

@@ -21,7 +21,7 @@ from .lengths import length_pictures
 from .mixtures import mixture_pictures, mixture_table, mixtures
 from .pictures import attention_pictures
 from .runs import TEXT, Run, load_model, named_apart, read_run
-from .tables import facts_table, iou_table, summary_table
+from .tables import facts_table, iou_table, noise_table, summary_table
 from .vision import Section, run_images, vision_section
 
 SAMPLE_CHARS = 1200
@@ -73,7 +73,7 @@ def write_report(
     runs = [replace(run, name=name) for run, name in zip(runs, named_apart([r.path for r in runs]), strict=True)]
     if not runs:
         raise MixerError("report: give at least one run directory.")
-    of_classes = iou_table(runs)
+    parts = [table for table in (iou_table(runs), noise_table(runs)) if table is not None]
     warning, differences = (not_comparable(runs), differences_table(runs)) if compare else (None, None)
     if warning:
         tell("")  # the warning must not stand behind a line of progress
@@ -90,7 +90,7 @@ def write_report(
             *(tables or []),
             *([differences] if differences else []),
             summary_table(runs),
-            *([of_classes] if of_classes else []),
+            *parts,
         ],
         curves=[("Loss", [*pictures[1:], *curves]), ("Beyond the sizes of training", length_pictures(runs))],
         attention=[

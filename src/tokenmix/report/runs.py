@@ -62,6 +62,7 @@ LABELS = Metric("accuracy", "accuracy", "cross-entropy in nats", 1.0, accuracy=T
 MASKS = Metric("miou", "mIoU", "cross-entropy of a pixel in nats", 1.0, accuracy=True)
 PARTS = Metric("instance_miou", "instance mIoU", "cross-entropy in nats", 1.0, accuracy=True)
 PIXELS = Metric("pixel_loss", "pixel loss", "squared error of the hidden pixels", 1.0)
+FLOW = Metric("flow_loss", "flow loss", "squared error of the velocity", 1.0)
 BY_DATA = {"synthetic": ANSWERS, "pairs": PAIRS, "documents": PAIRS, "labels": LABELS, "masks": MASKS}
 BY_MODEL = {
     "lm": TEXT,
@@ -69,6 +70,7 @@ BY_MODEL = {
     "point_classifier": LABELS,
     "point_segmenter": PARTS,
     "mae": PIXELS,
+    "dit": FLOW,
 }
 
 

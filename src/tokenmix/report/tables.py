@@ -10,7 +10,7 @@ from ..data.long_tail import FEW, MANY, SHOTS
 from ..errors import MixerError
 from ..models import SHELLS, config_from_json, shell_of
 from ..system.text import MISSING, Table, number, size
-from .runs import ANSWERS, CLASSES, DENSITY, MASKS, PAIRS, PARTS, PIXELS, TEXT, Run
+from .runs import ANSWERS, CLASSES, DENSITY, FLOW, MASKS, PAIRS, PARTS, PIXELS, TEXT, Run
 
 IOU = "the intersection over the union of a class's true and predicted pixels in the whole split, mean over the classes"
 
@@ -55,7 +55,7 @@ def summary_table(runs: list[Run]) -> Table:
         "images": lambda run: number(run.largest("images"), 0),
         "clouds": lambda run: number(run.largest("clouds"), 0),
     }
-    for metric in (TEXT, DENSITY, PAIRS, PIXELS):
+    for metric in (TEXT, DENSITY, PAIRS, PIXELS, FLOW):
         for split in ("valid", "test"):
             columns[f"{split} {metric.label}"] = partial(_score, split=split, metric=metric.name)
     for metric in (CLASSES, ANSWERS, PARTS):
@@ -88,6 +88,7 @@ def _percent(run: Run, *, split: str, metric: str) -> str:
 
 def _notes(runs: list[Run]) -> list[str]:
     texts = {"bits_per_byte": "Bits per byte", "bits_per_dim": "Bits per dimension", "pixel_loss": "Pixel loss"}
+    texts["flow_loss"] = "Flow loss (of the velocity, per number of an image)"
     kinds = dict.fromkeys(texts[r.metric.name] for r in runs if r.metric.name in texts)
     said = [f"{' and '.join(kinds)}: lower is better"] if kinds else []
     said += [
@@ -113,12 +114,7 @@ def _notes(runs: list[Run]) -> list[str]:
 
 def iou_table(runs: list[Run]) -> Table | None:
     """Build the table of intersection over union, one row per class; None if no run has any."""
-    columns: list[tuple[str, dict[str, float]]] = []
-    for run in runs:
-        for split in ("valid", "test"):
-            found = run.last_eval(split, "iou")
-            if found:
-                columns.append((f"{run.name}, {split}" if len(runs) > 1 else split, found))
+    columns = _columns_by(runs, "iou")
     if not columns:
         return None
     names = dict.fromkeys(name for _, found in columns for name in found)
@@ -127,6 +123,27 @@ def iou_table(runs: list[Run]) -> Table | None:
         "A class that occurs neither in the masks nor in the predictions has none, and does not count in the mean."
     ]
     return Table("Intersection over union by class", ["class", *(name for name, _ in columns)], rows, notes)
+
+
+def noise_table(runs: list[Run]) -> Table | None:
+    """Build the table of the flow loss by share of noise, one row per share; None if no run has any."""
+    columns = _columns_by(runs, "by_noise")
+    if not columns:
+        return None
+    shares = dict.fromkeys(share for _, found in columns for share in found)
+    rows = [[f"{share} %", *(number(found.get(share)) for _, found in columns)] for share in shares]
+    notes = ["Noise: t of the image (1 - t) x + t e that the model reads. Losses of different shares do not compare."]
+    return Table("Flow loss by share of noise", ["noise", *(name for name, _ in columns)], rows, notes)
+
+
+def _columns_by(runs: list[Run], field: str) -> list[tuple[str, dict[str, float]]]:
+    """Return a heading and what a field of the last evaluation holds, for each run and split that has it."""
+    return [
+        (f"{run.name}, {split}" if len(runs) > 1 else split, found)
+        for run in runs
+        for split in ("valid", "test")
+        if (found := run.last_eval(split, field))
+    ]
 
 
 def without_empty_columns(table: Table) -> Table:

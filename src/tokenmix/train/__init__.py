@@ -16,7 +16,7 @@ from .loop import resume, train
 from .mask_config import MaskDataConfig
 from .mask_scores import MaskScore, confusion_matrix, intersection_over_union
 from .point_data_config import PointsDataConfig
-from .runs import classify_run, draw_run, evaluate_run, fill_run, load_run, sample_run, translate_run
+from .runs import classify_run, draw_run, evaluate_run, fill_run, generate_run, load_run, sample_run, translate_run
 from .tasks import match_data
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "evaluate",
     "evaluate_run",
     "fill_run",
+    "generate_run",
     "intersection_over_union",
     "load_model",
     "load_run",

@@ -41,7 +41,7 @@ class DataConfig(Json):
 
 @dataclass(frozen=True)
 class ImageDataConfig(Json):
-    """The images of a classifier or of a density model.
+    """The images of a classifier, a density model or a diffusion transformer.
 
     Args:
         source: name of an image set (default "digits") or path of a folder, .npz or .zip file.
@@ -58,10 +58,11 @@ class ImageDataConfig(Json):
         loss_tau: scale of the bias of the balanced losses, 0 or more.
         loss_shift: constant added to the bias of "balanced_bce", such as the logarithm of the number of classes.
         augment: what happens to training images (see ``Augment``), by default nothing. A density model takes ``flip``,
-            ``shift`` and ``repeats`` only.
+            ``shift`` and ``repeats`` only; a diffusion transformer all but ``mixup``, ``cutmix``, ``erasing`` and
+            ``randaugment``.
         smoothing: label smoothing, in [0, 1); 0: none.
         mean: mean of each channel, for pixels in 0..1, subtracted from them; None: that of ImageNet for colour images,
-            0.5 for grey ones.
+            0.5 for grey ones and for diffusion transformers.
         std: standard deviation of each channel, above 0, by which pixels are then divided; None: as for ``mean``.
         skip_bad_files: leave out files that cannot be read, with a warning, instead of refusing the set.
         max_unpacked: bytes that an archive may unpack to, at least 1; None: 64 MiB or 100 times the archive's size,
@@ -364,6 +365,8 @@ def _check_loss(data: ImageDataConfig, model: Any) -> None:
             "config: a masked autoencoder has no labels; leave out data.loss, data.smoothing, data.augment.mixup and "
             + f"data.augment.cutmix, got {data.loss!r}, {data.smoothing}, {data.augment.mixup}, {data.augment.cutmix}."
         )
+    if model.kind == "dit":
+        _check_flow(data)
     if model.kind == "image_density" and data.loss != "cross_entropy":
         raise MixerError(
             f"config: data.loss={data.loss!r} is for classifiers; a model of kind 'image_density' has cross_entropy."
@@ -381,4 +384,16 @@ def _check_loss(data: ImageDataConfig, model: Any) -> None:
         raise MixerError(
             f"config: data.loss_tau={data.loss_tau} belongs to data.loss {' or '.join(map(repr, BALANCED))}, got "
             + f"{data.loss!r}."
+        )
+
+
+def _check_flow(data: ImageDataConfig) -> None:
+    """Refuse what belongs to classifiers, and what would change the images that a diffusion transformer learns."""
+    how = data.augment
+    given = {"data.loss": data.loss != "cross_entropy", "data.smoothing": data.smoothing}
+    given |= {f"data.augment.{name}": getattr(how, name) for name in ("mixup", "cutmix", "erasing", "randaugment")}
+    wrong = [name for name, value in given.items() if value]
+    if wrong:
+        raise MixerError(
+            f"config: a diffusion transformer learns images as they are and has one loss; leave out {', '.join(wrong)}."
         )

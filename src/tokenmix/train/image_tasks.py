@@ -301,8 +301,14 @@ def match_image_data(config: RunConfig) -> RunConfig:
     if model.kind == "image_density":
         return replace(config, model=replace(model, channels=images.channels, size=sides or model.size))
     patch = getattr(model, "patch", 1)
+    if model.kind == "dit" and sides is not None and min(sides) < patch:
+        raise MixerError(
+            f"config: the images {images.name} are {sides[0]} x {sides[1]}, smaller than a patch of {patch} x {patch}; "
+            + "set a smaller model.patch."
+        )
     size = model.image_size if sides is None else tuple(max(n // patch, 1) * patch for n in sides)
-    classes = 0 if model.kind == "mae" else len(images.classes)
+    untold = model.kind == "mae" or (model.kind == "dit" and not model.classes)
+    classes = 0 if untold else len(images.classes)
     return replace(config, model=replace(model, channels=images.channels, classes=classes, image_size=size))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -15,11 +16,13 @@ from ..data.metrics_csv import append_csv
 from ..data.subwords import END, MASK, SPECIAL, START, Subwords
 from ..errors import MixerError
 from ..models import build_model
+from ..system.config import nearest
 from ..system.machine import pick_device
 from .checkpoint import list_steps, load_checkpoint
 from .config import RunConfig, check_seed, check_unchanged
 from .data_config import DocumentDataConfig, LabelDataConfig, PairDataConfig, SyntheticDataConfig
 from .document_task import continue_text, likely
+from .flow_task import draw_images, in_turn
 from .label_task import LABELS, joined
 from .pair_task import write_texts
 from .rundir import RunDir
@@ -27,6 +30,8 @@ from .subword_task import TOKENIZER
 from .synthetic_task import answer
 from .tasks import open_task
 from .text_task import continue_bytes
+
+DRAW = "density models and diffusion transformers do (`tokenmix train image_diffusion`)"
 
 
 def pick_step(run: RunDir, step: int | str = "last") -> int:
@@ -170,8 +175,7 @@ def sample_run(
     model, config = load_run(path, step=step, device=device)
     if config.model.kind != "lm":
         raise MixerError(
-            f"{path} holds a model of kind {config.model.kind!r}, which generates no text; "
-            + "use --images to sample from a density model."
+            f"{path} holds a model of kind {config.model.kind!r}, which generates no text; a language model does."
         )
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     if isinstance(config.data, SyntheticDataConfig):
@@ -301,15 +305,58 @@ def draw_run(
     """
     model, config = load_run(path, step=step, device=device)
     if config.model.kind != "image_density":
-        raise MixerError(
-            f"{path} holds a model of kind {config.model.kind!r}, which generates no images; a density model does."
-        )
-    check_seed(sampling.get("seed"), "sample: seed")
-    if n < 1:
-        raise MixerError(f"sample: the number of images must be positive, got {n}.")
+        says = "generate_run samples" if config.model.kind == "dit" else f"generates no images; {DRAW}"
+        raise MixerError(f"{path} holds a model of kind {config.model.kind!r}, which {says}.")
+    _check_drawing(n, sampling.get("seed"))
     density: Any = model
     if not complete:
         return density.sample(n, **sampling).cpu()
     task: Any = open_task(config, Path(path))
     real = task.pictures("test", n)
     return torch.cat([density.complete(real, real.shape[2] // 2, **sampling).cpu(), real])
+
+
+def generate_run(
+    path: Path | str,
+    *,
+    n: int = 16,
+    classes: Sequence[str] | None = None,
+    step: int | str = "last",
+    device: str = "auto",
+    **sampling: Any,
+) -> tuple[Tensor, list[str]]:
+    """Sample images from a run's diffusion transformer, uint8 (n, C, H, W), with the names of their classes.
+
+    Args:
+        classes: names of classes to draw in turn; None: all. A model that is told no class has no names.
+        sampling: steps, solver, guidance and seed of ``DiT.sample``.
+
+    Raises:
+        MixerError: if the run holds no diffusion transformer, for classes that it does not have, and for options out of
+            range.
+    """
+    model, config = load_run(path, step=step, device=device)
+    if config.model.kind != "dit":
+        raise MixerError(f"{path} holds a model of kind {config.model.kind!r}, which is no diffusion transformer.")
+    _check_drawing(n, sampling.get("seed"))
+    known: list[str] = RunDir.open(path).env().get("class_names", [])
+    _check_classes(path, known, classes or [])
+    names = list(dict.fromkeys(classes or known))
+    drawn = draw_images(model, config.data, in_turn([known.index(name) for name in names], n), n, **sampling)
+    return drawn, [names[i % len(names)] for i in range(n) if names]
+
+
+def _check_classes(path: Path | str, known: list[str], asked: Sequence[str]) -> None:
+    """Refuse classes that a run's diffusion transformer does not have."""
+    if asked and not known:
+        raise MixerError(f"sample: the model of {path} is told no class (model.classes=0); leave the classes out.")
+    for name in asked:
+        if name not in known:
+            raise MixerError(f"sample: the model of {path} has no class {name!r}; {nearest(name, known)}.")
+
+
+def _check_drawing(n: int, seed: int | None) -> None:
+    """Refuse a number of images below 1, and a seed that generators do not accept."""
+    check_seed(seed, "sample: seed")
+    if n < 1:
+        raise MixerError(f"sample: the number of images must be positive, got {n}.")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from .config import RunConfig
 from .document_task import DocumentTask, MaskedTask, NextTask, SpanTask
+from .flow_task import FlowTask
 from .image_tasks import ClassifyTask, DensityTask, ImageTask, match_image_data
 from .label_task import LabelTask, labels_of
 from .masked_image_task import MaskedImageTask
@@ -18,7 +19,7 @@ from .text_task import TextTask
 
 ON_DOCUMENTS: dict[str, type[DocumentTask]] = {"lm": NextTask, "encoder": MaskedTask, "seq2seq": SpanTask}
 """What each kind of model learns of documents."""
-ON_IMAGES: dict[str, type[ImageTask]] = {"image_density": DensityTask, "mae": MaskedImageTask}
+ON_IMAGES: dict[str, type[ImageTask]] = {"image_density": DensityTask, "dit": FlowTask, "mae": MaskedImageTask}
 """What a model learns of images, by its kind; the others classify them."""
 
 
