@@ -63,6 +63,13 @@ TESTS = {
     "test_long_backward.py": ("test_64k_tokens", "test_killed_at_any_write_it_gives_the_same_bits"),
     "test_parallel.py": ("test_64_ranks", "test_1024_ranks"),
     "test_ranks.py": ("test_four_ranks_equal_one_process", "test_torchrun_runs_the_example"),
+    "test_ranks_training.py": (
+        "test_four_ranks_train_as_one_process_and_go_on_as_four_two_and_one",
+        "test_killed_ranks_leave_the_same_bits",
+        "test_a_full_disk_of_one_rank_ends_all_and_loses_nothing",
+        "test_where_nobody_answers_a_rank_ends_in_one_line",
+        "test_what_does_not_fit_ends_every_rank_of_torchrun_in_one_line",
+    ),
     "test_logs.py": ("test_sigkill_leaves_logs_that_can_be_read",),
     "test_lm.py": ("test_five_thousand_bytes_of_streaming_are_the_parallel_form",),
     "test_points.py": ("test_so_it_is_with_every_mixer_of_the_recipes",),

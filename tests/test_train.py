@@ -35,7 +35,6 @@ from tokenmix.train import (
     progress,
     resume,
     sample_run,
-    start,
     train,
 )
 from tokenmix.train.evaluate import windows
@@ -761,7 +760,7 @@ def test_ctrl_c_twice_ends_at_once_and_says_what_is_saved(tmp_path, text, monkey
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_before_the_run_began_says_that_there_is_nothing(tmp_path, text, monkeypatch):
-    monkeypatch.setattr(start, "environment", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("tokenmix.train.start.environment", lambda *_: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt, match="nothing of this run was written yet"):
         train(config(text), tmp_path / "run")
     assert not (tmp_path / "run").exists()

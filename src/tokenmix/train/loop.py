@@ -171,7 +171,7 @@ class Trainer:
         parts, weight = config.train.accumulate, config.optim.aux_weight
         self.aux = {}
         all_targets = self.task.weight(targets)
-        self.world.begin(config.train.seed, self.progress.step)
+        self.world.begin(self.model, config.train.seed, self.progress.step)
         for part, of_part in zip(parts_of(inputs, parts), targets.chunk(parts), strict=True):
             x, y = self.world.share(part, of_part)
             held = self.task.weight(y) / self.task.weight(of_part)

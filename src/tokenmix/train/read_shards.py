@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,7 +43,9 @@ def read_shards(folder: Path, like: Like | None = None) -> dict[str, Tensor]:
             name: placed(torch.zeros(a.size, dtype=a.properties.dtype), like and like(name))
             for name, a in known.items()
         }
-        load(found, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=like is None)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process was meant
+            load(found, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=like is None)
     except (CheckpointException, RuntimeError, ValueError, KeyError) as why:
         raise MixerError(f"{folder}: its parts cannot be read ({' '.join(str(why).split())[:300]}).") from None
     return found

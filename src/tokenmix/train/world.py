@@ -88,7 +88,7 @@ class World:
     def wait(self) -> None:
         """Wait until all ranks are here."""
 
-    def begin(self, seed: int, step: int) -> None:
+    def begin(self, model: nn.Module, seed: int, step: int) -> None:
         """Begin a step: seed what is random in it, where that cannot go on from the step before."""
 
 
@@ -106,6 +106,7 @@ class Joined(World):
                 f"{self.cp}, or set --train.context-parallel to a divisor of {self.ranks}."
             )
         self.dp, self.sharded = self.ranks // self.cp, config.train.shard == "fsdp"
+        self._buffers: dict[str, Tensor] | None = None  # those before the first step
         self.mesh: Any = _mesh((self.dp, self.cp), ("dp", "cp")) if self.cp > 1 else None
         self.every: Any = _mesh((self.ranks,), ("all",)) if self.sharded else None
 
@@ -162,6 +163,11 @@ class Joined(World):
         return number
 
     def sum_gradients(self, model: nn.Module) -> None:
+        if self._buffers:
+            changed = [name for name, b in model.named_buffers() if not torch.equal(b, self._buffers.get(name, b))]
+            if changed:
+                _refuse(self, f"cannot train what learns beside its gradient, got {changed[0]}; start one process")
+        self._buffers = {}
         if not self.sharded:
             sum_gradients(model)
 
@@ -185,7 +191,10 @@ class Joined(World):
     def wait(self) -> None:
         dist.barrier()
 
-    def begin(self, seed: int, step: int) -> None:
+    def begin(self, model: nn.Module, seed: int, step: int) -> None:
+        if self._buffers is None:
+            kept = model.state_dict().keys()
+            self._buffers = {name: b.clone() for name, b in model.named_buffers() if name in kept}
         torch.manual_seed(mix64(mix64(mix64(seed & MASK) + step) + self.rank) >> 1)
 
 
