@@ -87,7 +87,7 @@ def test_four_ranks_train_as_one_process_and_go_on_as_four_two_and_one(alone, tm
     wanted = list(CLOSE)[:3]
     work = [f"train|{job}|both|{tmp_path}/{job}" for job in wanted]
     work += [f"resume|{wanted[0]}|fsdp|{tmp_path}/four|{tmp_path}/{wanted[0]}"]
-    at_ranks.run(tmp_path, 4, *work, compute=jobs.computed)
+    at_ranks.run(tmp_path, 4, *work, compute=jobs.computed, limit=480)
     for job in wanted:
         equal(alone(job), tmp_path / job, job)
     (tmp_path / "store").unlink()
