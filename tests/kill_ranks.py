@@ -24,7 +24,7 @@ import kill_nine
 from tokenmix.train import load_run
 
 RUN = str(Path(__file__).with_name("ranks_training.py"))
-STEPS, SAVE = 40, 5
+STEPS, SAVE = 30, 5
 
 
 def torchrun(out: Path, changes: dict, *, ranks: int = 2, restarts: int = 0, full: str = "none") -> subprocess.Popen:

@@ -277,6 +277,8 @@ def _met(who: str, ranks: str) -> Any:
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=JOINING))
         store.set_timeout(JOINING)
+        # torchrun keeps its store when it starts the processes again, with the addresses of those that are gone
+        store = dist.PrefixStore(f"tokenmix/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         dist.init_process_group(
             "gloo", store=dist.PrefixStore("gloo", store), rank=rank, world_size=size, timeout=PATIENCE
         )
