@@ -64,7 +64,10 @@ TESTS = {
     "test_parallel.py": ("test_64_ranks", "test_1024_ranks"),
     "test_ranks.py": ("test_four_ranks_equal_one_process", "test_torchrun_runs_the_example"),
     "test_ranks_training.py": (
-        "test_four_ranks_train_as_one_process_and_go_on_as_four_two_and_one",
+        "test_four_ranks_train_as_one_process",
+        "test_what_four_ranks_began_others_go_on_with",
+        "test_what_four_ranks_began_one_process_goes_on_with",
+        "test_what_one_process_began_sharded_ranks_go_on_with",
         "test_killed_ranks_leave_the_same_bits",
         "test_a_full_disk_of_one_rank_ends_all_and_loses_nothing",
         "test_where_nobody_answers_a_rank_ends_in_one_line",

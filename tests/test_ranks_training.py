@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
 
+import kill_ranks
 import ranks_process as at_ranks
 import ranks_training as jobs
+from tokenmix import MixerError
 from tokenmix.train import load_run
 
 CLOSE = {"adamw float64": 1e-10, "adamw float32": 1e-5, "muon float32": 1e-3, "average float32": 1e-5}
+LIMIT = 280
+"""Seconds for a group of ranks, as each exchange has a limit of its own."""
 PAIRS = [("adamw float32", "whole"), ("adamw float64", "tokens"), ("muon float32", "fsdp"), ("average float32", "fsdp")]
 
 
@@ -82,20 +90,92 @@ def test_every_rank_refuses_in_one_line(two, name, said):
         assert "\n" not in rank[name]
 
 
-def test_four_ranks_train_as_one_process_and_go_on_as_four_two_and_one(alone, tmp_path):
-    """FSDP2 over all, rows over two and tokens over two; from step 10 on another number of processes."""
-    wanted = list(CLOSE)[:3]
-    work = [f"train|{job}|both|{tmp_path}/{job}" for job in wanted]
-    work += [f"resume|{wanted[0]}|fsdp|{tmp_path}/four|{tmp_path}/{wanted[0]}"]
-    at_ranks.run(tmp_path, 4, *work, compute=jobs.computed, limit=480)
-    for job in wanted:
-        equal(alone(job), tmp_path / job, job)
-    (tmp_path / "store").unlink()
-    work = [f"resume|{wanted[0]}|both|{tmp_path}/two|{tmp_path}/{wanted[0]}"]
-    work += [f"resume|{wanted[1]}|fsdp|{tmp_path}/back|{alone(wanted[1])}"]  # a checkpoint of one process
-    at_ranks.run(tmp_path, 2, *work, compute=jobs.computed)
-    shutil.copytree(tmp_path / wanted[0], tmp_path / "one")
-    jobs.in_dtype(wanted[0], tmp_path / "one", start=tmp_path)
-    for name in ("four", "two", "one"):
-        equal(alone(wanted[0]), tmp_path / name, wanted[0])
-    equal(alone(wanted[1]), tmp_path / "back", wanted[1])
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    """Runs of four processes, made when they are asked for: FSDP2 over all, rows over two, tokens over two."""
+    folder, made = tmp_path_factory.mktemp("four"), {}
+
+    def run(job: str):
+        if job not in made:
+            made[job] = folder / job
+            at_ranks.run(folder, 4, f"train|{job}|both|{made[job]}", compute=jobs.computed, limit=LIMIT)
+            (folder / "store").unlink(missing_ok=True)
+        return made[job]
+
+    return run
+
+
+@pytest.mark.parametrize("job", list(CLOSE)[:3])
+def test_four_ranks_train_as_one_process(four, alone, job):
+    equal(alone(job), four(job), job)
+
+
+@pytest.mark.parametrize(("ranks", "layout"), [(4, "fsdp"), (2, "both"), (2, "whole")])
+def test_what_four_ranks_began_others_go_on_with(four, alone, tmp_path, ranks, layout):
+    job = "adamw float64"
+    at_ranks.run(
+        tmp_path, ranks, f"resume|{job}|{layout}|{tmp_path}/on|{four(job)}", compute=jobs.computed, limit=LIMIT
+    )
+    equal(alone(job), tmp_path / "on", job)
+
+
+def test_what_four_ranks_began_one_process_goes_on_with(four, alone, tmp_path):
+    job = "adamw float64"
+    shutil.copytree(four(job), tmp_path / "on")
+    jobs.in_dtype(job, tmp_path / "on", start=tmp_path)
+    equal(alone(job), tmp_path / "on", job)
+
+
+def test_what_one_process_began_sharded_ranks_go_on_with(alone, tmp_path):
+    job = "adamw float32"
+    at_ranks.run(tmp_path, 2, f"resume|{job}|fsdp|{tmp_path}/on|{alone(job)}", compute=jobs.computed, limit=LIMIT)
+    equal(alone(job), tmp_path / "on", job)
+
+
+def test_killed_ranks_leave_the_same_bits(tmp_path):
+    kill_ranks.torture(tmp_path, 1)
+
+
+def lines_of(started) -> list[str]:
+    """What the ranks said, one line each."""
+    _, said = started.communicate(timeout=LIMIT)
+    assert started.returncode
+    return [line for line in said.splitlines() if line.startswith("error: ")]
+
+
+def test_what_does_not_fit_ends_every_rank_of_torchrun_in_one_line(tmp_path):
+    said = lines_of(kill_ranks.torchrun(tmp_path / "run", {"train.context_parallel": 3}))
+    assert len(said) == 2
+    assert all("context_parallel=3 does not divide 2 processes" in line for line in said)
+
+
+def test_a_full_disk_of_one_rank_ends_all_and_loses_nothing(tmp_path, alone):
+    """Rank 1 may write no file beyond 2,000 bytes; the run goes on from its start, as nothing was saved."""
+    run = tmp_path / "run"
+    said = lines_of(kill_ranks.torchrun(run, {"train.shard": "fsdp"}, full="1"))
+    assert len(said) == 2
+    assert all("the checkpoint of step 10 could not be written (rank 1: " in line for line in said), said
+    assert list((run / "checkpoints").iterdir()) == []
+    jobs.resume(run, changes={"train.shard": "none"}, verbose=False)
+    equal(alone("adamw float32"), run, "adamw float32")
+
+
+def test_where_nobody_answers_a_rank_ends_in_one_line(tmp_path):
+    env = {**os.environ, "WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, kill_ranks.RUN, str(tmp_path / "run"), "none"], env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "WORLD_SIZE=2), which did not meet" in done.stderr.splitlines()[-1]
+    assert time.monotonic() - began < 60
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_a_rendezvous_a_rank_ends_in_one_line(tmp_path, monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(MixerError, match=r"^train: this is one of 2 processes .*MASTER_ADDR.*; start them with torchr"):
+        jobs.train(jobs.config(), tmp_path / "run", verbose=False)
