@@ -115,8 +115,9 @@ class Trainer:
         reset_peak(self.device)
         metric, lines = self.task.metric, self.run_dir.read_metrics() if self.limits else []
         self.hopeless = any(self.misses_limit(x["step"], x[metric]) for x in lines if x["kind"] == "eval")
-        writes = self.world.first
-        opened = open_sinks(self.run_dir, self.config.train, self.progress.step) if writes else nullcontext([])
+        opened: contextlib.AbstractContextManager[list[Sink]] = nullcontext([])
+        if self.world.first:
+            opened = open_sinks(self.run_dir, self.config.train, self.progress.step)
         with opened as self.sinks, bar(self.verbose) as show, asked_to_stop(interrupts=True) as asked:
             self.tick, self.logged_at = time.perf_counter(), self.progress.seconds
             at_end = self.done() or self.hopeless

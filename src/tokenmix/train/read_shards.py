@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ def read_shards(folder: Path, like: Like | None = None) -> dict[str, Tensor]:
 
     reader = HuggingFaceStorageReader(str(folder))
     try:
-        known = reader.read_metadata().state_dict_metadata
+        known: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
         found = {
             name: placed(torch.zeros(a.size, dtype=a.properties.dtype), like and like(name))
             for name, a in known.items()

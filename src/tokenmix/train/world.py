@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -141,8 +142,10 @@ class Joined(World):
             register_fsdp_forward_method(module, "extend")
 
     def gather_in(self, model: nn.Module) -> None:
+        from torch.distributed.fsdp import FSDPModule
+
         for each in model.modules() if self.sharded else ():
-            if hasattr(each, "reshard"):
+            if isinstance(each, FSDPModule):
                 each.reshard()
 
     def share(self, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor]:
@@ -320,8 +323,6 @@ def _noted(store: Any, rank: int) -> str:
 
 def _part(store: Any, ranks: int) -> None:
     """Wait until every rank knows why all end, so that torchrun stops none before it has said so."""
-    import time
-
     until = time.monotonic() + PARTING.total_seconds()
     with contextlib.suppress(Exception):
         store.add("parted", 1)
