@@ -20,8 +20,10 @@ from ..parallel import context_parallel, sum_gradients
 from .config import RunConfig
 from .task import Inputs, Task
 
+REACHING = timedelta(seconds=16)
+"""How long torch tries to reach the meeting point before it tries again; in all it waits up to thrice that."""
 JOINING = timedelta(seconds=40)
-"""How long a rank waits for the others when it starts."""
+"""How long a rank that has reached it waits for the others."""
 PATIENCE = timedelta(minutes=10)
 """How long it waits for them later; who dies on the same machine is noticed at once."""
 PARTING = timedelta(seconds=10)
@@ -278,7 +280,7 @@ def joined(who: str) -> Iterator[Any]:
 def _met(who: str, ranks: str) -> Any:
     """Meet the other processes where the environment says; return the store that all of them can write to."""
     try:
-        store, rank, size = next(dist.rendezvous("env://", timeout=JOINING))
+        store, rank, size = next(dist.rendezvous("env://", timeout=REACHING))
         store.set_timeout(JOINING)
         # torchrun keeps its store when it starts the processes again, with the addresses of those that are gone
         store = dist.PrefixStore(f"tokenmix/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
