@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -174,14 +175,14 @@ def computed(rank: int, ranks: int, work: tuple[str, ...]) -> dict:
     return found
 
 
-def process(rank: int, ranks: int, folder: str, work: tuple[str, ...]) -> None:
+def process(rank: int, ranks: int, folder: str, work: tuple[str, ...], compute: Callable) -> None:
     """Be one rank. Ends without the destructors of gloo, which now and then abort."""
     code = 1
     try:
         torch.set_num_threads(1)
         store = dist.FileStore(f"{folder}/store", ranks)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=LIMIT))
-        torch.save(computed(rank, ranks, work), f"{folder}/{rank}.pt")
+        torch.save(compute(rank, ranks, work), f"{folder}/{rank}.pt")
         dist.barrier()
         code = 0
     except Exception:
@@ -190,14 +191,14 @@ def process(rank: int, ranks: int, folder: str, work: tuple[str, ...]) -> None:
         os._exit(code)
 
 
-def run(folder: Path, ranks: int, *work: str) -> list[dict]:
+def run(folder: Path, ranks: int, *work: str, compute: Callable = computed, limit: float = 3 * LIMIT) -> list[dict]:
     """Start the ranks on this machine alone and return what each computed."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    started = mp.spawn(process, (ranks, str(folder), work), nprocs=ranks, join=False)
-    until = time.monotonic() + 3 * LIMIT
+    started = mp.spawn(process, (ranks, str(folder), work, compute), nprocs=ranks, join=False)
+    until = time.monotonic() + limit
     try:
         while not started.join(timeout=1):
-            assert time.monotonic() < until, f"the ranks did not end within {3 * LIMIT} s"
+            assert time.monotonic() < until, f"the ranks did not end within {limit} s"
     except mp.ProcessExitedException:
         said = [path.read_text() for path in sorted(folder.glob("*.txt"))]
         raise AssertionError("\n".join(said) or "a rank ended without a word") from None

@@ -32,7 +32,6 @@ from tokenmix.train import (
     evaluate,
     evaluate_run,
     load_run,
-    loop,
     progress,
     resume,
     sample_run,
@@ -761,7 +760,7 @@ def test_ctrl_c_twice_ends_at_once_and_says_what_is_saved(tmp_path, text, monkey
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_before_the_run_began_says_that_there_is_nothing(tmp_path, text, monkeypatch):
-    monkeypatch.setattr(loop, "environment", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("tokenmix.train.start.environment", lambda *_: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt, match="nothing of this run was written yet"):
         train(config(text), tmp_path / "run")
     assert not (tmp_path / "run").exists()

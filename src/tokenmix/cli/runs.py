@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from ..errors import MixerError
+from ..system.machine import is_first_rank
 from . import output
 from .arguments import parse_object
 from .host_folders import evaluate_host, is_host_folder
@@ -330,7 +331,9 @@ class Pictures:
 
 
 def print_summary(summary: dict[str, Any], as_json: bool) -> None:
-    """Print the summary of a training run."""
+    """Print the summary of a training run, once if several processes share it."""
+    if not is_first_rank():
+        return
     if as_json:
         say(json.dumps(summary))
         return

@@ -21,14 +21,9 @@ def cpu_name() -> str:
     return line.split(":", 1)[1].strip() if line else platform.processor() or platform.machine()
 
 
-def check_one_process(who: str) -> None:
-    """Refuse to train in one of several processes that torchrun started, which would all train the same model."""
-    ranks = os.environ.get("WORLD_SIZE", "1")
-    if ranks.isdecimal() and int(ranks) > 1:
-        raise MixerError(
-            f"{who}: this is one of {ranks} processes (WORLD_SIZE={ranks}, as torchrun sets it), and "
-            + "training on several ranks is not built yet; start one process without torchrun."
-        )
+def is_first_rank() -> bool:
+    """Return whether this process is the first, or the only one, of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def peak_mib(device: torch.device) -> float:

@@ -12,11 +12,11 @@ from .data_config import (
 )
 from .evaluate import EvalResult, evaluate
 from .init_from import load_model
-from .loop import resume, train
 from .mask_config import MaskDataConfig
 from .mask_scores import MaskScore, confusion_matrix, intersection_over_union
 from .point_data_config import PointsDataConfig
 from .runs import classify_run, draw_run, evaluate_run, fill_run, generate_run, load_run, sample_run, translate_run
+from .start import resume, train
 from .tasks import match_data
 
 __all__ = [

@@ -3,6 +3,8 @@
 checkpoints/step_00000100/
     model.safetensors   optimizer.safetensors   rng.safetensors   progress.json
     manifest.json       size and sha256 of each of these files, and a sha256 of itself
+
+Where the weights were sharded, model and optimizer are folders with a file of each rank; see ``shards``.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..system.files import sync_dir, write_file
+from .read_shards import Like, placed, read_shards
 
 MANIFEST = "manifest.json"
 
@@ -67,19 +70,25 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, dict[str, Tensor
         for stem, group in tensors.items():
             content = save({k: v.detach().cpu().contiguous() for k, v in group.items()})
             write_file(temporary / f"{stem}.safetensors", content)
-            files[f"{stem}.safetensors"] = _entry(content)
+            files[f"{stem}.safetensors"] = entry_of(content)
         content = json.dumps(progress, indent=1).encode()
         write_file(temporary / "progress.json", content)
-        files["progress.json"] = _entry(content)
-        write_file(temporary / MANIFEST, _manifest(step, files))
-        sync_dir(temporary)
-        remove_checkpoint(folder, step)
-        os.rename(temporary, final)
-        sync_dir(folder)
+        files["progress.json"] = entry_of(content)
+        finish(folder, step, files)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     return final
+
+
+def finish(folder: Path, step: int, files: dict[str, Any]) -> None:
+    """Write the manifest of a temporary directory that is complete, and give it its name."""
+    final, temporary = folder / step_name(step), folder / f".tmp-{step_name(step)}"
+    write_file(temporary / MANIFEST, manifest_of(step, files))
+    sync_dir(temporary)
+    remove_checkpoint(folder, step)
+    os.rename(temporary, final)
+    sync_dir(folder)
 
 
 def remove_checkpoint(folder: Path, step: int) -> None:
@@ -111,7 +120,7 @@ def find_fault(path: Path) -> str | None:
     try:
         content = json.loads(manifest.read_text())
         files = content["files"]
-        if manifest.read_bytes() != _manifest(content["step"], files) or path.name != step_name(content["step"]):
+        if manifest.read_bytes() != manifest_of(content["step"], files) or path.name != step_name(content["step"]):
             return f"{manifest} was edited"
     except FileNotFoundError:
         return f"{manifest} is missing"
@@ -136,8 +145,13 @@ def previous_good(folder: Path, step: int) -> int | None:
     )
 
 
-def load_checkpoint(folder: Path, step: int, *stems: str) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+def load_checkpoint(
+    folder: Path, step: int, *stems: str, like: dict[str, Like] | None = None
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """Verify the checkpoint of ``step``, then read the named groups of tensors and the run's counters.
+
+    Args:
+        like: of some groups, which tensor to place each one like, by its name; the others are read whole.
 
     Raises:
         MixerError: if a file is missing or damaged; the message names it, and the previous intact checkpoint if there
@@ -156,17 +170,27 @@ def load_checkpoint(folder: Path, step: int, *stems: str) -> tuple[dict[str, dic
         offer = f"the latest intact one before it is step {good}: resume with --from {good}"
         offer = offer if good is not None else "no earlier checkpoint is intact; start again in a new directory"
         raise MixerError(f"checkpoint not loaded: {broken}; {offer}.")
-    from safetensors.torch import load
-
-    tensors = {stem: load((path / f"{stem}.safetensors").read_bytes()) for stem in stems}
+    tensors = {stem: read_group(path / stem, (like or {}).get(stem)) for stem in stems}
     return tensors, json.loads((path / "progress.json").read_text())
 
 
-def _entry(content: bytes) -> dict[str, Any]:
+def read_group(stem: Path, like: Like | None = None) -> dict[str, Tensor]:
+    """Read one group of tensors, written by one process (a file) or by many (a folder)."""
+    from safetensors.torch import load
+
+    if stem.is_dir():
+        return read_shards(stem, like)
+    found = load(stem.with_name(f"{stem.name}.safetensors").read_bytes())
+    return found if like is None else {name: placed(tensor, like(name)) for name, tensor in found.items()}
+
+
+def entry_of(content: bytes) -> dict[str, Any]:
+    """Return what a manifest says of a file."""
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def _manifest(step: int, files: dict[str, Any]) -> bytes:
+def manifest_of(step: int, files: dict[str, Any]) -> bytes:
+    """Return the manifest of a checkpoint, which holds a hash of itself."""
     body = json.dumps({"step": step, "files": files}, sort_keys=True)
     return json.dumps(
         {"step": step, "files": files, "sha256": hashlib.sha256(body.encode()).hexdigest()}, sort_keys=True, indent=1

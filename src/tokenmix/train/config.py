@@ -29,6 +29,7 @@ OPTIMIZERS = ("adamw", "muon")
 SCHEDULES = ("vaswani", "cosine", "linear", "poly", "wsd", "constant")
 ENDING = ("cosine", "linear", "poly", "wsd")  # schedules that need the number of steps
 PRECISIONS = ("fp32", "bf16")
+SHARDS = ("none", "fsdp")
 TRAINED_ON: dict[str, tuple[str, ...]] = {
     "lm": ("text", "synthetic", "documents"),
     "seq2seq": ("pairs", "documents"),
@@ -129,6 +130,9 @@ class TrainConfig:
         distill: weight of the distillation loss, 0 or more; only used with ``teacher``.
         csv: keep the metrics as a table too, in metrics.csv.
         tensorboard: write metrics and samples for TensorBoard too, into the folder tensorboard of the run.
+        shard: on several processes, "none" (each holds all weights) or "fsdp" (each holds a part; language models).
+        context_parallel: on several processes, how many of them share the tokens of a sequence; must divide their
+            number.
     """
 
     steps: int | None = 1000
@@ -157,6 +161,8 @@ class TrainConfig:
     distill: float = 1.0
     csv: bool = False
     tensorboard: bool = False
+    shard: str = "none"
+    context_parallel: int = 1
 
 
 @dataclass(frozen=True)
@@ -368,6 +374,7 @@ def _check_train(config: TrainConfig) -> None:
         "keep",
         "eval_images",
         "eval_texts",
+        "context_parallel",
     )
     check_seed(config.seed, "config: train.seed")
     if config.threads is not None and config.threads > MOST_THREADS:
@@ -380,6 +387,8 @@ def _check_train(config: TrainConfig) -> None:
         raise MixerError(
             f"config: train.precision={config.precision!r} is unknown; choose one of {', '.join(PRECISIONS)}."
         )
+    if config.shard not in SHARDS:
+        raise MixerError(f"config: train.shard={config.shard!r} is unknown; choose one of {', '.join(SHARDS)}.")
     if config.eval_bytes is not None and config.eval_bytes < 2:
         raise MixerError(f"config: train.eval_bytes must be at least 2, got {config.eval_bytes}.")
     for name in ("sample_bytes", "samples", "workers", "distill"):

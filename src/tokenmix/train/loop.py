@@ -1,18 +1,17 @@
-"""The training loop: a config in, a run directory out, resumable bit for bit."""
+"""The training loop, resumable bit for bit."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import math
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 import torch
@@ -20,19 +19,20 @@ import torch
 from ..errors import MixerError
 from ..mixers import aux_losses
 from ..models import build_model
-from ..system.files import check_free, write_json
-from ..system.machine import autocast, check_one_process, peak_mib, pick_device, reset_peak
-from .checkpoint import check_can_save, list_steps, load_checkpoint, prune, remove_checkpoint, save_checkpoint, sweep
-from .config import FIXED, RunConfig, check_unchanged, fixed_fields
+from ..system.machine import autocast, peak_mib, reset_peak
+from .checkpoint import list_steps, load_checkpoint, prune, save_checkpoint
+from .config import RunConfig, check_unchanged, fixed_fields
 from .init_from import extra_losses, start_from
 from .optim import Average, build_optimizers, load_optimizers, optimizer_tensors, update
 from .progress import bar
-from .rundir import RunDir, differences, environment
-from .runs import eval_line, load_weights, pick_step
-from .sinks import Sink, check_sinks, open_sinks
-from .stopping import NAMES, asked_to_stop, resume_command, says_what_is_left
-from .task import parts_of, read_by
+from .rundir import RunDir
+from .runs import eval_line, load_weights
+from .shards import of_parameters, save_shards
+from .sinks import Sink, open_sinks
+from .stopping import NAMES, asked_to_stop, resume_command
+from .task import Task, parts_of, read_by
 from .tasks import open_task
+from .world import World
 
 
 class Diverged(MixerError):
@@ -52,7 +52,7 @@ class Progress:
 
 
 class Trainer:
-    """One process that trains in one run directory, starting from ``progress``."""
+    """One process that trains in one run directory, alone or with others, starting from ``progress``."""
 
     def __init__(
         self,
@@ -62,15 +62,22 @@ class Trainer:
         *,
         verbose: bool | None = None,
         limits: dict[int, float] | None = None,
+        world: World | None = None,
     ):
-        self.config, self.run_dir, self.device, self.verbose = config, run, device, verbose
+        self.world = world or World()
+        self.config, self.run_dir, self.device = config, run, device
+        self.verbose = verbose if self.world.first else False
         self.limits, self.hopeless = limits or {}, False
-        self.task = open_task(config, run.path if (run.path / "config.json").is_file() else None)
+        new = not (run.path / "config.json").is_file()
+        self.task = open_task(config, None if new else run.path)
         torch.manual_seed(config.train.seed)
         self.model: Any = build_model(config.model).to(device)
         if config.train.init is not None:
             start_from(self.model, config.train.init)
         self.forward: Any = torch.compile(self.model) if config.train.compile else self.model
+        self.world.check(config, self.task, self.model, device)
+        self.facts = model_facts(self.model, self.task) if new else {}
+        self.world.spread(self.model)
         self.optimizers = build_optimizers(self.model, config.optim)
         self.average = Average(self.model, config.optim.ema) if config.optim.ema else None
         self.extra = extra_losses(config, self.model, device)
@@ -83,7 +90,11 @@ class Trainer:
     def load(self, step: int) -> None:
         """Restore the state saved in the checkpoint of ``step``."""
         names = ["model", "optimizer", "rng"] + ["ema"] * (self.average is not None)
-        groups, progress = load_checkpoint(self.run_dir.checkpoints, step, *names)
+        like = None
+        if self.world.sharded:
+            like = {"model": self.model.state_dict().get, "ema": self.model.state_dict().get}
+            like["optimizer"] = of_parameters(self.model)
+        groups, progress = load_checkpoint(self.run_dir.checkpoints, step, *names, like=like)
         check_unchanged(self.config, progress.get("config"), self.run_dir.path / "config.json")
         load_weights(self.model, groups["model"], self.run_dir.path)
         if self.average is not None:
@@ -104,7 +115,9 @@ class Trainer:
         reset_peak(self.device)
         metric, lines = self.task.metric, self.run_dir.read_metrics() if self.limits else []
         self.hopeless = any(self.misses_limit(x["step"], x[metric]) for x in lines if x["kind"] == "eval")
-        opened = open_sinks(self.run_dir, self.config.train, self.progress.step)
+        opened: contextlib.AbstractContextManager[list[Sink]] = nullcontext([])
+        if self.world.first:
+            opened = open_sinks(self.run_dir, self.config.train, self.progress.step)
         with opened as self.sinks, bar(self.verbose) as show, asked_to_stop(interrupts=True) as asked:
             self.tick, self.logged_at = time.perf_counter(), self.progress.seconds
             at_end = self.done() or self.hopeless
@@ -116,8 +129,9 @@ class Trainer:
                 with self.untimed():
                     self.between_steps(at_end)
                     at_end = at_end or self.hopeless
-                    if asked() and not at_end:
-                        self.stop(signal.Signals(asked()))
+                    number = self.world.most(asked())
+                    if number and not at_end:
+                        self.stop(signal.Signals(number))
         return self.summary()
 
     def stop(self, number: signal.Signals) -> NoReturn:
@@ -135,9 +149,10 @@ class Trainer:
     def done(self) -> bool:
         """Return whether the run has reached its last step or its time limit."""
         limits = self.config.train
-        return (limits.steps is not None and self.progress.step >= limits.steps) or (
-            limits.max_seconds is not None and self.seconds() >= limits.max_seconds
-        )
+        if limits.steps is not None and self.progress.step >= limits.steps:
+            return True
+        late = limits.max_seconds is not None and self.seconds() >= limits.max_seconds
+        return bool(limits.max_seconds is not None and self.world.of_first(late))
 
     def seconds(self) -> float:
         """Return the training time so far, without evaluation, samples and checkpoints."""
@@ -157,19 +172,23 @@ class Trainer:
         parts, weight = config.train.accumulate, config.optim.aux_weight
         self.aux = {}
         all_targets = self.task.weight(targets)
-        for x, y in zip(parts_of(inputs, parts), targets.chunk(parts), strict=True):
+        self.world.begin(self.model, config.train.seed, self.progress.step)
+        for part, of_part in zip(parts_of(inputs, parts), targets.chunk(parts), strict=True):
+            x, y = self.world.share(part, of_part)
+            held = self.task.weight(y) / self.task.weight(of_part)
             y = y.to(self.device, non_blocking=True)
-            with aux_losses() as extra, autocast(self.device, config.train.precision):
+            with aux_losses() as extra, autocast(self.device, config.train.precision), self.world.reading(self.model):
                 outputs = read_by(self.forward, x, self.device)
             loss = self.task.loss(outputs, y) * (self.task.weight(y) / all_targets)
-            total = loss + weight / parts * sum(extra.values()) if weight else loss
+            total = loss + weight * held / parts * sum(extra.values()) if weight else loss
             for name, penalty in self.extra.items():
                 scale, extra[name] = penalty(x if isinstance(x, torch.Tensor) else x[0])
                 total = total + scale / parts * extra[name]
             for name, value in extra.items():
-                self.aux[name] = self.aux.get(name, 0) + value.detach() / parts
+                self.aux[name] = self.aux.get(name, 0) + self.world.total(value.detach() * held) / parts
             total.backward()
-            self.loss_sum += loss.detach()
+            self.loss_sum += self.world.total(loss.detach())
+        self.world.sum_gradients(self.model)
         update(self.model, self.optimizers, config.optim, self.progress.step, config.train.steps)
         if self.average is not None:
             self.average.update(self.progress.step)
@@ -226,14 +245,22 @@ class Trainer:
         if at_end or step % config.eval_every == 0:
             with self.averaged():
                 better = self.evaluate()
-                try:
-                    self.task.sample(self.model, self.run_dir.samples, step)
-                    for sink in self.sinks:
-                        sink.add_samples(step)
-                except OSError as why:
-                    raise self.disk_error(f"the sample of step {step}", why) from why
+                if self.world.first or self.world.sharded:
+                    self.sample()
+            self.world.gather_in(self.model)
         if at_end or better or step % config.save_every == 0:
             self.save()
+
+    def sample(self) -> None:
+        """Write samples of the model; of several ranks only the first keeps them."""
+        step = self.progress.step
+        try:
+            with nullcontext(self.run_dir.samples) if self.world.first else TemporaryDirectory() as folder:
+                self.task.sample(self.model, Path(folder), step)
+            for sink in self.sinks:
+                sink.add_samples(step)
+        except OSError as why:
+            raise self.disk_error(f"the sample of step {step}", why) from why
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -252,7 +279,7 @@ class Trainer:
             if isinstance(value, float):
                 self.check_finite(f"{name.replace('_', ' ')} on the validation split", value)
         self.append_metrics(line)
-        score = getattr(result, self.task.metric)
+        score = self.world.of_first(getattr(result, self.task.metric))
         better = self.task.better(score, p.best_score)
         if better:
             p.best_step, p.best_score = p.step, score
@@ -278,14 +305,22 @@ class Trainer:
         if self.average is not None:
             groups["ema"] = self.average.tensors()
         try:
-            self.run_dir.sync_metrics()
-            save_checkpoint(folder, p.step, groups, asdict(p))
+            if self.world.first:
+                self.run_dir.sync_metrics()
+            if self.world.sharded:
+                save_shards(folder, p.step, groups, asdict(p), self.world)
+            elif self.world.first:
+                save_checkpoint(folder, p.step, groups, asdict(p))
         except OSError as why:
             raise self.disk_error(f"the checkpoint of step {p.step}", why) from why
-        prune(folder, self.config.train.keep, p.best_step)
+        if self.world.first:
+            prune(folder, self.config.train.keep, p.best_step)
+        self.world.wait()
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Append a line to the run's metrics, in all their forms."""
+        if not self.world.first:
+            return
         try:
             self.run_dir.append(line)
             for sink in self.sinks:
@@ -327,119 +362,6 @@ class Trainer:
         }
 
 
-@contextlib.contextmanager
-def _threads(n: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(n or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def train(
-    config: RunConfig, out: Path | str, *, verbose: bool | None = None, limits: dict[int, float] | None = None
-) -> dict[str, Any]:
-    """Train from scratch into the new run directory ``out`` and return a summary; everything else is in the directory.
-
-    Args:
-        verbose: show a progress bar; None: on a terminal, and a plain line every 15 s elsewhere.
-        limits: scores by step; a run that is not better than the one at an evaluation ends there.
-
-    Raises:
-        MixerError: if the config, the data or the directory cannot be used, or if the disk is full; after making room,
-            ``resume(out)`` continues the run.
-    """
-    check_one_process("train")
-    check_can_save()
-    check_sinks(config.train)
-    check_free(out)
-    device = pick_device(config.train.device)
-    with says_what_is_left(Path(out)), _threads(config.train.threads):
-        trainer = Trainer(config, RunDir(out), device, verbose=verbose, limits=limits)
-        env = environment(trainer.task.facts(), device)
-        env |= {
-            "parameters": sum(p.numel() for p in trainer.model.parameters()),
-            **trainer.task.model_facts(trainer.model),
-            "resumed": [],
-        }
-        env["config"] = digest_of(trainer.progress.config)
-        trainer.run_dir = RunDir.create(out, config, env, trainer.task.files())
-        with trainer.run_dir.lock():
-            return trainer.run()
-
-
-def resume(
-    out: Path | str,
-    *,
-    from_step: int | None = None,
-    changes: dict[str, Any] | None = None,
-    verbose: bool | None = None,
-    limits: dict[int, float] | None = None,
-) -> dict[str, Any]:
-    """Continue a run from its last checkpoint, or from its start if it has none, as if it had never stopped.
-
-    Args:
-        from_step: an earlier checkpoint to continue from; later ones are deleted, and metrics.jsonl is cut back to it.
-        changes: dotted fields of ``train.`` to change from here on, such as ``{"train.steps": 2000}``; saved in
-            config.json.
-        verbose: as in ``train``.
-        limits: as in ``train``.
-    """
-    check_one_process("resume")
-    check_can_save()
-    run = RunDir.open(out)
-    config, env = run.config(), run.env()
-    config = _with_changes(config, changes or {})
-    check_sinks(config.train)
-    device = pick_device(config.train.device)
-    with says_what_is_left(run.path), run.lock(), _threads(config.train.threads or env.get("threads")):
-        sweep(run.checkpoints)
-        step = from_step if from_step is not None else (pick_step(run) if list_steps(run.checkpoints) else 0)
-        trainer = Trainer(config, run, device, verbose=verbose, limits=limits)
-        trainer.task.check_same(env)
-        if config.train.steps is not None and config.train.steps < step and "train.steps" in (changes or {}):
-            raise MixerError(
-                f"resume: train.steps={config.train.steps} is less than the {step} steps that {run.path} has done; "
-                + "give more, or an earlier checkpoint to go back to (--from)."
-            )
-        if step or from_step is not None:
-            trainer.load(step)
-        elif env.get("config", digest_of(trainer.progress.config)) != digest_of(trainer.progress.config):
-            raise MixerError(
-                f"{run.path / 'config.json'} was edited since this run began; restore it, or start a new run."
-            )
-        else:
-            warnings.warn(f"{out}: nothing was saved yet, so the run starts from the beginning.", stacklevel=2)
-        changed = differences(env, environment(trainer.task.facts(), device))
-        if changed:
-            warnings.warn(
-                f"{out}: {'; '.join(changed)}. The run continues, but its numbers may differ from those of an "
-                + "uninterrupted one.",
-                stacklevel=2,
-            )
-        env.setdefault("resumed", []).append({"step": step, "changed": changed})
-        if changes:
-            write_json(run.path / "config.json", config.to_json())
-        write_json(run.path / "env.json", env)
-        for later in list_steps(run.checkpoints):
-            if later > step:
-                remove_checkpoint(run.checkpoints, later)
-        run.cut_metrics(step)
-        return trainer.run()
-
-
-def digest_of(fields: dict[str, Any] | None) -> str:
-    """Return the sha256 of a config's fields."""
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
-
-
-def _with_changes(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
-    fixed = [f"train.{name}" for name in FIXED]
-    for name in changes:
-        if not name.startswith("train.") or name in fixed:
-            raise MixerError(
-                f"resume: {name} cannot change in the middle of a run; "
-                + "fields such as train.steps, train.max_seconds and train.save_every can."
-            )
-    return config.override(changes) if changes else config
+def model_facts(model: Any, task: Task) -> dict[str, Any]:
+    """Return what env.json records of a model."""
+    return {"parameters": sum(p.numel() for p in model.parameters()), **task.model_facts(model)}

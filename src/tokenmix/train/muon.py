@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from .read_shards import placed
 
 
 class Muon(torch.optim.Muon):
@@ -14,6 +17,8 @@ class Muon(torch.optim.Muon):
 
     B <- m B + (1 - m) g; U = g + m (B - g); p <- p - lr wd p - lr sqrt(max(1, rows / columns)) NS(U / |U|). NS is five
     steps of X <- a X + (b A + c A^2) X with A = X X^T. Options and state are those of ``torch.optim.Muon``.
+
+    A sharded matrix is gathered for its products, which every rank computes.
 
     Deviations: the matrices of one shape are stacked and multiplied together, which pays for the many small ones of a
     model on a CPU; and on a CPU the products are in float32, not bfloat16, which few CPUs multiply fast.
@@ -36,23 +41,41 @@ class Muon(torch.optim.Muon):
         return loss
 
     def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """Update parameters of one shape."""
+        """Update parameters of one shape. What is not the product of matrices is done on this rank's parts."""
         lr, momentum = float(group["lr"]), group["momentum"]
         for parameter in parameters:
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        grads: list[Tensor] = [parameter.grad for parameter in parameters]  # type: ignore[misc]  # step left out None
-        buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        grads = [_part(parameter.grad) for parameter in parameters]  # type: ignore[arg-type]  # step left out None
+        buffers = [_part(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
         torch._foreach_lerp_(buffers, grads, 1 - momentum)
         updates = torch._foreach_lerp(grads, buffers, momentum) if group["nesterov"] else buffers
-        directions = orthogonalized(torch.stack(updates), group["ns_coefficients"], group["ns_steps"], group["eps"])
+        stack = torch.stack([_whole(u, like) for u, like in zip(updates, parameters, strict=True)])
+        directions = orthogonalized(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
         rows, columns = parameters[0].shape
         if group["adjust_lr_fn"] == "match_rms_adamw":
             ratio = 0.2 * max(rows, columns) ** 0.5
         else:
             ratio = max(1.0, rows / columns) ** 0.5
-        torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
-        torch._foreach_add_(parameters, list(directions.to(parameters[0].dtype).unbind(0)), alpha=-lr * ratio)
+        parts = [_part(parameter) for parameter in parameters]
+        moves = directions.to(parameters[0].dtype).unbind(0)
+        torch._foreach_mul_(parts, 1 - lr * group["weight_decay"])
+        own = [_part(placed(move, like)) for move, like in zip(moves, parameters, strict=True)]
+        torch._foreach_add_(parts, own, alpha=-lr * ratio)
+
+
+def _part(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor: all of it, unless it is sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _whole(part: Tensor, like: Tensor) -> Tensor:
+    """Return the whole of a tensor that is sharded as ``like`` is; ``part`` itself if that is not."""
+    if not isinstance(like, DTensor):
+        return part
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    ).full_tensor()
 
 
 def orthogonalized(stack: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:

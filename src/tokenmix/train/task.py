@@ -45,6 +45,8 @@ class Task(ABC):
         higher: whether higher scores are better.
         unit: what speed is counted in.
         options: what ``evaluate`` takes beside the model and the split.
+        shares_tokens: whether inputs and targets are (B, T), and the loss of a part of the columns is that of a part of
+            the batch.
         folder: (of the constructor) an existing run, which holds the task's own files; None: for a new run.
     """
 
@@ -52,6 +54,7 @@ class Task(ABC):
     higher: ClassVar[bool] = False
     unit: ClassVar[str] = "tokens"
     options: ClassVar[tuple[str, ...]] = ()
+    shares_tokens: ClassVar[bool] = False
 
     def __init__(self, config: RunConfig, folder: Path | None = None):
         self.train = config.train

@@ -37,6 +37,7 @@ class TextTask(Task):
 
     metric = "bits_per_byte"
     options = ("stride", "seq_len", "max_bytes", "by_context", "scaling")
+    shares_tokens = True
 
     def __init__(self, config: RunConfig, folder: Path | None = None):
         super().__init__(config, folder)
@@ -75,7 +76,11 @@ class TextTask(Task):
         return self.sampler.batch(step)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs.float().flatten(0, 1), targets.flatten())
+        wide = torch.promote_types(outputs.dtype, torch.float32)
+        return F.cross_entropy(outputs.to(wide).flatten(0, 1), targets.flatten())
+
+    def weight(self, targets: Tensor) -> int:
+        return targets.numel()
 
     def train_fields(self, loss: float) -> dict[str, Any]:
         return {"bpb": loss / math.log(2)}

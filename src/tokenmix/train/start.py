@@ -1,0 +1,163 @@
+"""Training runs from their start and from where they stopped: a config in, a run directory out."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import MixerError
+from ..system.files import check_free, write_json
+from ..system.machine import pick_device
+from .checkpoint import check_can_save, list_steps, remove_checkpoint, sweep
+from .config import FIXED, RunConfig
+from .loop import Trainer
+from .rundir import RunDir, differences, environment
+from .runs import pick_step
+from .sinks import check_sinks
+from .stopping import says_what_is_left
+from .world import World, joined, restarted
+
+
+@contextlib.contextmanager
+def _threads(n: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def train(
+    config: RunConfig, out: Path | str, *, verbose: bool | None = None, limits: dict[int, float] | None = None
+) -> dict[str, Any]:
+    """Train from scratch into the new run directory ``out`` and return a summary; everything else is in the directory.
+
+    Args:
+        verbose: show a progress bar; None: on a terminal, and a plain line every 15 s elsewhere.
+        limits: scores by step; a run that is not better than the one at an evaluation ends there.
+
+    Raises:
+        MixerError: if the config, the data or the directory cannot be used, or if the disk is full; after making room,
+            ``resume(out)`` continues the run.
+    """
+    check_can_save()
+    check_sinks(config.train)
+    with joined("train") as world_of:
+        if restarted() and (Path(out) / "config.json").is_file():
+            return _resume(world_of, out, verbose=verbose, limits=limits)
+        world, device = world_of(config), pick_device(config.train.device)
+        check_free(out)
+        with says_what_is_left(Path(out)), _threads(config.train.threads):
+            trainer = Trainer(config, RunDir(out), device, verbose=verbose, limits=limits, world=world)
+            env = environment(trainer.task.facts(), device)
+            env |= {**trainer.facts, "resumed": []}
+            env["config"] = digest_of(trainer.progress.config)
+            world.wait()  # nobody looks for the directory any more
+            if not world.first:
+                return trainer.run()
+            trainer.run_dir = RunDir.create(out, config, env, trainer.task.files())
+            with trainer.run_dir.lock():
+                return trainer.run()
+
+
+def resume(
+    out: Path | str,
+    *,
+    from_step: int | None = None,
+    changes: dict[str, Any] | None = None,
+    verbose: bool | None = None,
+    limits: dict[int, float] | None = None,
+) -> dict[str, Any]:
+    """Continue a run from its last checkpoint, or from its start if it has none, as if it had never stopped.
+
+    Args:
+        from_step: an earlier checkpoint to continue from; later ones are deleted, and metrics.jsonl is cut back to it.
+        changes: dotted fields of ``train.`` to change from here on, such as ``{"train.steps": 2000}``; saved in
+            config.json.
+        verbose: as in ``train``.
+        limits: as in ``train``.
+    """
+    check_can_save()
+    with joined("resume") as world_of:
+        return _resume(world_of, out, from_step=from_step, changes=changes, verbose=verbose, limits=limits)
+
+
+def _resume(
+    world_of: Callable[[RunConfig], World],
+    out: Path | str,
+    *,
+    from_step: int | None = None,
+    changes: dict[str, Any] | None = None,
+    verbose: bool | None = None,
+    limits: dict[int, float] | None = None,
+) -> dict[str, Any]:
+    """Continue a run with the processes that have been joined; see ``resume``."""
+    run = RunDir.open(out)
+    config, env = run.config(), run.env()
+    config = _with_changes(config, changes or {})
+    check_sinks(config.train)
+    world, device = world_of(config), pick_device(config.train.device)
+    lock = run.lock() if world.first else nullcontext()
+    with says_what_is_left(run.path), lock, _threads(config.train.threads or env.get("threads")):
+        if world.first:
+            sweep(run.checkpoints)
+        step = from_step if from_step is not None else (pick_step(run) if list_steps(run.checkpoints) else 0)
+        trainer = Trainer(config, run, device, verbose=verbose, limits=limits, world=world)
+        trainer.task.check_same(env)
+        if config.train.steps is not None and config.train.steps < step and "train.steps" in (changes or {}):
+            raise MixerError(
+                f"resume: train.steps={config.train.steps} is less than the {step} steps that {run.path} has done; "
+                + "give more, or an earlier checkpoint to go back to (--from)."
+            )
+        if step or from_step is not None:
+            trainer.load(step)
+        elif env.get("config", digest_of(trainer.progress.config)) != digest_of(trainer.progress.config):
+            raise MixerError(
+                f"{run.path / 'config.json'} was edited since this run began; restore it, or start a new run."
+            )
+        elif world.first:
+            warnings.warn(f"{out}: nothing was saved yet, so the run starts from the beginning.", stacklevel=3)
+        world.wait()  # all have read what the first one changes now
+        if not world.first:
+            return trainer.run()
+        changed = differences(env, environment(trainer.task.facts(), device))
+        if changed:
+            warnings.warn(
+                f"{out}: {'; '.join(changed)}. The run continues, but its numbers may differ from those of an "
+                + "uninterrupted one.",
+                stacklevel=3,
+            )
+        env.setdefault("resumed", []).append({"step": step, "changed": changed})
+        if changes:
+            write_json(run.path / "config.json", config.to_json())
+        write_json(run.path / "env.json", env)
+        for later in list_steps(run.checkpoints):
+            if later > step:
+                remove_checkpoint(run.checkpoints, later)
+        run.cut_metrics(step)
+        return trainer.run()
+
+
+def digest_of(fields: dict[str, Any] | None) -> str:
+    """Return the sha256 of a config's fields."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def _with_changes(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
+    fixed = [f"train.{name}" for name in FIXED]
+    for name in changes:
+        if not name.startswith("train.") or name in fixed:
+            raise MixerError(
+                f"resume: {name} cannot change in the middle of a run; "
+                + "fields such as train.steps, train.max_seconds and train.save_every can."
+            )
+    return config.override(changes) if changes else config

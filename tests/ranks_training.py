@@ -1,0 +1,103 @@
+"""What the processes of tests/test_ranks_training.py train; `python tests/ranks_training.py` is one of torchrun's."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenmix import MixerError
+from tokenmix.models import LMConfig
+from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, resume, train
+
+MIXERS = ({"name": "aft_simple"}, {"name": "aft_local", "window": 3}, {"name": "aft_forget"})
+STEPS = 20
+FSDP, TOKENS = {"train.shard": "fsdp"}, {"train.context_parallel": 2}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "adamw": {},
+    "muon": {"optim.name": "muon"},
+    "average": {"optim.ema": 0.9},
+}
+LAYOUTS = {"whole": {}, "tokens": TOKENS, "fsdp": FSDP, "both": FSDP | TOKENS}
+BAD: dict[str, dict[str, Any]] = {
+    "segments": {"model.mixers": [{"name": "attention", "heads": 2}], **TOKENS},
+    "divides": {"train.context_parallel": 3},
+    "rows": {"train.batch_size": 1, "train.accumulate": 1},
+    "penalty": {"optim.one_hot": 0.1, "model.mixers": [{"name": "aft_conv", "heads": 2, "kernel_size": 3}]},
+    "compile": {"train.compile": True},
+    "redrawn": {"model.mixers": [{"name": "performer", "heads": 2, "redraw_interval": 2}]},
+}
+
+
+def config(**changes: Any) -> RunConfig:
+    """A small model of three mixers; 31 tokens, which two ranks share unevenly, in two parts of 4 rows."""
+    loop = TrainConfig(steps=STEPS, batch_size=8, accumulate=2, log_every=1, eval_every=10, save_every=10)
+    model = LMConfig(dim=16, layers=3, mixers=MIXERS, max_len=32)
+    data, optim = DataConfig(source=str(Path(__file__).parent), seq_len=31), OptimConfig(lr=3e-3, warmup=5)
+    few = {"train.eval_bytes": 400, "train.sample_bytes": 8, "train.threads": 1, "train.device": "cpu"}
+    return RunConfig(model, data, optim, loop).override({**few, **changes})
+
+
+def losses(out: Path) -> list[float]:
+    """The losses of a run, then the scores of its evaluations."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [x["loss"] for x in lines if x["kind"] == "train"] + [
+        x["bits_per_byte"] for x in lines if x["kind"] == "eval"
+    ]
+
+
+def in_dtype(job: str, out: Path, *, start: Path | None = None, **changes: Any) -> None:
+    """Train a job such as "muon float64", or go on from step 10 of another run."""
+    options, dtype = job.split()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, dtype))
+    try:
+        if start is None:
+            train(config(**OPTIONS[options], **changes), out, verbose=False)
+        else:
+            resume(out, from_step=10, changes={"train.shard": "none", "train.context_parallel": 1, **changes})
+    finally:
+        torch.set_default_dtype(before)
+
+
+def computed(rank: int, ranks: int, work: tuple[str, ...]) -> dict:
+    """Do each piece of work: "train JOB LAYOUT OUT", "resume JOB LAYOUT OUT FROM" or "refuse NAME OUT"."""
+    said = {}
+    for each in work:
+        verb, *words = each.split("|")
+        if verb == "refuse":
+            try:
+                train(config(**BAD[words[0]]), words[1], verbose=False)
+            except MixerError as why:
+                said[words[0]] = str(why)
+            continue
+        job, layout, out = words[:3]
+        start = Path(words[3]) if verb == "resume" else None
+        if start is not None and rank == 0:
+            shutil.copytree(start, out)
+        torch.distributed.barrier()
+        in_dtype(job, Path(out), start=start, **LAYOUTS[layout])
+    return said
+
+
+def main() -> None:
+    """Train in torchrun's process; ``full`` names the rank whose files may not grow beyond some bytes after a step."""
+    import os
+
+    out, full, *changes = sys.argv[1:]
+    if os.environ["RANK"] == full:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+    try:
+        train(config(**dict(json.loads(each) for each in changes)), out)
+    except MixerError as why:
+        print(f"error: {why}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

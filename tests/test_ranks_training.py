@@ -1,0 +1,181 @@
+"""`tokenmix train` on several processes equals one process, and goes on with another number of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import kill_ranks
+import ranks_process as at_ranks
+import ranks_training as jobs
+from tokenmix import MixerError
+from tokenmix.train import load_run
+
+CLOSE = {"adamw float64": 1e-10, "adamw float32": 1e-5, "muon float32": 1e-3, "average float32": 1e-5}
+LIMIT = 280
+"""Seconds for a group of ranks, as each exchange has a limit of its own."""
+PAIRS = [("adamw float32", "whole"), ("adamw float64", "tokens"), ("muon float32", "fsdp"), ("average float32", "fsdp")]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Runs of one process, made when they are asked for."""
+    folder, made = tmp_path_factory.mktemp("alone"), {}
+
+    def run(job: str):
+        if job not in made:
+            made[job] = folder / job.replace(" ", "_")
+            jobs.in_dtype(job, made[job])
+        return made[job]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """The runs of two processes and what they refused; all tests share one pair."""
+    folder = tmp_path_factory.mktemp("two")
+    work = [f"train|{job}|{layout}|{folder}/{job} {layout}" for job, layout in PAIRS]
+    work += [f"refuse|{name}|{folder}/{name}" for name in jobs.BAD]
+    return folder, at_ranks.run(folder, 2, *work, compute=jobs.computed)
+
+
+def equal(one, many, job: str) -> None:
+    a, b = jobs.losses(one), jobs.losses(many)
+    assert len(a) == len(b) == jobs.STEPS + 2
+    assert b == pytest.approx(a, rel=CLOSE[job], abs=0)
+
+
+@pytest.mark.parametrize(("job", "layout"), PAIRS)
+def test_two_ranks_train_as_one_process(two, alone, job, layout):
+    """Losses of all steps and both scores, with gradient accumulation, clipping and uneven shares of tokens."""
+    equal(alone(job), two[0] / f"{job} {layout}", job)
+
+
+@pytest.mark.parametrize("job", ["muon float32", "average float32"])
+def test_shards_are_read_by_one_process(two, alone, job):
+    found, wanted = (load_run(path)[0].state_dict() for path in (two[0] / f"{job} fsdp", alone(job)))
+    assert found.keys() == wanted.keys()
+    assert all(torch.allclose(found[name], wanted[name], atol=1e-3) for name in found)
+
+
+def test_only_the_first_rank_writes(two):
+    run = two[0] / "adamw float32 whole"
+    assert len(jobs.losses(run)) == jobs.STEPS + 2
+    assert sorted(p.name for p in run.iterdir()) == sorted(
+        ["checkpoints", "config.json", "env.json", "metrics.jsonl", "samples", ".lock"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("segments", "Attention: has no segments here, so ranks cannot share its sequences"),
+        ("divides", "train: train.context_parallel=3 does not divide 2 processes"),
+        ("rows", "train: 2 processes need a row each, got 1 rows"),
+        ("penalty", "train: 2 processes have only the loss of the task; leave optim.one_hot out"),
+        ("compile", "train: 2 processes do not compile"),
+        ("redrawn", "train: 2 processes cannot train what learns beside its gradient, got blocks.0.mixer."),
+    ],
+)
+def test_every_rank_refuses_in_one_line(two, name, said):
+    for rank in two[1]:
+        assert rank[name].startswith(said)
+        assert "\n" not in rank[name]
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    """Runs of four processes, made when they are asked for: FSDP2 over all, rows over two, tokens over two."""
+    folder, made = tmp_path_factory.mktemp("four"), {}
+
+    def run(job: str):
+        if job not in made:
+            made[job] = folder / job
+            at_ranks.run(folder, 4, f"train|{job}|both|{made[job]}", compute=jobs.computed, limit=LIMIT)
+            (folder / "store").unlink(missing_ok=True)
+        return made[job]
+
+    return run
+
+
+@pytest.mark.parametrize("job", list(CLOSE)[:3])
+def test_four_ranks_train_as_one_process(four, alone, job):
+    equal(alone(job), four(job), job)
+
+
+@pytest.mark.parametrize(("ranks", "layout"), [(4, "fsdp"), (2, "both"), (2, "whole")])
+def test_what_four_ranks_began_others_go_on_with(four, alone, tmp_path, ranks, layout):
+    job = "adamw float64"
+    at_ranks.run(
+        tmp_path, ranks, f"resume|{job}|{layout}|{tmp_path}/on|{four(job)}", compute=jobs.computed, limit=LIMIT
+    )
+    equal(alone(job), tmp_path / "on", job)
+
+
+def test_what_four_ranks_began_one_process_goes_on_with(four, alone, tmp_path):
+    job = "adamw float64"
+    shutil.copytree(four(job), tmp_path / "on")
+    jobs.in_dtype(job, tmp_path / "on", start=tmp_path)
+    equal(alone(job), tmp_path / "on", job)
+
+
+def test_what_one_process_began_sharded_ranks_go_on_with(alone, tmp_path):
+    job = "adamw float32"
+    at_ranks.run(tmp_path, 2, f"resume|{job}|fsdp|{tmp_path}/on|{alone(job)}", compute=jobs.computed, limit=LIMIT)
+    equal(alone(job), tmp_path / "on", job)
+
+
+def test_killed_ranks_leave_the_same_bits(tmp_path):
+    kill_ranks.torture(tmp_path, 1)
+
+
+def lines_of(started) -> list[str]:
+    """What the ranks said, one line each."""
+    _, said = started.communicate(timeout=LIMIT)
+    assert started.returncode
+    return [line for line in said.splitlines() if line.startswith("error: ")]
+
+
+def test_what_does_not_fit_ends_every_rank_of_torchrun_in_one_line(tmp_path):
+    said = lines_of(kill_ranks.torchrun(tmp_path / "run", {"train.context_parallel": 3}))
+    assert len(said) == 2
+    assert all("context_parallel=3 does not divide 2 processes" in line for line in said)
+
+
+def test_a_full_disk_of_one_rank_ends_all_and_loses_nothing(tmp_path, alone):
+    """Rank 1 may write no file beyond 2,000 bytes; the run goes on from its start, as nothing was saved."""
+    run = tmp_path / "run"
+    said = lines_of(kill_ranks.torchrun(run, {"train.shard": "fsdp"}, full="1"))
+    assert len(said) == 2
+    assert all("the checkpoint of step 10 could not be written (rank 1: " in line for line in said), said
+    assert list((run / "checkpoints").iterdir()) == []
+    jobs.resume(run, changes={"train.shard": "none"}, verbose=False)
+    equal(alone("adamw float32"), run, "adamw float32")
+
+
+def test_where_nobody_answers_a_rank_ends_in_one_line(tmp_path):
+    env = {**os.environ, "WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, kill_ranks.RUN, str(tmp_path / "run"), "none"], env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "WORLD_SIZE=2), which did not meet" in done.stderr.splitlines()[-1]
+    assert time.monotonic() - began < 60
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_a_rendezvous_a_rank_ends_in_one_line(tmp_path, monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(MixerError, match=r"^train: this is one of 2 processes .*MASTER_ADDR.*; start them with torchr"):
+        jobs.train(jobs.config(), tmp_path / "run", verbose=False)
