@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +36,22 @@ BAD: dict[str, dict[str, Any]] = {
 }
 
 
+def text() -> Path:
+    """A text that can be learnt, in a file that processes share."""
+    path = Path(tempfile.gettempdir()) / f"ranks_training_{os.getuid()}.txt"
+    content = b"".join(b"%d times %d is %d\n" % (i % 97, i % 89, (i % 97) * (i % 89)) for i in range(3000))
+    if not path.is_file() or path.read_bytes() != content:
+        own = path.with_suffix(f".{os.getpid()}")
+        own.write_bytes(content)
+        own.replace(path)
+    return path
+
+
 def config(**changes: Any) -> RunConfig:
     """A small model of three mixers; 31 tokens, which two ranks share unevenly, in two parts of 4 rows."""
     loop = TrainConfig(steps=STEPS, batch_size=8, accumulate=2, log_every=1, eval_every=10, save_every=10)
     model = LMConfig(dim=16, layers=3, mixers=MIXERS, max_len=32)
-    data, optim = DataConfig(source=str(Path(__file__).parent), seq_len=31), OptimConfig(lr=3e-3, warmup=5)
+    data, optim = DataConfig(source=str(text()), seq_len=31), OptimConfig(lr=3e-3, warmup=5)
     few = {"train.eval_bytes": 400, "train.sample_bytes": 8, "train.threads": 1, "train.device": "cpu"}
     return RunConfig(model, data, optim, loop).override({**few, **changes})
 
@@ -87,8 +100,6 @@ def computed(rank: int, ranks: int, work: tuple[str, ...]) -> dict:
 
 def main() -> None:
     """Train in torchrun's process; ``full`` names the rank whose files may not grow beyond some bytes after a step."""
-    import os
-
     out, full, *changes = sys.argv[1:]
     if os.environ["RANK"] == full:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))

@@ -553,6 +553,30 @@ BUGS = [
         "test_diffusion",
         "test_the_solver_reaches_the_mean_and_the_variance_of_gaussian_images",
     ),
+    Bug(
+        "ranks train on the mean of their means",
+        "train/loop.py",
+        "* (self.task.weight(y) / all_targets)",
+        "/ (parts * self.world.ranks)",
+        "test_ranks_training",
+        "test_two_ranks_train_as_one_process and tokens",
+    ),
+    Bug(
+        "each rank trains by its own gradients",
+        "train/world.py",
+        "            sum_gradients(model)\n",
+        "            pass\n",
+        "test_ranks_training",
+        "test_two_ranks_train_as_one_process and whole",
+    ),
+    Bug(
+        "ranks read the same tokens",
+        "train/world.py",
+        "rows.tensor_split(self.cp, 1)[self.rank % self.cp]",
+        "rows.tensor_split(self.cp, 1)[0]",
+        "test_ranks_training",
+        "test_two_ranks_train_as_one_process and tokens",
+    ),
 ]
 
 

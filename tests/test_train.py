@@ -773,11 +773,12 @@ def test_a_run_without_a_checkpoint_says_that_it_starts_again(run):
         resume(run)
 
 
-def test_one_of_several_processes_is_refused(tmp_path, text, run, monkeypatch):
+def test_one_of_several_processes_without_the_others_is_refused(tmp_path, text, run, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert train(config(text, steps=1), tmp_path / "one")["step"] == 1
     monkeypatch.setenv("WORLD_SIZE", "4")
-    words = "one of 4 processes .WORLD_SIZE=4.* training on several ranks is not built yet; start one process"
+    monkeypatch.delenv("RANK", raising=False)
+    words = "one of 4 processes .WORLD_SIZE=4.*, which did not meet .* RANK expected.*; start them with torchrun"
     with pytest.raises(MixerError, match=f"train: this is {words}"):
         train(config(text), tmp_path / "new")
     with pytest.raises(MixerError, match=f"resume: this is {words}"):

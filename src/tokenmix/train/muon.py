@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from .read_shards import placed
+from .read_shards import is_sharded, placed
 
 
 class Muon(torch.optim.Muon):
@@ -66,13 +65,16 @@ class Muon(torch.optim.Muon):
 
 def _part(tensor: Tensor) -> Tensor:
     """Return what this rank holds of a tensor: all of it, unless it is sharded."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[no-any-return, attr-defined]  # a DTensor
 
 
 def _whole(part: Tensor, like: Tensor) -> Tensor:
     """Return the whole of a tensor that is sharded as ``like`` is; ``part`` itself if that is not."""
-    if not isinstance(like, DTensor):
+    if not is_sharded(like):
         return part
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(like, DTensor)
     return DTensor.from_local(
         part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     ).full_tensor()

@@ -16,12 +16,18 @@ Like = Callable[[str], Tensor | None]
 """Which tensor another one is placed like, by its name; None: it stays whole."""
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether a tensor is this rank's part of a larger one; builds of torch without distributed have none."""
+    return hasattr(tensor, "device_mesh")
+
+
 def placed(tensor: Tensor, like: Tensor | None) -> Tensor:
     """Return this rank's part of a whole tensor, if ``like`` is sharded and of its shape; else the whole."""
+    if like is None or not is_sharded(like) or like.shape != tensor.shape:
+        return tensor
     from torch.distributed.tensor import DTensor, distribute_tensor
 
-    if not isinstance(like, DTensor) or like.shape != tensor.shape:
-        return tensor
+    assert isinstance(like, DTensor)
     return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
 
 
