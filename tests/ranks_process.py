@@ -35,6 +35,8 @@ MIXERS = {
     "linear": {"heads": 2},
     "aft_forget": {},
     "lightconv": {"heads": 2, "kernel_size": 3},
+    "attention": {"heads": 2, "positions": {"name": "rotary"}, "bias": {"name": "alibi"}},
+    "aft_full": {"max_len": 64, "rank": 4},
 }
 KINDS = ("plain", "padded", "documents")
 
@@ -141,7 +143,7 @@ def refused(rank: int) -> dict[str, str]:
             said[name] = str(error)
 
     simple = mixer_of("aft_simple", dtype)
-    told("segments", model_of(dtype, "aft_simple", "attention"), tokens)
+    told("segments", model_of(dtype, "aft_simple", "memory_compressed"), tokens)
     told("rows", simple, x[: 2 - rank])
     told("rows of tokens", model_of(dtype), tokens[: 2 - rank])
     told("one", simple, x, key_mask=torch.ones(2, 4 + rank, dtype=torch.bool))
@@ -149,7 +151,7 @@ def refused(rank: int) -> dict[str, str]:
     told("long", model_of(dtype, max_len=7), tokens)
     window = mixer_of("aft_local", torch.float32 if rank else dtype)
     told("dtype", window, x.float() if rank else x)
-    told("one model", model_of(dtype, "attention" if rank else "hydra"), tokens)
+    told("one model", model_of(dtype, "memory_compressed" if rank else "hydra"), tokens)
     told("foreign", nn.Linear(8, 8), x)
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "cp"))
     told("mesh", simple, x, group=mesh)

@@ -27,7 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 LAYOUTS = {"whole": {}, "tokens": TOKENS, "fsdp": FSDP, "both": FSDP | TOKENS}
 BAD: dict[str, dict[str, Any]] = {
-    "segments": {"model.mixers": [{"name": "attention", "heads": 2}], **TOKENS},
+    "segments": {"model.mixers": [{"name": "memory_compressed", "heads": 2}], **TOKENS},
     "divides": {"train.context_parallel": 3},
     "rows": {"train.batch_size": 1, "train.accumulate": 1},
     "penalty": {"optim.one_hot": 0.1, "model.mixers": [{"name": "aft_conv", "heads": 2, "kernel_size": 3}]},

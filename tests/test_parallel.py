@@ -13,24 +13,25 @@ from tokenmix.testing import inputs, subject
 
 
 def rows() -> list[str]:
-    """Every case whose causal form has segments."""
+    """Every case whose causal form has segments, or blocks of keys."""
     found = []
     for case, (name, options) in CASES.items():
         try:
             mixer = build_mixer(name, 8, causal=True, **options)
         except MixerError:
             continue
-        if mixer.has_segments:
+        if mixer.has_segments or mixer.has_key_blocks:
             found.append(case)
     return found
 
 
 ROWS = rows()
+BLOCKS = [case for case in ROWS if case.startswith(("attention", "aft_full")) and case != "aft_full-alibi"]
 
 
 def mixer_of(case: str, T: int):
     name, options = CASES[case]
-    longer = {"max_len": max(T, options["max_len"])} if options.get("max_len") else {}
+    longer = {n: max(T, options[n]) for n in ("max_len", "max_context_len") if options.get(n)}
     return subject(name, {**options, **longer, "causal": True}, dim=8).build()
 
 
@@ -63,6 +64,57 @@ def test_equals_one_process(case):
         (7, "steps", masks["mixed"], (0, 1, 1, 5, 6, 12)),
     ):
         equals_one_process(case, 12, ranks, scan=scan, key_mask=mask, cuts=cuts)
+
+
+@pytest.mark.parametrize("case", BLOCKS)
+def test_16_ranks_pass_their_keys_on(case):
+    equals_one_process(case, 40, 16, key_mask=torch.arange(40) >= torch.tensor([[1], [19]]))
+
+
+@pytest.mark.parametrize("case", ["attention-alibi", "aft_full-factors"])
+def test_blocks_of_more_keys_than_are_weighed_at_once(case, monkeypatch):
+    """Pieces of three queries, in shares of eight."""
+    monkeypatch.setattr("tokenmix.mixers.key_blocks.ROWS", 3)
+    equals_one_process(case, 24, 3)
+
+
+@pytest.mark.parametrize("case", ["attention-rotary", "attention-fire", "aft_full-factors"])
+@pytest.mark.parametrize("starts", [(0, 5, 8, 9), (4,), (2, 9)])
+def test_documents_see_no_keys_of_others(case, starts):
+    """Cut at 4, 4 and 8, so a document begins with a share, inside one, and after an empty one."""
+    mixer, x = mixer_of(case, 12), inputs.noise(2, 12, 8, seed=1)
+    want = torch.cat([mixer(part) for part in x.tensor_split(starts, 1) if part.shape[1]], 1)
+    got = SimWorld(4).mix(mixer, x, starts=starts, cuts=(4, 4, 8))
+    assert torch.allclose(got, want, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", ["attention-rotary", "attention-fire", "aft_full-fire"])
+def test_positions_may_be_given(case):
+    mixer, x = mixer_of(case, 12), inputs.noise(2, 12, 8, seed=1)
+    at = torch.stack([torch.arange(12) * 3, torch.arange(12) + 100])
+    assert torch.allclose(SimWorld(3).mix(mixer, x, positions=at), mixer(x, positions=at), atol=1e-12)
+
+
+@pytest.mark.parametrize("case", ["attention", "attention-normed", "aft_full", "aft_full-fire"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_non_finite_keys_reach_no_earlier_query(case, value):
+    """Token 5, the second of its share, spoils as much as it does in one process."""
+    mixer, x = mixer_of(case, 12), inputs.noise(1, 12, 8, seed=1)
+    x[0, 5, 2] = value
+    want, got = mixer(x), SimWorld(3).mix(mixer, x)
+    assert torch.isfinite(want[:, :5]).all()
+    assert not torch.isfinite(want[:, 5:]).any()
+    assert torch.allclose(got, want, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize(("case", "token"), [("attention", 4 * 16 + 9), ("aft_full-factors", 4 * 16 + 9)])
+def test_keys_pass_by_once(case, token):
+    """Every rank receives each block before it: keys and values in float32, a byte of validity, eight of position."""
+    mixer, world = mixer_of(case, 64).float(), SimWorld(8)
+    with torch.no_grad():
+        world.mix(mixer, inputs.noise(1, 64, 8, seed=1).float())
+    counters = 26  # of one row, gathered
+    assert world.traffic == (7 * (8 * token + counters), 28 * 8 * token + 56 * counters, 3 + 7)
 
 
 @pytest.mark.parametrize("case", ["aft_simple", "aft_local-3", "aft_forget", "lightconv", "rfa-gate", "local-pool"])
@@ -120,15 +172,16 @@ def test_traffic_is_that_of_the_formulas(case):
 def test_a_hybrid_model_equals_one_process():
     torch.manual_seed(0)
     mixers = ({"name": "aft_simple"}, {"name": "lightconv", "heads": 2, "kernel_size": 3}, {"name": "aft_forget"})
-    model = LM(LMConfig(dim=16, layers=3, vocab=7, mixers=mixers, max_len=32)).double()
+    mixers += ({"name": "attention", "heads": 2, "positions": {"name": "rotary"}},)
+    model = LM(LMConfig(dim=16, layers=4, vocab=7, mixers=mixers, max_len=32)).double()
     tokens, mask = torch.randint(0, 7, (2, 21)), torch.arange(21) >= torch.tensor([[0], [4]])
     want = model(tokens, key_mask=mask)
     with SimWorld(4).sharing(model):
         got = model(tokens, key_mask=mask)
     assert torch.allclose(got[mask], want[mask], atol=1e-12)
     assert torch.equal(model(tokens, key_mask=mask), want)
-    model = LM(LMConfig(dim=16, layers=1, vocab=7, mixers=({"name": "attention", "heads": 2},), max_len=32))
-    with SimWorld(4).sharing(model), pytest.raises(MixerError, match="Attention: has no segments"):
+    model = LM(LMConfig(dim=16, layers=1, vocab=7, mixers=({"name": "strided", "stride": 3},), max_len=32))
+    with SimWorld(4).sharing(model), pytest.raises(MixerError, match="Strided.*: has neither segments nor blocks"):
         model(tokens)
 
 

@@ -62,7 +62,7 @@ def test_four_ranks_equal_one_process(tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("segments", "Attention: has no segments here"),
+        ("segments", "MemoryCompressed: has neither segments nor blocks of keys here"),
         ("rows", r"all shares must have the same rows, got \[2, 1\] of ranks 0 to 1"),
         ("rows of tokens", r"all shares must have the same rows, got \[2, 1\] of ranks 0 to 1"),
         ("long", "built with max_len=7, got 8 tokens on all ranks"),
@@ -81,7 +81,7 @@ def test_every_rank_refuses_in_one_line(two, name, said):
     ("name", "said"),
     [
         ("one", "AFTSimple: expects a bool key_mask"),
-        ("one model", "Attention: has no segments here"),
+        ("one model", "MemoryCompressed: has neither segments nor blocks of keys here"),
         ("symbols", "LM: tokens must be in 0..6"),
     ],
 )

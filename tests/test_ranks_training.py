@@ -78,7 +78,10 @@ def test_only_the_first_rank_writes(two):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("segments", "Attention: has no segments here, so ranks cannot share its sequences"),
+        (
+            "segments",
+            "MemoryCompressed: has neither segments nor blocks of keys here, so ranks cannot share its sequences",
+        ),
         ("divides", "train: train.context_parallel=3 does not divide 2 processes"),
         ("rows", "train: 2 processes need a row each, got 1 rows"),
         ("penalty", "train: 2 processes have only the loss of the task; leave optim.one_hot out"),

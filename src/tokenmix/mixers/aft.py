@@ -37,7 +37,7 @@ from .parts.aft import (
     ring_step,
 )
 from .parts.pair_bias import PairBias, pair_positions_of
-from .parts.pair_biased import PairBiased
+from .parts.pair_biased import FullBlocks, PairBiased
 from .parts.shared import check_positions, check_rising_after, has_holes, in_pieces, rising, valid_mask
 
 PAIRS = 1024  # tokens up to which a bidirectional bias that decays is computed as pairs, by the kernel
@@ -126,7 +126,7 @@ class AFTSimple(Mixer):
         return y, AFTSimpleState(*sums)
 
 
-class AFTFull(DecaySegments, PairBiased):
+class AFTFull(DecaySegments, FullBlocks):
     """AFT-full: y_t = W_o [sigma(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts)].
 
     w is a learned bias per pair of positions. Zhai et al. 2021, arXiv:2105.14103, Eq. 2. Maps (B, T, D) to (B, T, D).
@@ -202,11 +202,6 @@ class AFTFull(DecaySegments, PairBiased):
         w = self.weights(x, context, positions, key_mask)
         args = queries(self, x), self.k_proj(keys), self.v_proj(keys), w
         return args, {"causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask, "gate": self.gate}
-
-    @property
-    def decays(self) -> bool:
-        """Return whether the bias falls linearly with the distance, so that sums of all keys stream by decaying."""
-        return isinstance(self.bias, PairPositions) and self.bias.slopes() is not None
 
     def by_recurrence(self, T: int) -> bool:
         """Return whether T tokens are mixed by decaying sums; few tokens in both directions are, as pairs, faster."""

@@ -11,11 +11,14 @@ from ..errors import MixerError
 from ..functional.attention import ROWS, attention_by_head
 from ..functional.layout.heads import by_head
 from ..functional.layout.masks import valid_mask, zero_masked
+from ..functional.sums.fused_attention import attention_sums
+from ..functional.sums.softmax import Sums
 from ..kernels.backend import watched
 from ..positions import ContentPositions, LearnedPositions, RotaryPositions, XPositions, build_logit_bias
 from ..positions.checks import chosen
 from .base import QKVO, About, Arguments, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
+from .key_blocks import KeyBlock
 from .parts.log_weights import content_log_weights, log_weights
 from .parts.options import at_least, check_positive, one_of
 from .parts.shared import largest_dot
@@ -274,6 +277,28 @@ class Attention(Mixer):
         w, T = args[3], args[0].shape[1]
         pieces = [w] if isinstance(w, Tensor) else [w(start, min(start + ROWS, T)) for start in range(0, T, ROWS)]
         return dot + max(float(piece.detach().abs().max()) for piece in pieces)
+
+    @property
+    def has_key_blocks(self) -> bool:
+        return self.causal and not isinstance(self.bias, ContentPositions)
+
+    def block_keys(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        (keys,) = self._rotated(positions, self._keys(self._with_positions(x, positions)))
+        return keys, self.v_proj(x)
+
+    def block_queries(self, x: Tensor, positions: Tensor) -> Tensor:
+        (queries,) = self._rotated(positions, self._queries(self._with_positions(x, positions)))
+        return queries
+
+    def block_sums(self, queries: Tensor, positions: Tensor, block: KeyBlock, *, causal: bool) -> Sums:
+        q, v = by_head(queries, self.heads), by_head(block.values, self.kv_heads)
+        k, ok = by_head(block.keys, self.kv_heads), block.valid[:, None, None]
+        w = self._log_weights(q, k, positions, block.positions, plain=False, key_mask=block.valid)
+        if isinstance(self.positions, XPositions):
+            q, k = self._faded(q, k, positions, block.positions, block.valid)
+        if causal:
+            ok = ok & torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+        return attention_sums(q, k, v, ok, self.scale, w)
 
     @property
     def _keeps_positions(self) -> bool:

@@ -20,6 +20,7 @@ from .cost import Cost, MixingCost
 from .facts import QKVO as QKVO
 from .facts import About as About
 from .facts import Kernels as Kernels
+from .key_blocks import KeyBlocks
 from .parts.hands_out import HandsOut
 from .segments import Ask, Segmented
 from .state import State as State
@@ -45,7 +46,7 @@ class Capabilities:
     export: bool
 
 
-class Mixer(Segmented, metaclass=Checked):
+class Mixer(Segmented, KeyBlocks, metaclass=Checked):
     """A token mixer: it maps (B, T, D) to (B, T, D), in the place of multi-head attention.
 
     Args:

@@ -16,6 +16,7 @@ from ..errors import MixerError
 from ..functional.layout.checks import check_key_mask
 from ..mixers import Mixer
 from ..mixers.segments import Halo, newest_halo
+from ..mixers.state import chunk_positions
 
 GATHER_LIMIT = 64 << 20
 """Most bytes of all segments together that every rank gathers at once; larger ones are scanned in steps."""
@@ -72,12 +73,12 @@ def check_scan(who: str, scan: Any) -> None:
         raise MixerError(f"{who}: scan must be 'gather', 'steps' or None, got {scan!r}.")
 
 
-def check_segments(mixer: Mixer) -> None:
-    """Refuse a mixer without segments."""
-    if not mixer.has_segments:
+def check_shares(mixer: Mixer) -> None:
+    """Refuse a mixer that has neither segments nor blocks of keys."""
+    if not mixer.has_segments and not mixer.has_key_blocks:
         mixer.refuse(
-            "has no segments here, so ranks cannot share its sequences; causal mixers whose state is a sum or a window "
-            "have them"
+            "has neither segments nor blocks of keys here, so ranks cannot share its sequences; causal mixers whose "
+            "state is a sum or a window have segments, causal attention and AFT-full have blocks"
         )
 
 
@@ -95,14 +96,17 @@ def mix_share(mixer: Mixer, share: Share, rank: int, ranks: int, *, scan: Scan |
     2. The segment of the share's last document; a scan composes those of all ranks before this one.
     3. The outputs, from the state that this gives.
 
+    A mixer that weighs every pair has blocks of keys instead: those of the share's last document go to every rank to
+    the right, one rank further each time, and the sums over them merge.
+
     Args:
         scan: how segments are composed: every rank gathers all ("gather"), in ceil(log2 ranks) steps ("steps"), or None
             for "gather" up to ``GATHER_LIMIT`` bytes.
 
     Raises:
-        MixerError: if the mixer has no segments, or an argument does not fit.
+        MixerError: if the mixer has neither, or an argument does not fit.
     """
-    check_segments(mixer)
+    check_shares(mixer)
     x, L = share.x, share.x.shape[1]
     check_tokens(mixer, x, share.key_mask, share.positions)
     if list(share.starts) != sorted(set(share.starts)) or not all(0 <= s < L for s in share.starts):
@@ -110,6 +114,9 @@ def mix_share(mixer: Mixer, share: Share, rank: int, ranks: int, *, scan: Scan |
     begin = (0, *(s for s in share.starts if s > 0))
     parts = [share.part(*cut) for cut in zip(begin, (*begin[1:], L), strict=True)]
     cut, last = bool(share.starts), parts[-1]
+    if mixer.has_key_blocks:
+        first = yield from _over_blocks(mixer, parts, share.starts, rank, ranks)
+        return torch.cat([*first, *_outputs(mixer, parts[len(first) :], None)], 1) if L else x
     halo = (yield from _halo(mixer.halo, last, cut, ranks)) if mixer.halo else None
     alone = halo if len(parts) == 1 and not cut else None
     state = mixer.init_state(x.shape[0], device=x.device, dtype=x.dtype)
@@ -120,13 +127,50 @@ def mix_share(mixer: Mixer, share: Share, rank: int, ranks: int, *, scan: Scan |
         segment = mixer.segment(last.x, positions=last.positions, key_mask=last.key_mask, halo=alone)
         before = yield from _before(_marked(segment, cut), rank, ranks, scan)
         state = state if before is None else before.after(state)
+    return torch.cat(_outputs(mixer, parts, None if 0 in share.starts else state), 1) if L else x
+
+
+def _outputs(mixer: Mixer, parts: list[Share], state: Any) -> list[Tensor]:
+    """Return the outputs of documents, the first of which goes on from ``state``; None: it begins here."""
     outputs = []
-    for i, part in enumerate(parts):
-        if i or 0 in share.starts:
-            state = mixer.init_state(x.shape[0], device=x.device, dtype=x.dtype)
-        if part.x.shape[1]:
-            outputs.append(mixer.extend(part.x, state, positions=part.positions, key_mask=part.key_mask)[0])
-    return torch.cat(outputs, 1) if outputs else x
+    for part in parts:
+        if state is None:
+            state = mixer.init_state(part.x.shape[0], device=part.x.device, dtype=part.x.dtype)
+        outputs.append(mixer.extend(part.x, state, positions=part.positions, key_mask=part.key_mask)[0])
+        state = None
+    return outputs
+
+
+def _over_blocks(mixer: Mixer, parts: list[Share], starts: tuple[int, ...], rank: int, ranks: int) -> Program:
+    """Return the outputs of the share's first part as a list, which is empty where a document begins with it."""
+    first, last = parts[0], parts[-1]
+    every = [_marked(_counted(mixer, last), bool(starts))]
+    if ranks > 1:
+        every = yield Gather(every[0])
+    none, before, goes_on = torch.zeros_like(every[0].length), _composed(every[:rank]), 0 not in starts
+    taken = none if before is None or not goes_on else before.after(_Position(none)).position
+    at = _placed(first, taken)
+    block = mixer.key_block(first.x, at, first.key_mask)
+    reading = None
+    if goes_on and first.x.shape[1]:
+        reading = mixer.read_blocks(first.x, at)
+        reading.add(block, own=True)
+    if last is not first:
+        block = mixer.key_block(last.x, _placed(last, none), last.key_mask)
+    sent = block.padded(max(int(each.length.max()) for each in every))
+    nearest = max((r for r in range(rank) if bool(every[r].cut.any())), default=0)  # nothing before it is seen
+    for by in range(1, ranks):
+        received = yield Shift(sent, by)
+        if reading is not None and received is not None and rank - by >= nearest:
+            reading.add(received)
+    return [] if reading is None else [reading.outputs(first.x)]
+
+
+def _placed(share: Share, before: Tensor) -> Tensor:
+    """Return the positions (B, L) of a share, ``before`` (B,) of which are taken by earlier tokens."""
+    if not share.x.shape[1]:
+        return before.new_zeros(share.x.shape[:2])
+    return chunk_positions(before, share.x, share.positions, share.key_mask)[0]
 
 
 def _marked(segment: Any, cut: bool) -> Any:
@@ -142,16 +186,21 @@ def _before(segment: Any, rank: int, ranks: int, scan: Scan | None) -> Program:
         scan = "gather" if ranks * tree_bytes(segment) <= GATHER_LIMIT else "steps"
     if scan == "gather":
         every = yield Gather(segment)
-        total = None
-        for other in every[:rank]:
-            total = other if total is None else total.then(other)
-        return total
+        return _composed(every[:rank])
     step = 1
     while step < ranks:
         earlier = yield Shift(segment, step)
         segment = segment if earlier is None else earlier.then(segment)
         step *= 2
     return (yield Shift(segment, 1))
+
+
+def _composed(segments: list[Any]) -> Any:
+    """Compose segments in their order; None if there are none."""
+    total = None
+    for other in segments:
+        total = other if total is None else total.then(other)
+    return total
 
 
 def _halo(size: int, last: Share, cut: bool, ranks: int) -> Program:

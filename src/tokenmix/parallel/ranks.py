@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..mixers import Mixer
 from .messages import Group, gathered, shifted
-from .program import Gather, Program, Scan, Share, Shift, check_scan, check_segments, mix_share, tree_bytes
+from .program import Gather, Program, Scan, Share, Shift, check_scan, check_shares, mix_share, tree_bytes
 from .sharing import Method, forward_of, mixers_of, replaced
 
 TEXT = 400
@@ -178,7 +178,7 @@ class Ranks:
                 f"{self.who}: {type(model).__name__} has no mixer of tokenmix, so its ranks would not see each other."
             )
         for mixer in mixers:
-            check_segments(mixer)
+            check_shares(mixer)
         found: list[Method] = []
         for mixer in mixers:
             found.append((mixer, "forward", forward_of(mixer, self.mix)))
@@ -284,7 +284,7 @@ def context_parallel(model: nn.Module, group: Any = None, *, scan: Scan | None =
     (``starts``, (B, L) bool) of the share. Another model gives its mixers positions of the whole sequence, or none.
 
     Args:
-        model: the same on every rank, with causal mixers that have segments.
+        model: the same on every rank, with causal mixers that have segments or blocks of keys.
         group: a process group, or a DeviceMesh of one dimension; None: all processes.
         scan: how segments are composed; see ``program.mix_share``.
 
@@ -292,7 +292,7 @@ def context_parallel(model: nn.Module, group: Any = None, *, scan: Scan | None =
         ``Ranks``, whose ``mix`` runs a single mixer on a share.
 
     Raises:
-        MixerError: if torch.distributed is not initialised or a mixer has no segments; within the block on every rank,
+        MixerError: if torch.distributed is not initialised or a mixer has neither; within the block on every rank,
             if one refuses its share or shares differ in rows.
     """
     ranks = Ranks(group, scan=scan)

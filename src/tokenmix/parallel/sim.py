@@ -81,7 +81,7 @@ class SimWorld:
             cuts: where shares begin, P - 1 indices that do not fall; None: shares of equal length, or one more.
 
         Raises:
-            MixerError: if the mixer has no segments, or an argument does not fit.
+            MixerError: if the mixer has neither segments nor blocks of keys, or an argument does not fit.
         """
         T = x.shape[1]
         if T == 0:
@@ -140,7 +140,7 @@ class SimWorld:
         """Within this block, every mixer of ``model`` mixes on the virtual ranks; all else acts on each token alone.
 
         Raises:
-            MixerError: when a mixer without segments is reached.
+            MixerError: when a mixer is reached that has neither segments nor blocks of keys.
         """
         with replaced([(mixer, "forward", forward_of(mixer, self.mix)) for mixer in mixers_of(model)]):
             yield

@@ -225,7 +225,7 @@ def _check_tokens(world: Joined, config: RunConfig, task: Task, model: nn.Module
         _refuse(world, f"need a token each, got data.seq_len={config.data.seq_len} for {cp} of them")  # type: ignore[union-attr]
     if getattr(config.model, "sample_positions", None) is not None:
         _refuse(world, "cannot sample positions of a share; set context_parallel to 1")
-    with world.reading(model):  # refuses mixers without segments
+    with world.reading(model):  # refuses mixers whose sequences cannot be shared
         pass
 
 

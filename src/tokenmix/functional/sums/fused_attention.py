@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...kernels.backend import watched
 from ...kernels.precision import at_least_float32
+from .softmax import FLOOR, MASKED_KEY, Sums
 
 _FLASH = 1  # torch's number for its CPU kernel
 _flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
@@ -43,12 +44,29 @@ def plain_attention(
     Args:
         w: log-weights added to the logits, broadcastable to (B, H, T, S).
     """
+    logits, v = _logits(q, k, v, scale, w)
+    return (logits if mask is None else logits.masked_fill(~mask, float("-inf"))).softmax(-1) @ v
+
+
+def attention_sums(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, w: Tensor | None = None) -> Sums:
+    """Return the sums of exp(logits) v and of exp(logits) over these keys, which merge with those over others.
+
+    Arguments as in ``plain_attention``; a query that ``mask`` leaves nothing has empty sums.
+    """
+    logits, v = _logits(q, k, v, scale, w)
+    logits = torch.where(mask, logits, MASKED_KEY)
+    m = logits.detach().amax(-1, keepdim=True).clamp_min(FLOOR)
+    e = torch.exp(logits - m)
+    return Sums(m, torch.zeros_like(m), torch.cat([e @ v, e.sum(-1, keepdim=True)], -1)[..., None])
+
+
+def _logits(q: Tensor, k: Tensor, v: Tensor, scale: float | None, w: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the logits (B, H, T, S) in float32 or better, and the values for each head in the same dtype."""
     group = q.shape[1] // k.shape[1]
     q = at_least_float32(q)
     k, v = (a.to(q.dtype).repeat_interleave(group, 1) for a in (k, v))
     logits = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-1, -2)
-    logits = logits if w is None else logits + w.to(logits.dtype)
-    return (logits if mask is None else logits.masked_fill(~mask, float("-inf"))).softmax(-1) @ v
+    return (logits if w is None else logits + w.to(logits.dtype)), v
 
 
 def _needs_twice(*tensors: Tensor) -> bool:

@@ -9,9 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...functional.sums.band import causal_sums
+from ...functional.sums.gates import Gate, gated
+from ...functional.sums.softmax import Sums, over_visible, split_heads64
+from ...functional.sums.weights import Dense
 from ...positions import PairPositions, build_pair_positions
 from ..base import Mixer
-from .aft import check_pair_bias
+from ..key_blocks import KeyBlock
+from .aft import check_pair_bias, queries
 from .pair_bias import PairBias, pair_positions_of
 
 
@@ -106,3 +111,34 @@ class PairBiased(Mixer):
         gaps = torch.ones(1, 1, dtype=torch.long, device=x.device) if gaps is None else gaps
         far = gaps.flatten()[:, None]
         return self.bias(far, torch.zeros_like(far), x.dtype).view(*gaps.shape, 1).expand(*x.shape).to(x.dtype)
+
+
+class FullBlocks(PairBiased):
+    """The blocks of keys of AFT-full whose bias does not decay."""
+
+    gate: Gate | None
+    features_apart = True
+
+    @property
+    def decays(self) -> bool:
+        """Return whether the bias falls linearly with the distance, so that sums of all keys stream by decaying."""
+        return isinstance(self.bias, PairPositions) and self.bias.slopes() is not None
+
+    @property
+    def has_key_blocks(self) -> bool:
+        return self.causal and not self.decays
+
+    def block_keys(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        keys = self.k_proj(x)
+        return keys.clamp_min(torch.finfo(keys.dtype).min), self.v_proj(x)  # a key of -inf has weight 0
+
+    def block_queries(self, x: Tensor, positions: Tensor) -> Tensor:
+        return torch.zeros_like(x) if self.gate is None else queries(self, x)
+
+    def block_sums(self, q: Tensor, positions: Tensor, block: KeyBlock, *, causal: bool) -> Sums:
+        k, v = split_heads64(block.keys, block.values, block.valid, 1)
+        w = self.log_weights(positions, block.positions, torch.float64)[:, None]
+        return causal_sums(k, v, Dense(w)) if causal else over_visible(k, v, w)
+
+    def weighed(self, q: Tensor, y: Tensor) -> Tensor:
+        return gated(q, y, self.gate)

@@ -1,0 +1,126 @@
+"""Keys and values in blocks that can be read apart, for mixers that weigh every pair of tokens.
+
+The sums over one block of keys, in units of their largest, merge into those over all: softmax needs no more. Queries
+and keys may then lie on different machines, whose blocks of keys pass by.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ..functional.attention import ROWS
+from ..functional.layout.masks import zero_masked
+from ..functional.sums.nonfinite import clean, each_mark, marks, over_keys, put_back
+from ..functional.sums.softmax import Sums, merge, merge_heads, ratio_of
+from .input_checks import InputChecks
+
+
+class KeyBlock(NamedTuple):
+    """The projected tokens of one stretch.
+
+    keys, values (B, S, .), 0 where masked; valid (B, S) bool, True = may be attended; positions (B, S).
+    """
+
+    keys: Tensor
+    values: Tensor
+    valid: Tensor
+    positions: Tensor
+
+    def part(self, start: int, stop: int | None) -> KeyBlock:
+        """Return the tokens from ``start`` to ``stop``."""
+        return KeyBlock(*(a[:, start:stop] for a in self))
+
+    def padded(self, length: int) -> KeyBlock:
+        """Return ``length`` tokens, the last of which are masked."""
+        missing = length - self.valid.shape[1]
+        return KeyBlock(*(F.pad(a, (0, 0) * (a.ndim - 2) + (0, missing)) for a in self))
+
+
+class Reading:
+    """The sums of some queries over the blocks of keys that they have met so far; ``Mixer.read_blocks`` begins it."""
+
+    def __init__(self, mixer: Any, queries: Tensor, positions: Tensor):
+        self.mixer, self.queries, self.positions = mixer, clean(queries), positions
+        self._mark = each_mark if mixer.features_apart else marks
+        self._met = self._mark(queries)
+        self._pieces: list[Sums | None] = [None] * -(-queries.shape[1] // ROWS)
+
+    def add(self, block: KeyBlock, *, own: bool = False) -> None:
+        """Meet a block whose keys all lie before the queries, or the queries' ``own``, of which each sees its past."""
+        mark = self._mark(block.keys, block.values)
+        T = self.queries.shape[1]
+        self._met = self._met + over_keys(mark, T, causal=own)
+        block = block._replace(keys=clean(block.keys), values=clean(block.values))
+        for i in range(len(self._pieces)):
+            start, stop = i * ROWS, min((i + 1) * ROWS, T)
+            if own:
+                self._meet(i, block.part(start, stop), True)
+                block_before = block.part(0, start)
+            else:
+                block_before = block
+            if block_before.valid.shape[1]:
+                self._meet(i, block_before, False)
+
+    def _meet(self, i: int, block: KeyBlock, causal: bool) -> None:
+        rows = slice(i * ROWS, (i + 1) * ROWS)
+        given = self.queries[:, rows], self.positions[:, rows], block, causal
+        again = torch.is_grad_enabled()  # pairs are computed again in the backward pass, not kept
+        sums = Sums(*(checkpoint(self._sums, *given, use_reentrant=False) if again else self._sums(*given)))
+        before = self._pieces[i]
+        self._pieces[i] = sums if before is None else merge(before, sums)
+
+    def _sums(self, queries: Tensor, positions: Tensor, block: KeyBlock, causal: bool) -> tuple[Tensor, ...]:
+        return tuple(self.mixer.block_sums(queries, positions, block, causal=causal))
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """Return the outputs (B, T, D) of the tokens x that the queries are of."""
+        parts = [merge_heads(ratio_of(sums)) for sums in self._pieces if sums is not None]
+        y = self.mixer.weighed(self.queries, torch.cat(parts, 1).to(x.dtype))
+        return self.mixer.out_proj(put_back(y, self._met))
+
+
+class KeyBlocks(InputChecks):
+    """The part of ``Mixer`` that reads keys block by block. A mixer that can says ``has_key_blocks``."""
+
+    features_apart: bool = False
+    """Whether no feature of the outputs depends on another of keys and values, before ``out_proj``."""
+
+    @property
+    def has_key_blocks(self) -> bool:
+        """Return whether this instance's keys can be read in blocks that merge."""
+        return False
+
+    def key_block(self, x: Tensor, positions: Tensor, key_mask: Tensor | None) -> KeyBlock:
+        """Return the keys and values of x (B, L, D) at these positions (B, L)."""
+        self._check_devices(x)
+        self._check_input(x, "x")
+        self._check_masks(x, x, key_mask, None)
+        self._check_positions(x, positions)
+        keys, values = self.block_keys(x, positions)
+        valid = positions.new_ones(positions.shape, dtype=torch.bool) if key_mask is None else key_mask
+        return KeyBlock(zero_masked(keys, key_mask), zero_masked(values, key_mask), valid, positions)
+
+    def read_blocks(self, x: Tensor, positions: Tensor) -> Reading:
+        """Return what reads blocks of keys for the queries of x (B, L, D) at these positions (B, L)."""
+        return Reading(self, self.block_queries(x, positions), positions)
+
+    def block_keys(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys and the values (B, L, .) of x."""
+        raise NotImplementedError
+
+    def block_queries(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return the queries (B, L, .) of x."""
+        raise NotImplementedError
+
+    def block_sums(self, queries: Tensor, positions: Tensor, block: KeyBlock, *, causal: bool) -> Sums:
+        """Return the sums (B, heads, L, .) of at most ``ROWS`` queries over a block, all of it or causally."""
+        raise NotImplementedError
+
+    def weighed(self, queries: Tensor, y: Tensor) -> Tensor:
+        """Return what enters ``out_proj``, from the weighted means y (B, L, D)."""
+        return y
