@@ -20,7 +20,9 @@ from fuzz_forms import check
 from kernel_checks import both, worst
 from nonfinite_checks import FORMS as POISONED
 from nonfinite_checks import check_all, check_stream
+from test_kernels_extend import close, drawn, eagerly, found, past
 from tokenmix import functional, use_backend
+from tokenmix.functional.aft_forget import aft_forget_chunk
 from tokenmix.functional.short_conv import short_conv_chunk
 from tokenmix.kernels import cpu
 from tokenmix.kernels.tokenwise import rms_norm, rotate, silu_gate
@@ -187,8 +189,14 @@ def decoded(row: str) -> None:
     assert off < 1e-5, f"{row}: off by {off:.1e}"
 
 
+def extended_fading() -> None:
+    """AFT-forget over new tokens, with the gradients of the sums before and after them."""
+    close(found(aft_forget_chunk, drawn(torch.float32), past()), found(eagerly, drawn(torch.float64), past()), 4e-6)
+
+
 CHECKS: dict[str, Callable[[], None]] = {
-    f.__name__: f for f in (drift, drift_backward, strips, drift_over_all, fading, borders, tokenwise, convolution)
+    f.__name__: f
+    for f in (drift, drift_backward, strips, drift_over_all, fading, extended_fading, borders, tokenwise, convolution)
 }
 CHECKS |= {f"decode {row}": functools.partial(decoded, row) for row in STREAMS}
 
@@ -223,6 +231,20 @@ BUGS = [
         "n_[c] * rest;",
         FADE,
         True,
+    ),
+    Bug(
+        "the gradient of the sums after the tokens is lost",
+        "aft_forget.c",
+        "r.tr[c] = gn ? gn[b * a->D + c0 + c] : 0.0",
+        "r.tr[c] = 0.0",
+        "extended_fading",
+    ),
+    Bug(
+        "the gradient of the sums before the tokens is that of those after the first",
+        "aft_forget.c",
+        "dn[b * a->D + c0 + c] = r.tr[c] * r.shrink[c]",
+        "dn[b * a->D + c0 + c] = r.tr[c]",
+        "extended_fading",
     ),
     Bug(
         "masked tokens count and decay",

@@ -10,7 +10,7 @@ import torch
 
 from tokenmix import MixerError, build_mixer, functional, use_backend
 from tokenmix.functional.aft_forget import decayed_sums
-from tokenmix.functional.short_conv import short_conv_chunk
+from tokenmix.functional.short_conv import short_conv_chunk, tapped
 from tokenmix.kernels.cpu import decode
 from tokenmix.mixers.parts.short_conv import ShortConv
 
@@ -192,6 +192,30 @@ def test_the_convolution_of_new_tokens_has_a_kernel(size, new, dtype):
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance, equal_nan=True)
     for a, b in zip(kept, rest, strict=True):
         torch.testing.assert_close(a, b, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("gap", [0, 1])
+def test_many_new_tokens_in_a_row_are_one_convolution(gap):
+    """With padding in front of one row; one gap, and each tap is laid out. Gradients too."""
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randn(3, 43, 5, generator=draw, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(5, 4, generator=draw, dtype=torch.float64, requires_grad=True)
+    positions = torch.arange(43).repeat(3, 1)
+    positions[2, 20:] += gap
+    valid = torch.arange(43) >= torch.tensor([0, 1, 9])[:, None]
+    past = tokens[:, :3], valid[:, :3], positions[:, :3]
+    with mock.patch("tokenmix.functional.short_conv.tapped", wraps=tapped) as spy:
+        y, _ = short_conv_chunk(tokens[:, 3:], weight, valid[:, 3:], positions[:, 3:], past)
+    assert spy.called == bool(gap)
+    want = torch.zeros_like(y)
+    for j in range(4):  # as the equation says, token by token
+        for t in range(3, 43):
+            for b in range(3):
+                near = (positions[b] == positions[b, t] - 3 + j) & valid[b]
+                want[b, t - 3] = want[b, t - 3] + weight[:, j] * tokens[b, near].sum(0)
+    same(y, want)
+    for a, b in zip(*(torch.autograd.grad(r.square().sum(), (tokens, weight)) for r in (y, want)), strict=True):
+        same(a, b)
 
 
 def test_the_convolution_starts_as_the_identity():

@@ -415,8 +415,10 @@ def test_rows_and_seeds_are_added_to_a_sweep(plan, tmp_path, inline):
     more = sweep(replace(before, rows={"hydra": {}, "aft_simple": {}}, seeds=(0, 1)), tmp_path)
     assert all(more.runs[key] == record for key, record in then.items())
     assert len(more.runs) == 2 * (3 + 2)
-    with pytest.raises(MixerError, match="another plan .rows was"):
+    with pytest.raises(MixerError, match=r"another plan \(rows.aft_simple have model.layers too\); give"):
         sweep(replace(plan, rows={"aft_simple": {"model.layers": 2}, "hydra": {}}), tmp_path)
+    with pytest.raises(MixerError, match=r"another plan \(rows lack hydra; rows have linear too\); give"):
+        sweep(replace(plan, rows={"aft_simple": {}, "linear": {}}), tmp_path)
 
 
 def test_rates_are_added_to_a_sweep(plan, tmp_path, inline):

@@ -27,6 +27,7 @@ import test_kernels_decode as decode
 from fuzz_forms import FORMS, MISSING, derived, drawn, mapped, upstream
 from kernel_checks import structs
 from tokenmix import MixerError, functional
+from tokenmix.functional.aft_forget import aft_forget_chunk
 from tokenmix.kernels import cpu, tokenwise
 
 SEEDS = 40  # calls of each form
@@ -44,6 +45,22 @@ def extended_scan() -> None:
         for L in (1, 5, 65):
             q, k, v = (torch.randn(2, L, 37).to(dtype) for _ in range(3))
             _, past = scan.extend(q if gate else None, k, v, torch.rand(2, L) < 0.8 if L > 1 else None, past)
+
+
+def extended_decays() -> None:
+    """AFT-forget over new tokens, forward and backward, with heads, holes and features that fill no strip."""
+    for dtype, gate, heads in (
+        (torch.float32, "sigmoid", None),
+        (torch.bfloat16, None, 3),
+        (torch.float16, "tanh", 13),
+    ):
+        leaves = [torch.randn(2, 70, 39).to(dtype).requires_grad_() for _ in range(4)]
+        before = tuple(torch.full((2, 39), value, dtype=torch.float64) for value in (-1e30, 0.0, 0.0))
+        for stop in (1, 64, 70):
+            q, k, v, g = (a[:, :stop] for a in leaves)
+            mask = torch.rand(2, stop) < 0.8
+            y, after = aft_forget_chunk(q, k, v, -g.abs(), before, key_mask=mask, heads=heads, gate=gate)
+            torch.autograd.grad(y.sum().double() + after[1].sum() + after[2].sum(), leaves, allow_unused=True)
 
 
 def not_finite() -> None:
@@ -133,6 +150,7 @@ def token_by_token() -> None:
 
 MORE: list[Callable[[], None]] = [
     extended_scan,
+    extended_decays,
     not_finite,
     streams,
     wide_streams,

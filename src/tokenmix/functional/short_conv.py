@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ..kernels.backend import masks, steps
+from ..kernels.backend import exporting, masks, steps, watched
 from ..kernels.cpu import decode
 from ..kernels.precision import exact
 from .layout.positions import gather_tokens, last_valid
 from .sums.nonfinite import honest, over_pairs, over_window
 from .sums.taps import centre_of, check_odd, depthwise, silenced
 
+MANY = 16  # new tokens from which it pays to ask whether they stand in a row
 Past = tuple[Tensor, Tensor, Tensor]
 
 
@@ -85,12 +86,30 @@ def short_conv_chunk(
         return decode.conv(weight, new, past)
     values, there, at = (torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(past, (x, valid, positions), strict=True))
     v = silenced(values.to(torch.promote_types(x.dtype, values.dtype)), there)
-    y = tapped(v, weight, positions, at, centre_of(weight.shape[1], True), causal=True).to(x.dtype)
+    centre = centre_of(weight.shape[1], True)
+    if x.shape[1] >= MANY and not holes and not watched() and not exporting() and _in_a_row(there, at):
+        y = honest(
+            lambda v: depthwise(weight.to(v.dtype), v, centre)[:, -x.shape[1] :],
+            None,
+            v,
+            each=True,
+            reach=lambda mark: over_window(mark, -centre, 0)[:, -x.shape[1] :],
+        ).to(x.dtype)
+    else:
+        y = tapped(v, weight, positions, at, centre, causal=True).to(x.dtype)
     if holes:
         index, there, _ = last_valid(there, weight.shape[1] - 1)
         return y, (gather_tokens(values, index), there, gather_tokens(at, index))
     n = x.shape[1]
     return y, (values[:, n:], there[:, n:], at[:, n:])
+
+
+def _in_a_row(valid: Tensor, positions: Tensor) -> bool:
+    """Return whether valid tokens (B, S) of a row stand as far apart in positions as in indices."""
+    start = positions - torch.arange(positions.shape[1], device=positions.device)
+    first = torch.where(valid, start, torch.iinfo(start.dtype).max).amin(1)
+    last = torch.where(valid, start, torch.iinfo(start.dtype).min).amax(1)
+    return bool((first >= last).all())  # of a row without any, first is the largest number there is
 
 
 def tapped(v: Tensor, weight: Tensor, rows: Tensor, cols: Tensor, centre: int, *, causal: bool) -> Tensor:

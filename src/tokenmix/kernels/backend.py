@@ -90,14 +90,15 @@ def choose(
     return "eager"
 
 
-def steps(new: tuple[Tensor, ...], past: tuple[Tensor, ...]) -> bool:
-    """Return whether new tokens of a stream can run on the C kernels for one step, which have no gradient.
+def steps(new: tuple[Tensor, ...], past: tuple[Tensor, ...], *, derives: bool = False) -> bool:
+    """Return whether new tokens of a stream can run on the C kernels, most of which have no gradient there.
 
     This is the rule of ``auto``, kept short because it is evaluated for every token.
 
     Args:
         new: contiguous tensors (B, L, .) of one floating-point dtype.
         past: contiguous tensors of the state; the caller checks that they have the dtype and size the kernel reads.
+        derives: whether the kernel has a gradient.
     """
     if (
         not _cpu
@@ -108,7 +109,7 @@ def steps(new: tuple[Tensor, ...], past: tuple[Tensor, ...]) -> bool:
         or _tracing() is not None
     ):
         return False
-    dtype, graph = new[0].dtype, _grad_mode()
+    dtype, graph = new[0].dtype, _grad_mode() and not derives
     if dtype not in cpu.DTYPES:
         return False
     for t in new:
@@ -124,7 +125,7 @@ def steps(new: tuple[Tensor, ...], past: tuple[Tensor, ...]) -> bool:
     for t in past:  # noqa: SIM110  (a loop is faster)
         if not t.is_cpu or not t.is_contiguous() or type(t) not in _PLAIN or graph and t.requires_grad:
             return False
-    return True
+    return not derives or not _transformed()
 
 
 def masks(k: Tensor, valid: Tensor | None) -> bool:

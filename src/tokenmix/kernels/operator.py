@@ -196,8 +196,8 @@ def second_derivative(
         The gradient for g, and one for each input; None where it is zero or the input is None.
     """
     with torch.enable_grad():
-        leaves = [None if x is None else _own(x) for x in inputs]
-        g = _own(g)
+        leaves = [None if x is None else own_node(x) for x in inputs]
+        g = own_node(g)
         present = [x for x in leaves if x is not None]
         first = iter(torch.autograd.grad(eager(*leaves), present, g, create_graph=True, allow_unused=True))
         pairs = [(next(first), w) for x, w in zip(leaves, weights, strict=True) if x is not None]
@@ -209,7 +209,7 @@ def second_derivative(
         return next(found), [None if x is None else next(found) for x in leaves]
 
 
-def _own(x: Tensor) -> Tensor:
+def own_node(x: Tensor) -> Tensor:
     """Return x as a separate node of the graph.
 
     A derivative with respect to it then excludes paths through which other tensors, above all g, depend on x.

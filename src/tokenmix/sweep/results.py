@@ -55,7 +55,7 @@ class Results:
             raise MixerError(f"sweep: {path} cannot be read as the results of a sweep ({why}).") from None
         if plan is not None and not _continues(plan, then):
             now, before = portable(plan), portable(then)
-            changed = "; ".join(f"{k} was {before[k]!r}, is {now[k]!r}" for k in now if now[k] != before[k])
+            changed = "; ".join(_difference(k, before[k], now[k]) for k in now if now[k] != before[k])
             raise MixerError(f"sweep: {path} holds the results of another plan ({changed}); give another --out.")
         return cls(path, plan or then, data.get("machine", {}), runs, data.get("yardsticks", {}))
 
@@ -170,6 +170,16 @@ def portable(plan: SweepPlan) -> dict[str, Any]:
     data = plan.to_json()
     data["changes"] = {name: value for name, value in data["changes"].items() if name != "data.path"}
     return data
+
+
+def _difference(name: str, before: Any, now: Any) -> str:
+    """Say how one field of a plan was changed; of rows and changes only those that differ."""
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return f"{name} was {before!r}, is {now!r}"
+    said = [f"{name} lack {', '.join(gone)}"] if (gone := [k for k in before if k not in now]) else []
+    said += [f"{name} have {', '.join(new)} too"] if (new := [k for k in now if k not in before]) else []
+    differing = (k for k in now if k in before and now[k] != before[k])
+    return "; ".join([*said, *(_difference(f"{name}.{k}", before[k], now[k]) for k in differing)])
 
 
 def _refuse_constant(name: str) -> None:

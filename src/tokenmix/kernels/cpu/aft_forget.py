@@ -12,7 +12,7 @@ WIDEST = 512
 """Most features of a head that the kernels normalise: SCAN_W of aft_simple.c."""
 
 _forward = function("fade_forward", "iid" + "p" * 13 + "l" * 11 + "i")
-_backward = function("fade_backward", "iid" + "p" * 11 + "l" * 13 + "i")
+_backward = function("fade_backward", "iid" + "p" * 15 + "l" * 13 + "i")
 
 
 def _strides(*tensors: Tensor | None) -> list[int]:
@@ -55,10 +55,27 @@ def backward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return dq (empty without q), dk, dv, dd."""
+    return _backward_over(g, q, k, v, d, mask, saved, (None,) * 4, heads=heads, eps=eps)
+
+
+def _backward_over(
+    g: Tensor,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    d: Tensor,
+    mask: Tensor | None,
+    saved: Tensor,
+    sums: tuple[Tensor | None, ...],
+    *,
+    heads: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the same; sums: gradients of num and den after the tokens, and room for those before them."""
     g, q, k, v, d, mask = rows(g), None if q is None else rows(q), rows(k), rows(v), rows(d), dense(mask)
     dk, dv, dd = (new(k.shape, k.dtype) for _ in range(3))
     dq = new((0,) if q is None else q.shape, k.dtype)
-    arrays = map(pointer, (q, k, v, d, mask, g, saved, dq, dk, dv, dd))
+    arrays = map(pointer, (q, k, v, d, mask, g, saved, *sums[:2], dq, dk, dv, dd, *sums[2:]))
     sizes = *k.shape, *_strides(q, k, v, d, g), torch.get_num_threads()
     _backward(DTYPES[k.dtype], heads, eps, *arrays, *sizes)
     return dq, dk, dv, dd
@@ -74,10 +91,11 @@ def extend(
     *,
     heads: int = 0,
     eps: float = 0.0,
-) -> tuple[Tensor, State]:
+    save: bool = False,
+) -> tuple[Tensor, State, Tensor]:
     """Continue with new tokens after ``past`` (m, num, den in float64).
 
-    Returns the outputs and the sums after these tokens.
+    Returns the outputs, the sums after these tokens, and what ``extend_backward`` needs (empty unless ``save``).
     """
     q, k, v, d, mask = None if q is None else rows(q), rows(k), rows(v), rows(d), dense(mask)
     before = [a.contiguous() for a in past]  # kept alive until the call
@@ -86,5 +104,30 @@ def extend(
     given = map(pointer, (q, k, v, d, mask, y))
     states = *map(pointer, before), *map(pointer, after)
     sizes = B, T, D, *_strides(q, k, v, d), torch.get_num_threads()
-    _forward(DTYPES[k.dtype], heads, eps, *given, None, *states, *sizes)
-    return y, after  # type: ignore[return-value]  # there are three
+    saved = new(saved_shapes(q, k, v, d, mask, heads=heads, eps=eps)[0] if save else (0,))
+    _forward(DTYPES[k.dtype], heads, eps, *given, pointer(saved) if save else None, *states, *sizes)
+    return y, after, saved  # type: ignore[return-value]  # ``after`` has three
+
+
+def extend_backward(
+    g: Tensor,
+    g_num: Tensor,
+    g_den: Tensor,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    d: Tensor,
+    mask: Tensor | None,
+    saved: Tensor,
+    *,
+    heads: int,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    """Return dq (empty without q), dk, dv, dd, and the gradients of num and den before the tokens (B, D).
+
+    Args:
+        g, g_num, g_den: the gradients of the outputs, and in float64 of num and den after the tokens.
+    """
+    before = new(g_num.shape, torch.float64), new(g_num.shape, torch.float64)
+    sums = g_num.contiguous(), g_den.contiguous(), *before
+    return *_backward_over(g, q, k, v, d, mask, saved, sums, heads=heads, eps=eps), *before

@@ -7,7 +7,8 @@
 
    Backward: with r_t and p_t the sums over later tokens as in aft_simple.c, which shrink by the factor o_t by which token t's old sums did,
        dv_t = e^{k_t - u_t} r_t,  dk_t = e^{k_t - u_t} (v_t r_t - p_t),  dd_t = o_t (n_{t-1} r_t - z_{t-1} p_t), n and z in their units;
-   dd is not a difference of running sums, which would lose digits as they grow. Before them, with x = n / z, u = x / rms and h = gate(q) g in a head:
+   dd is not a difference of running sums, which would lose digits as they grow. The sums after the last token are n and z in their unit, so gradients of these
+   start r and p (with its sign turned); what is left of both before the first token is the gradient of the sums before it. Before them, with x = n / z, u = x / rms and h = gate(q) g in a head:
        dq = gate'(q) g u,  dx = (h - u mean(h u)) / rms. */
 #include "tm.h"
 
@@ -317,13 +318,19 @@ static void fade_replay_chunk(const fade_in *a, int64_t b, int64_t t0, int64_t t
     }
 }
 
-static void fade_backward_strip(const fade_in *a, int64_t b, int64_t c0, int w, const float *saved, void *dq, void *dk, void *dv, void *dd) {
+/* gn, gz: the gradients of the sums after the last token, or NULL; dn, dz: of those before the first, or NULL. */
+static void fade_backward_strip(const fade_in *a, int64_t b, int64_t c0, int w, const float *saved, const double *gn, const double *gz, void *dq, void *dk,
+                                void *dv, void *dd, double *dn, double *dz) {
     fade_room o __attribute__((aligned(64)));
     scan_chunk *x = tm_scratch(sizeof(scan_chunk));
     fade_sums s __attribute__((aligned(64)));
     scan_rest r __attribute__((aligned(64)));
     memset(&r, 0, sizeof r);
-    for (int c = 0; c < w; c++) r.f[c] = r.shrink[c] = 1.0f;
+    for (int c = 0; c < w; c++) {
+        r.f[c] = r.shrink[c] = 1.0f;
+        r.tr[c] = gn ? gn[b * a->D + c0 + c] : 0.0, r.tp[c] = gz ? -gz[b * a->D + c0 + c] : 0.0;
+        r.ro[c] = (float)r.tr[c], r.po[c] = (float)r.tp[c];
+    }
     int64_t chunks = tm_ceil(a->T, SCAN_T);
     for (int64_t i = chunks - 1; i >= 0; i--) {
         const float *p = saved + ((b * chunks + i) * 4) * a->D + c0;
@@ -349,13 +356,16 @@ static void fade_backward_strip(const fade_in *a, int64_t b, int64_t c0, int w, 
         }
         scan_rest_fold(&r, w);
     }
+    if (dn)
+        for (int c = 0; c < w; c++) dn[b * a->D + c0 + c] = r.tr[c] * r.shrink[c], dz[b * a->D + c0 + c] = -r.tp[c] * r.shrink[c];
     free(x);
 }
 
-/* dq, dk, dv, dd contiguous (B, T, D); dq is not written without q. */
+/* dq, dk, dv, dd contiguous (B, T, D); dq is not written without q. gn, gz, dn, dz (B, D), or NULL: see fade_backward_strip. */
 TM_EXPORT(fade_backward)(int dtype, int heads, double eps, const void *q, const void *k, const void *v, const void *d, const uint8_t *mask, const void *g,
-                         const float *saved, void *dq, void *dk, void *dv, void *dd, int64_t B, int64_t T, int64_t D, int64_t qb, int64_t qt, int64_t kb,
-                         int64_t kt, int64_t vb, int64_t vt, int64_t db, int64_t dt, int64_t gb, int64_t gt, int threads) {
+                         const float *saved, const double *gn, const double *gz, void *dq, void *dk, void *dv, void *dd, double *dn, double *dz, int64_t B,
+                         int64_t T, int64_t D, int64_t qb, int64_t qt, int64_t kb, int64_t kt, int64_t vb, int64_t vt, int64_t db, int64_t dt, int64_t gb,
+                         int64_t gt, int threads) {
     int e = heads ? (int)(D / heads) : 0, w = fade_width(B, D, e, threads);
     fade_in a = {dtype, e, eps, q, k, v, d, g, mask, T, D, qb, qt, kb, kt, vb, vt, db, dt, gb, gt};
     int64_t strips = tm_ceil(D, w);
@@ -363,6 +373,6 @@ TM_EXPORT(fade_backward)(int dtype, int heads, double eps, const void *q, const 
     for (int64_t i = 0; i < B * strips; i++) {
         int64_t b = i / strips, c0 = i % strips * w;
         int n = (int)tm_min(w, D - c0);
-        fade_backward_strip(&a, b, c0, n, saved, dq, dk, dv, dd);
+        fade_backward_strip(&a, b, c0, n, saved, gn, gz, dq, dk, dv, dd, dn, dz);
     }
 }

@@ -1,0 +1,139 @@
+"""New tokens of a stream on the C kernel of AFT-forget, with gradients: equal to plain torch over any cuts."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from tokenmix import functional, use_backend
+from tokenmix.functional.aft_chunk import empty_past
+from tokenmix.functional.aft_forget import aft_forget_chunk
+from tokenmix.kernels import cpu
+
+pytestmark = pytest.mark.skipif(not cpu.available(), reason="needs the C kernels")
+
+B, L, D = 2, 150, 8
+CLOSE = {torch.float32: 4e-6, torch.bfloat16: 6e-2, torch.float16: 5e-3}
+
+
+def drawn(dtype: torch.dtype, *, spread: float = 1.0, seed: int = 0) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    q, k, v, g = (torch.randn(B, L, D, generator=draw, dtype=torch.float64) for _ in range(4))
+    return [a.to(dtype) for a in (q, k * spread, v, -torch.nn.functional.softplus(g - 2.0))]
+
+
+def past(seed: int = 0) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    m, num, den = (torch.randn(B, D, generator=draw, dtype=torch.float64) for _ in range(3))
+    return [m, num, den.abs() + 0.5]
+
+
+def loss_of(y: Tensor, after: tuple[Tensor, ...]) -> Tensor:
+    """A number that depends on the outputs and on the sums after them, whatever their unit."""
+    unit = torch.exp((after[0] - after[0].max()).detach().clamp_min(-700.0))
+    weights = torch.linspace(-1.0, 1.0, y.numel(), dtype=torch.float64).view_as(y)
+    return (y.double() * weights).sum() + (0.7 * after[1] * unit).sum() + 1e-3 * (after[2] * unit).square().sum()
+
+
+def found(form, inputs: list[Tensor], start: list[Tensor], **options) -> list[Tensor]:
+    """The loss and its gradients for q, k, v, g and the sums before; 0 for what has none."""
+    leaves = [a.clone().requires_grad_() for a in (*inputs, *start[1:])]
+    loss = loss_of(*form(*leaves[:4], (start[0], *leaves[4:]), **options))
+    grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return [loss.detach(), *(torch.zeros_like(a) if g is None else g for a, g in zip(leaves, grads, strict=True))]
+
+
+def eagerly(*args, **options):
+    with use_backend("eager"):
+        return aft_forget_chunk(*args, **options)
+
+
+def close(got: list[Tensor], want: list[Tensor], limit: float) -> None:
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        scale = max(float(b.double().abs().max()), 1e-30)
+        off = float((a.double() - b.double()).abs().max()) / scale
+        assert off <= limit, (i, off)
+
+
+def masks() -> dict[str, Tensor | None]:
+    holes = torch.rand(B, L, generator=torch.Generator().manual_seed(3)) > 0.3
+    nothing = holes.clone()
+    nothing[1], nothing[0, -20:] = False, False
+    return {"none": None, "holes": holes, "nothing": nothing}
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("heads", [None, 2])
+@pytest.mark.parametrize("gate", ["sigmoid", "tanh", None])
+@pytest.mark.parametrize("mask", ["none", "holes", "nothing"])
+def test_equals_plain_torch(dtype, heads, gate, mask):
+    options = {"heads": heads, "gate": gate, "key_mask": masks()[mask]}
+    inputs, start = drawn(dtype), past()
+    want = found(eagerly, [a.double() for a in inputs], start, **options)
+    close(found(aft_forget_chunk, inputs, start, **options), want, CLOSE[dtype])
+
+
+@pytest.mark.parametrize("cuts", [(1, 65, 66, 130), (64, 128), (149,)])
+def test_cuts_change_nothing(cuts):
+    """From an empty state on, against the kernel of whole sequences in float64 of plain torch."""
+    inputs = drawn(torch.float32, spread=3.0)
+    wide = [a.double().requires_grad_() for a in inputs]
+    weights = torch.linspace(-1.0, 1.0, B * L * D, dtype=torch.float64).view(B, L, D)
+    want = torch.autograd.grad((functional.aft_forget(*wide, causal=True) * weights).sum(), wide)
+    leaves = [a.clone().requires_grad_() for a in inputs]
+    state, outputs = empty_past(B, D, D), []
+    for start, stop in pairwise((0, *cuts, L)):
+        y, state = aft_forget_chunk(*(a[:, start:stop] for a in leaves), state)
+        outputs.append(y)
+    got = torch.autograd.grad((torch.cat(outputs, 1).double() * weights).sum(), leaves)
+    close(list(got), list(want), 2e-6)
+
+
+@pytest.mark.parametrize("spread", [1e-4, 30.0, 1e4])
+def test_keys_of_any_size(spread):
+    """And a token that forgets all before it, in one row."""
+    inputs, start = drawn(torch.float32, spread=spread), past()
+    inputs[3][0, 70] = -torch.inf
+    start[0] = start[0] * spread
+    want = found(eagerly, [a.double() for a in inputs], start)
+    close(found(aft_forget_chunk, inputs, start), want, 2e-5 * max(1.0, spread / 30))
+
+
+def test_second_derivatives_are_those_of_plain_torch():
+    inputs, start = drawn(torch.float32), past()
+
+    def twice(form) -> list[Tensor]:
+        leaves = [a.clone().requires_grad_() for a in (*inputs, *start[1:])]
+        loss = loss_of(*form(*leaves[:4], (start[0], *leaves[4:])))
+        first = torch.autograd.grad(loss, leaves, create_graph=True)
+        return list(torch.autograd.grad(sum(a.double().square().sum() for a in first), leaves))
+
+    close(twice(aft_forget_chunk), twice(eagerly), 2e-5)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("which", [0, 1, 2, 3])
+def test_non_finite_tokens_reach_no_earlier_row(which, value):
+    """Outputs and gradients are finite where those of plain torch are."""
+    if which in (0, 3):  # an infinite query opens its gate, an infinite decay is none
+        value = float("nan")
+    inputs = drawn(torch.float32)
+    inputs[which][0, 90, 3] = value
+
+    def pattern(form) -> list[Tensor]:
+        leaves = [a.clone().requires_grad_() for a in inputs]
+        y, _ = form(*leaves, tuple(past()))
+        (y[:, :80] * 2.0).sum().backward()
+        return [y.isfinite(), *(a.grad.isfinite() for a in leaves)]
+
+    for a, b in zip(pattern(aft_forget_chunk), pattern(eagerly), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_forward_mode_and_functional_transforms_use_plain_torch():
+    inputs, start = drawn(torch.float32), tuple(past())
+    _, tangent = torch.func.jvp(lambda v: aft_forget_chunk(*inputs[:2], v, inputs[3], start)[0], *[(inputs[2],)] * 2)
+    assert torch.isfinite(tangent).all()
