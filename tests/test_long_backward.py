@@ -70,10 +70,30 @@ def test_equals_the_ordinary_backward(name, kept, monkeypatch):
     assert difference(model, {name: 2 * g for name, g in want.items()}) < 1e-12  # added to what was there
 
 
+def test_watch_is_told_of_every_chunk():
+    """What the chunks add is the gradient, and the losses are those of the chunks."""
+    model, tokens, steps = model_of("aft_forget", "hydra"), tokens_of(50), []
+    found = tokenmix.long_backward(model, tokens, chunk=20, watch=steps.append)
+    assert [(s.backward, s.start, s.stop) for s in steps[:2]] == [(False, 0, 20), (False, 20, 40)]
+    assert [(s.backward, s.start, s.stop) for s in steps[2:]] == [(True, 40, 50), (True, 20, 40), (True, 0, 20)]
+    assert steps[0].loss is steps[0].norm is None
+    assert sum(s.loss for s in steps[2:]) == pytest.approx(100 * found.loss)
+    alone = model_of("aft_forget", "hydra")
+    logits, _ = alone.extend(tokens[:, :-1], alone.init_state(2))
+    last = F.cross_entropy(logits[:, 40:].flatten(0, 1), tokens[:, 41:].flatten(), reduction="sum")
+    state = alone.extend(tokens[:, :40], alone.init_state(2))[1]
+    logits, _ = alone.extend(tokens[:, 40:-1], torch.utils._pytree.tree_map(torch.Tensor.detach, state))
+    own = F.cross_entropy(logits.flatten(0, 1), tokens[:, 41:].flatten(), reduction="sum")
+    assert steps[2].loss == pytest.approx(float(last.detach()))
+    grads = torch.autograd.grad(own, list(alone.parameters()))
+    assert steps[2].norm == pytest.approx(float(sum(g.square().sum() for g in grads)) ** 0.5)
+
+
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 def test_64k_tokens(dtype, limit):
-    model, tokens = model_of("aft_simple", "hydra", dtype=dtype, dim=8), tokens_of(65536, rows=1).to(torch.uint8)
-    exact = model_of("aft_simple", "hydra", dim=8)
+    mixers = "aft_simple", "hydra", "aft_forget"
+    model, tokens = model_of(*mixers, dtype=dtype, dim=8), tokens_of(65536, rows=1).to(torch.uint8)
+    exact = model_of(*mixers, dim=8)
     loss, want = ordinary(exact, tokens.long())
     found = tokenmix.long_backward(model, tokens, chunk=4096)
     assert found.loss == pytest.approx(loss, abs=1e-6)

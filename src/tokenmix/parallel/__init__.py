@@ -1,11 +1,12 @@
 """One sequence over many ranks, and the exact gradient through one sequence of any length."""
 
-from .long_backward import LongGradient, long_backward
+from .long_backward import LongGradient, LongStep, long_backward
 from .ranks import Ranks, context_parallel, shared_mean, sum_gradients
 from .sim import SimWorld, Traffic
 
 __all__ = [
     "LongGradient",
+    "LongStep",
     "Ranks",
     "SimWorld",
     "Traffic",

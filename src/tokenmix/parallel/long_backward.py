@@ -34,6 +34,21 @@ class LongGradient(NamedTuple):
     norm: float
 
 
+class LongStep(NamedTuple):
+    """One chunk of ``long_backward``, as ``watch`` is told of it.
+
+    backward: whether the chunk was differentiated, or only read; the rest is then None. start, stop: its tokens. loss:
+    the sum of its losses. norm: of what its tokens add to the gradient of the sum of all losses, its own and those of
+    all later chunks.
+    """
+
+    backward: bool
+    start: int
+    stop: int
+    loss: float | None = None
+    norm: float | None = None
+
+
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 
@@ -46,6 +61,7 @@ def long_backward(
     loss: Loss | None = None,
     save: Path | str | None = None,
     save_every: int = 16,
+    watch: Callable[[LongStep], None] | None = None,
 ) -> LongGradient:
     """Add to ``.grad`` the gradient of the mean loss of each next token, through the whole sequence.
 
@@ -62,12 +78,18 @@ def long_backward(
         save: folder for progress, or None. A call with the same arguments goes on from what it holds, to the same bits,
             whenever the process before was killed.
         save_every: chunks of the backward pass between two saves.
+        watch: called after each chunk, for a progress bar or to record how far gradients reach.
 
     Raises:
         MixerError: if an argument is out of its range, the model does not stream, or ``save`` belongs to another call.
     """
     _check(model, tokens, chunk, save_every)
-    return _Run(model, tokens, chunk, loss or _cross_entropy, None if save is None else Path(save), save_every)()
+    folder = None if save is None else Path(save)
+    return _Run(model, tokens, chunk, loss or _cross_entropy, folder, save_every, watch or _unwatched)()
+
+
+def _unwatched(step: LongStep) -> None:
+    """Do nothing."""
 
 
 def _check(model: Any, tokens: Any, chunk: Any, save_every: Any) -> None:
@@ -92,9 +114,18 @@ def _check(model: Any, tokens: Any, chunk: Any, save_every: Any) -> None:
 class _Run:
     """One call of ``long_backward``."""
 
-    def __init__(self, model: Any, tokens: Tensor, chunk: int, loss: Loss, folder: Path | None, save_every: int):
+    def __init__(
+        self,
+        model: Any,
+        tokens: Tensor,
+        chunk: int,
+        loss: Loss,
+        folder: Path | None,
+        save_every: int,
+        watch: Callable[[LongStep], None],
+    ):
         self.model, self.tokens, self.chunk, self.loss = model, tokens, chunk, loss
-        self.folder, self.save_every = folder, save_every
+        self.folder, self.save_every, self.watch = folder, save_every, watch
         self.T = tokens.shape[1] - 1
         self.n = -(-self.T // chunk)
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -123,9 +154,13 @@ class _Run:
             p.grad = mean.to(p.dtype) if p.grad is None else p.grad + mean.to(p.dtype)
         return LongGradient(progress["loss"] / count, count, squares**0.5)
 
+    def _edges(self, i: int) -> tuple[int, int]:
+        """Return the first token of chunk i and the one after its last."""
+        return i * self.chunk, min((i + 1) * self.chunk, self.T)
+
     def _tokens(self, i: int) -> tuple[Tensor, Tensor]:
         """Return the tokens of chunk i and their targets."""
-        start, stop = i * self.chunk, min((i + 1) * self.chunk, self.T)
+        start, stop = self._edges(i)
         both = self.tokens[:, start : stop + 1].to(self.device).long()
         return both[:, :-1], both[:, 1:]
 
@@ -141,6 +176,7 @@ class _Run:
         state = self._state(first)
         for i in range(first, last):
             state = self._read(i, state)
+            self.watch(LongStep(False, *self._edges(i)))
             if (i + 1) % self.group == 0:
                 self._keep(i + 1, state)
 
@@ -154,13 +190,15 @@ class _Run:
                 inner = {at: self._state(at)}
                 for j in range(at, i):
                     inner[j + 1] = self._read(j, inner[j])
-            progress["loss"] += self._chunk(i, inner.pop(i), progress)
+            loss, norm = self._chunk(i, inner.pop(i), progress)
+            progress["loss"] += loss
             progress["next"] = i - 1
             if self.folder is not None and (i % self.save_every == 0):
                 self._write(self.folder / "progress.pt", progress)
+            self.watch(LongStep(True, *self._edges(i), loss, norm))
 
-    def _chunk(self, i: int, state: Any, progress: dict[str, Any]) -> float:
-        """Add the gradients of chunk i to those so far; return its loss."""
+    def _chunk(self, i: int, state: Any, progress: dict[str, Any]) -> tuple[float, float]:
+        """Add the gradients of chunk i to those so far; return its loss and the norm of what was added."""
         leaves = [a.detach() for a in pytree.tree_leaves(state)]
         leaves = [a.requires_grad_() if a.is_floating_point() else a for a in leaves]
         inputs, targets = self._tokens(i)
@@ -175,12 +213,14 @@ class _Run:
                     cotangents.append(g)
         wanted = [a for a in leaves if a.requires_grad]
         found = torch.autograd.grad(outputs, [*self.parameters.values(), *wanted], cotangents, allow_unused=True)
+        squares = 0.0
         for name, g in zip(self.parameters, found, strict=False):
             if g is not None:
                 progress["total"][name] += g
+                squares += float(g.double().square().sum())
         of_state = iter(found[len(self.parameters) :])
         progress["carried"] = [next(of_state) if a.requires_grad else None for a in leaves]
-        return float(value.detach().double())
+        return float(value.detach().double()), squares**0.5
 
     def _claim(self) -> None:
         """Mark the folder as this call's, or refuse one of another call."""
