@@ -20,9 +20,9 @@ from fuzz_forms import check
 from kernel_checks import both, worst
 from nonfinite_checks import FORMS as POISONED
 from nonfinite_checks import check_all, check_stream
+from test_kernels_extend import FORMS as EXTENDED
 from test_kernels_extend import close, drawn, eagerly, found, past
 from tokenmix import functional, use_backend
-from tokenmix.functional.aft_forget import aft_forget_chunk
 from tokenmix.functional.short_conv import short_conv_chunk
 from tokenmix.kernels import cpu
 from tokenmix.kernels.tokenwise import rms_norm, rotate, silu_gate
@@ -189,15 +189,17 @@ def decoded(row: str) -> None:
     assert off < 1e-5, f"{row}: off by {off:.1e}"
 
 
-def extended_fading() -> None:
-    """AFT-forget over new tokens, with the gradients of the sums before and after them."""
-    close(found(aft_forget_chunk, drawn(torch.float32), past()), found(eagerly, drawn(torch.float64), past()), 4e-6)
+def extended(form: str) -> None:
+    """New tokens of a stream, with the gradients of the sums before and after them."""
+    run = EXTENDED[form]
+    close(found(run, drawn(torch.float32), past()), found(eagerly(run), drawn(torch.float64), past()), 4e-6)
 
 
 CHECKS: dict[str, Callable[[], None]] = {
     f.__name__: f
     for f in (drift, drift_backward, strips, drift_over_all, fading, extended_fading, borders, tokenwise, convolution)
 }
+CHECKS |= {f"extended {form}": functools.partial(extended, form) for form in EXTENDED}
 CHECKS |= {f"decode {row}": functools.partial(decoded, row) for row in STREAMS}
 
 SCAN, FADE, NORM, LINEAR = "aft_simple", "aft_forget", "aft_forget norm", "linear_attention"
@@ -234,17 +236,17 @@ BUGS = [
     ),
     Bug(
         "the gradient of the sums after the tokens is lost",
-        "aft_forget.c",
-        "r.tr[c] = gn ? gn[b * a->D + c0 + c] : 0.0",
-        "r.tr[c] = 0.0",
-        "extended_fading",
+        "aft_simple.c",
+        "r->tr[c] = gn ? gn[at + c] : 0.0",
+        "r->tr[c] = 0.0",
+        "extended aft_simple",
     ),
     Bug(
         "the gradient of the sums before the tokens is that of those after the first",
-        "aft_forget.c",
-        "dn[b * a->D + c0 + c] = r.tr[c] * r.shrink[c]",
-        "dn[b * a->D + c0 + c] = r.tr[c]",
-        "extended_fading",
+        "aft_simple.c",
+        "dn[at + c] = r->tr[c] * r->shrink[c]",
+        "dn[at + c] = r->tr[c]",
+        "extended aft_simple",
     ),
     Bug(
         "masked tokens count and decay",

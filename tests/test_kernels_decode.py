@@ -387,7 +387,7 @@ def test_a_million_tokens_do_not_drift():
 def test_the_step_and_the_scan_give_one_state():
     q, k, v = (torch.randn(2, 70, 20, generator=torch.Generator().manual_seed(i)) for i in range(3))
     past = aft_chunk.empty_past(2, 20, 20)
-    (a, s), (b, r) = step.simple(q, k, v, None, past), scan.extend(q, k, v, None, past)
+    (a, s), (b, r, _) = step.simple(q, k, v, None, past), scan.extend(q, k, v, None, past)
     assert off(a, b) < 1e-6
     assert all(off(x, y) < 1e-6 for x, y in zip(s, r, strict=True))
 

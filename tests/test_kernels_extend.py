@@ -1,7 +1,8 @@
-"""New tokens of a stream on the C kernel of AFT-forget, with gradients: equal to plain torch over any cuts."""
+"""New tokens of a stream on the C kernels, with gradients: equal to plain torch over any cuts."""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tokenmix import functional, use_backend
-from tokenmix.functional.aft_chunk import empty_past
+from tokenmix.functional.aft_chunk import absorb, aft_simple_chunk, empty_past
 from tokenmix.functional.aft_forget import aft_forget_chunk
 from tokenmix.kernels import cpu
 
@@ -28,7 +29,22 @@ def drawn(dtype: torch.dtype, *, spread: float = 1.0, seed: int = 0) -> list[Ten
 def past(seed: int = 0) -> list[Tensor]:
     draw = torch.Generator().manual_seed(seed)
     m, num, den = (torch.randn(B, D, generator=draw, dtype=torch.float64) for _ in range(3))
-    return [m, num, den.abs() + 0.5]
+    return [m.float().double(), num, den.abs() + 0.5]
+
+
+def simple(q: Tensor, k: Tensor, v: Tensor, g: Tensor, past: tuple[Tensor, ...], **options) -> tuple:
+    return aft_simple_chunk(q, k, v, past, **options)
+
+
+FORMS = {"aft_forget": aft_forget_chunk, "aft_forget norm": partial(aft_forget_chunk, heads=2), "aft_simple": simple}
+
+
+def eagerly(form):
+    def plain(*args, **options):
+        with use_backend("eager"):
+            return form(*args, **options)
+
+    return plain
 
 
 def loss_of(y: Tensor, after: tuple[Tensor, ...]) -> Tensor:
@@ -39,16 +55,10 @@ def loss_of(y: Tensor, after: tuple[Tensor, ...]) -> Tensor:
 
 
 def found(form, inputs: list[Tensor], start: list[Tensor], **options) -> list[Tensor]:
-    """The loss and its gradients for q, k, v, g and the sums before; 0 for what has none."""
+    """The outputs, and the gradients of q, k, v, g and the sums before; 0 for what has none."""
     leaves = [a.clone().requires_grad_() for a in (*inputs, *start[1:])]
-    loss = loss_of(*form(*leaves[:4], (start[0], *leaves[4:]), **options))
-    grads = torch.autograd.grad(loss, leaves, allow_unused=True)
-    return [loss.detach(), *(torch.zeros_like(a) if g is None else g for a, g in zip(leaves, grads, strict=True))]
-
-
-def eagerly(*args, **options):
-    with use_backend("eager"):
-        return aft_forget_chunk(*args, **options)
+    y, after = form(*leaves[:4], (start[0], *leaves[4:]), **options)
+    return [y.detach(), *torch.autograd.grad(loss_of(y, after), leaves, materialize_grads=True)]
 
 
 def close(got: list[Tensor], want: list[Tensor], limit: float) -> None:
@@ -66,58 +76,67 @@ def masks() -> dict[str, Tensor | None]:
 
 
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
-@pytest.mark.parametrize("heads", [None, 2])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("gate", ["sigmoid", "tanh", None])
 @pytest.mark.parametrize("mask", ["none", "holes", "nothing"])
-def test_equals_plain_torch(dtype, heads, gate, mask):
-    options = {"heads": heads, "gate": gate, "key_mask": masks()[mask]}
+def test_equals_plain_torch(dtype, form, gate, mask):
+    options = {"gate": gate, "key_mask": masks()[mask]}
     inputs, start = drawn(dtype), past()
-    want = found(eagerly, [a.double() for a in inputs], start, **options)
-    close(found(aft_forget_chunk, inputs, start, **options), want, CLOSE[dtype])
+    want = found(eagerly(FORMS[form]), [a.double() for a in inputs], start, **options)
+    close(found(FORMS[form], inputs, start, **options), want, CLOSE[dtype])
 
 
+WHOLE = {"aft_forget": functional.aft_forget, "aft_simple": lambda q, k, v, g, **o: functional.aft_simple(q, k, v, **o)}
+
+
+@pytest.mark.parametrize("form", WHOLE)
 @pytest.mark.parametrize("cuts", [(1, 65, 66, 130), (64, 128), (149,)])
-def test_cuts_change_nothing(cuts):
-    """From an empty state on, against the kernel of whole sequences in float64 of plain torch."""
+def test_cuts_change_nothing(form, cuts):
+    """From an empty state on, against whole sequences in float64."""
     inputs = drawn(torch.float32, spread=3.0)
     wide = [a.double().requires_grad_() for a in inputs]
     weights = torch.linspace(-1.0, 1.0, B * L * D, dtype=torch.float64).view(B, L, D)
-    want = torch.autograd.grad((functional.aft_forget(*wide, causal=True) * weights).sum(), wide)
+    want = torch.autograd.grad((WHOLE[form](*wide, causal=True) * weights).sum(), wide, materialize_grads=True)
     leaves = [a.clone().requires_grad_() for a in inputs]
     state, outputs = empty_past(B, D, D), []
     for start, stop in pairwise((0, *cuts, L)):
-        y, state = aft_forget_chunk(*(a[:, start:stop] for a in leaves), state)
+        y, state = FORMS[form](*(a[:, start:stop] for a in leaves), state)
         outputs.append(y)
-    got = torch.autograd.grad((torch.cat(outputs, 1).double() * weights).sum(), leaves)
+    loss = (torch.cat(outputs, 1).double() * weights).sum()
+    got = torch.autograd.grad(loss, leaves, materialize_grads=True)
     close(list(got), list(want), 2e-6)
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("spread", [1e-4, 30.0, 1e4])
-def test_keys_of_any_size(spread):
+def test_keys_of_any_size(form, spread):
     """And a token that forgets all before it, in one row."""
     inputs, start = drawn(torch.float32, spread=spread), past()
     inputs[3][0, 70] = -torch.inf
-    start[0] = start[0] * spread
-    want = found(eagerly, [a.double() for a in inputs], start)
-    close(found(aft_forget_chunk, inputs, start), want, 2e-5 * max(1.0, spread / 30))
+    start[0] = (start[0] * spread).float().double()
+    want = found(eagerly(FORMS[form]), [a.double() for a in inputs], start)
+    close(found(FORMS[form], inputs, start), want, 2e-5 * max(1.0, spread / 30))
 
 
-def test_second_derivatives_are_those_of_plain_torch():
+@pytest.mark.parametrize("form", FORMS)
+def test_second_derivatives_are_those_of_plain_torch(form):
     inputs, start = drawn(torch.float32), past()
 
     def twice(form) -> list[Tensor]:
         leaves = [a.clone().requires_grad_() for a in (*inputs, *start[1:])]
         loss = loss_of(*form(*leaves[:4], (start[0], *leaves[4:])))
-        first = torch.autograd.grad(loss, leaves, create_graph=True)
-        return list(torch.autograd.grad(sum(a.double().square().sum() for a in first), leaves))
+        first = torch.autograd.grad(loss, leaves, create_graph=True, materialize_grads=True)
+        total = sum(a.double().square().sum() for a in first)
+        return list(torch.autograd.grad(total, leaves, materialize_grads=True))
 
-    close(twice(aft_forget_chunk), twice(eagerly), 2e-5)
+    close(twice(FORMS[form]), twice(eagerly(FORMS[form])), 2e-5)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("which", [0, 1, 2, 3])
-def test_non_finite_tokens_reach_no_earlier_row(which, value):
-    """Outputs and gradients are finite where those of plain torch are."""
+@pytest.mark.parametrize("form", ["aft_forget", "aft_simple"])
+def test_non_finite_tokens_reach_no_earlier_row(form, which, value):
+    """Outputs and gradients are finite where those of plain torch are, but for the gradients of the token itself."""
     if which in (0, 3):  # an infinite query opens its gate, an infinite decay is none
         value = float("nan")
     inputs = drawn(torch.float32)
@@ -127,10 +146,23 @@ def test_non_finite_tokens_reach_no_earlier_row(which, value):
         leaves = [a.clone().requires_grad_() for a in inputs]
         y, _ = form(*leaves, tuple(past()))
         (y[:, :80] * 2.0).sum().backward()
-        return [y.isfinite(), *(a.grad.isfinite() for a in leaves)]
+        found = [y, *(a.grad for a in leaves if a.grad is not None)]
+        return [torch.cat([a[:, :90], a[:, 91:]], 1).isfinite() for a in found]
 
-    for a, b in zip(pattern(aft_forget_chunk), pattern(eagerly), strict=True):
+    for a, b in zip(pattern(FORMS[form]), pattern(eagerly(FORMS[form])), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("mask", ["none", "holes", "nothing"])
+def test_sums_alone(mask):
+    """``absorb`` with gradients."""
+
+    def grads(dtype: torch.dtype) -> list[Tensor]:
+        leaves = [a.to(dtype).requires_grad_() for a in drawn(torch.float32)[1:3]]
+        after = absorb(tuple(past()), *leaves, masks()[mask])
+        return [a.detach() for a in after[1:]] + list(torch.autograd.grad(loss_of(leaves[1], after), leaves))
+
+    close(grads(torch.float32), grads(torch.float64), 2e-6)
 
 
 def test_forward_mode_and_functional_transforms_use_plain_torch():

@@ -44,11 +44,11 @@ def extended_scan() -> None:
         past = tuple(torch.full((2, 37), value, dtype=torch.float64) for value in (-1e30, 0.0, 0.0))
         for L in (1, 5, 65):
             q, k, v = (torch.randn(2, L, 37).to(dtype) for _ in range(3))
-            _, past = scan.extend(q if gate else None, k, v, torch.rand(2, L) < 0.8 if L > 1 else None, past)
+            _, past, _ = scan.extend(q if gate else None, k, v, torch.rand(2, L) < 0.8 if L > 1 else None, past)
 
 
-def extended_decays() -> None:
-    """AFT-forget over new tokens, forward and backward, with heads, holes and features that fill no strip."""
+def extended_with_gradients() -> None:
+    """AFT-forget and AFT-simple over new tokens, with gradients, heads, holes, and half a strip of features."""
     for dtype, gate, heads in (
         (torch.float32, "sigmoid", None),
         (torch.bfloat16, None, 3),
@@ -59,8 +59,11 @@ def extended_decays() -> None:
         for stop in (1, 64, 70):
             q, k, v, g = (a[:, :stop] for a in leaves)
             mask = torch.rand(2, stop) < 0.8
-            y, after = aft_forget_chunk(q, k, v, -g.abs(), before, key_mask=mask, heads=heads, gate=gate)
-            torch.autograd.grad(y.sum().double() + after[1].sum() + after[2].sum(), leaves, allow_unused=True)
+            for y, after in (
+                aft_forget_chunk(q, k, v, -g.abs(), before, key_mask=mask, heads=heads, gate=gate),
+                decode.aft_chunk.aft_simple_chunk(q, k, v, before, key_mask=mask, gate=gate),
+            ):
+                torch.autograd.grad(y.sum().double() + after[1].sum() + after[2].sum(), leaves, allow_unused=True)
 
 
 def not_finite() -> None:
@@ -150,7 +153,7 @@ def token_by_token() -> None:
 
 MORE: list[Callable[[], None]] = [
     extended_scan,
-    extended_decays,
+    extended_with_gradients,
     not_finite,
     streams,
     wide_streams,

@@ -14,6 +14,7 @@ from ..kernels.backend import masks, steps
 from ..kernels.cpu import aft_full as full
 from ..kernels.cpu import aft_simple as scan
 from ..kernels.cpu import decode as step
+from ..kernels.extended import extended
 from .layout.positions import gather_tokens, last_valid
 from .sums.band import causal_sums
 from .sums.filtered import capped, factors_of, finished, literal_factors
@@ -25,6 +26,7 @@ from .sums.softmax import (
     Sums,
     faded,
     finite_low,
+    gated_after,
     hidden_sums,
     literal,
     merge,
@@ -74,25 +76,48 @@ def merge_faded(earlier: Past, later: Past, fade: Tensor) -> Past:
 
 def absorb(past: Past, k: Tensor, v: Tensor, valid: Tensor | None, *, heads: int = 1) -> Past:
     """Return the sums after keys (B, n, h) and values (B, n, D) have been added with weight 0."""
-    return past if k.shape[1] == 0 else _flat(merge(_lift(past, heads), over_all(*split_heads64(k, v, valid, heads))))
+    if k.shape[1] == 0:
+        return past
+    alike = heads == 1 and k.shape == v.shape and k.shape[1] >= LONG
+    if alike and _has_gradient(k, v, *past) and steps((k, v), past, derives=True):  # keeps less for the backward pass
+        return aft_simple_chunk(v, k, v, past, key_mask=valid, gate=None)[1]
+    return _flat(merge(_lift(past, heads), over_all(*split_heads64(k, v, valid, heads))))
+
+
+def _has_gradient(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(a.requires_grad for a in tensors)
 
 
 def aft_simple_chunk(
     q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: Tensor | None = None, gate: Gate | None = "sigmoid"
 ) -> tuple[Tensor, Past]:
     """Compute AFT-simple over L new tokens after ``past``: outputs (B, L, D) and the sums after them."""
-    fused = gate == "sigmoid"
+    fused, graph = gate == "sigmoid", _has_gradient(q, k, v, *past)
     if (
-        steps((q, k, v) if fused else (k, v), past)
+        steps((q, k, v) if fused else (k, v), past, derives=graph)
         and k.nbytes == v.nbytes
         and (not fused or q.nbytes == v.nbytes)
         and _fits(past, k, v)
         and masks(k, key_mask)
     ):
         valid = None if key_mask is None else key_mask.contiguous()
-        form = step.simple if k.shape[1] < LONG else scan.extend
-        y, after = form(q if fused else None, k, v, valid, past)
-        return y if fused else gated(q, y, gate), after
+        asked = q if fused else None
+        if not graph and k.shape[1] < LONG:
+            y, after = step.simple(asked, k, v, valid, past)
+            return y if fused else gated(q, y, gate), after
+
+        def plain(q: Tensor | None, k: Tensor, v: Tensor, past: Past) -> tuple[Tensor, Past]:
+            return _eager_simple(k if q is None else q, k, v, past, key_mask, None if q is None else gate)
+
+        y, after = extended(scan, plain, (asked, k, v), valid, past)
+        return y if fused else gated_after(q, y, gate), after
+    return _eager_simple(q, k, v, past, key_mask, gate)
+
+
+def _eager_simple(
+    q: Tensor, k: Tensor, v: Tensor, past: Past, key_mask: Tensor | None, gate: Gate | None
+) -> tuple[Tensor, Past]:
+    """Compute ``aft_simple_chunk`` in plain torch."""
     each, k = k.shape == v.shape, finite_low(k)
 
     def mix(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Past]:

@@ -20,7 +20,8 @@ from torch import Tensor
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose, masks, steps
 from ..kernels.cpu import aft_forget as kernel
-from ..kernels.operator import Operator, own_node
+from ..kernels.extended import extended
+from ..kernels.operator import Operator
 from ..kernels.precision import alike, exact, sum_dtype
 from ..kernels.tokenwise import rms_norm
 from .layout.checks import check_eps, check_flags, check_key_mask
@@ -139,12 +140,16 @@ def aft_forget_chunk(
     """
     k, v, g = (a.contiguous() for a in alike(k, v, g))
     sizes = all(a.dtype is torch.float64 and a.shape == k[:, 0].shape for a in past)
-    if sizes and _fits(heads, k) and steps((k, v, g), past, derives=True) and masks(k, key_mask):
+    if sizes and _fits(heads, k) and steps((k, v, g), past, derives=torch.is_grad_enabled()) and masks(k, key_mask):
         asked = q.contiguous() if gate == "sigmoid" and q.dtype is k.dtype else None
-        graph = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in (asked, k, v, g, *past))
-        run = _Extended.apply if graph else _extended
-        y, *after = run(asked, k, v, g, key_mask, *past, heads or 0, eps)
-        return gated_after(q, y, gate) if asked is None else y, (after[0], after[1], after[2])
+
+        def plain(q: Tensor | None, k: Tensor, v: Tensor, g: Tensor, past: Past) -> tuple[Tensor, Past]:
+            if q is None:
+                return _eager_chunk(k, k, v, g, past, key_mask, heads, eps, None)
+            return _eager_chunk(q, k, v, g, past, key_mask, heads, eps, "sigmoid")
+
+        y, after = extended(kernel, plain, (asked, k, v, g), key_mask, past, heads=heads or 0, eps=eps)
+        return gated_after(q, y, gate) if asked is None else y, after
     return _eager_chunk(q, k, v, g, past, key_mask, heads, eps, gate)
 
 
@@ -179,60 +184,6 @@ def _eager_chunk(
     if gate is None:
         return honest_chunk(lambda *keys: form(q, *keys), None, *keys, **options)
     return honest_chunk(form, q, *keys, **options)
-
-
-def _extended(q: Tensor | None, k: Tensor, v: Tensor, g: Tensor, mask: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-    """Run the kernel over new tokens; the arguments are those of ``_Extended``."""
-    *past, heads, eps = rest
-    y, after, _ = kernel.extend(q, k, v, g, mask, tuple(past), heads=heads, eps=eps)
-    return y, *after
-
-
-class _Extended(torch.autograd.Function):
-    """The kernel over new tokens and its backward pass, or the eager form's where that is itself differentiated.
-
-    m is data: num and den are in its unit, and only they have gradients.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor | None,
-        k: Tensor,
-        v: Tensor,
-        g: Tensor,
-        mask: Tensor | None,
-        m: Tensor,
-        num: Tensor,
-        den: Tensor,
-        heads: int,
-        eps: float,
-    ) -> Any:
-        y, after, saved = kernel.extend(q, k, v, g, mask, (m, num, den), heads=heads, eps=eps, save=True)
-        ctx.save_for_backward(q, k, v, g, mask, m, num, den, after[0], saved)
-        ctx.heads, ctx.eps = heads, eps
-        ctx.mark_non_differentiable(after[0])
-        return y, *after
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        q, k, v, g, mask, m, num, den, unit, saved = ctx.saved_tensors
-        gy, _, g_num, g_den = gradients
-        if not torch.is_grad_enabled():
-            options: dict[str, Any] = {"heads": ctx.heads, "eps": ctx.eps}
-            found = kernel.extend_backward(gy, g_num, g_den, q, k, v, g, mask, saved, **options)
-            return None if q is None else found[0], *found[1:4], None, None, *found[4:], None, None
-        own: list[Any] = [None if a is None else own_node(a) for a in (q, k, v, g, num, den)]
-        asked, gate = (own[1], None) if q is None else (own[0], "sigmoid")
-        past = m.detach(), own[4], own[5]
-        y, after = _eager_chunk(asked, own[1], own[2], own[3], past, mask, ctx.heads or None, ctx.eps, gate)  # type: ignore[arg-type]  # gate is a literal
-        scale = torch.exp((after[0] - unit).detach().clamp(-700.0, 700.0))  # to the unit of the kernel's sums
-        wanted = [a for a in own if a is not None]
-        results = [y, after[1] * scale, after[2] * scale]
-        given = torch.autograd.grad(results, wanted, [gy, g_num, g_den], create_graph=True, allow_unused=True)
-        rest = iter(given)
-        dq, dk, dv, dg, d_num, d_den = (None if a is None else next(rest) for a in own)
-        return dq, dk, dv, dg, None, None, d_num, d_den, None, None
 
 
 def _eager(

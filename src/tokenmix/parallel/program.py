@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 from ..errors import MixerError
 from ..functional.layout.checks import check_key_mask
@@ -124,7 +125,7 @@ def mix_share(mixer: Mixer, share: Share, rank: int, ranks: int, *, scan: Scan |
         before = yield from _before(_marked(_counted(mixer, last), cut), rank, ranks, scan)
         state = state if before is None else _behind(mixer, halo, before, share.positions is None)
     else:
-        segment = mixer.segment(last.x, positions=last.positions, key_mask=last.key_mask, halo=alone)
+        segment = _segment_of(mixer, last, alone)
         before = yield from _before(_marked(segment, cut), rank, ranks, scan)
         state = state if before is None else before.after(state)
     return torch.cat(_outputs(mixer, parts, None if 0 in share.starts else state), 1) if L else x
@@ -171,6 +172,15 @@ def _placed(share: Share, before: Tensor) -> Tensor:
     if not share.x.shape[1]:
         return before.new_zeros(share.x.shape[:2])
     return chunk_positions(before, share.x, share.positions, share.key_mask)[0]
+
+
+def _segment_of(mixer: Mixer, share: Share, halo: Halo | None) -> Any:
+    """Return the segment of a share; what its backward pass needs is computed again there, not kept."""
+
+    def segment(x: Tensor) -> Any:
+        return mixer.segment(x, positions=share.positions, key_mask=share.key_mask, halo=halo)
+
+    return checkpoint(segment, share.x, use_reentrant=False) if torch.is_grad_enabled() else segment(share.x)
 
 
 def _marked(segment: Any, cut: bool) -> Any:

@@ -53,29 +53,19 @@ def backward(
     *,
     heads: int,
     eps: float,
+    after: tuple[Tensor | None, ...] = (None, None),
+    before: tuple[Tensor | None, ...] = (None, None),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return dq (empty without q), dk, dv, dd."""
-    return _backward_over(g, q, k, v, d, mask, saved, (None,) * 4, heads=heads, eps=eps)
+    """Return dq (empty without q), dk, dv, dd.
 
-
-def _backward_over(
-    g: Tensor,
-    q: Tensor | None,
-    k: Tensor,
-    v: Tensor,
-    d: Tensor,
-    mask: Tensor | None,
-    saved: Tensor,
-    sums: tuple[Tensor | None, ...],
-    *,
-    heads: int,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the same; sums: gradients of num and den after the tokens, and room for those before them."""
+    Args:
+        after: the gradients of num and den (B, D) after the tokens, in float64 and contiguous.
+        before: room for those before them.
+    """
     g, q, k, v, d, mask = rows(g), None if q is None else rows(q), rows(k), rows(v), rows(d), dense(mask)
     dk, dv, dd = (new(k.shape, k.dtype) for _ in range(3))
     dq = new((0,) if q is None else q.shape, k.dtype)
-    arrays = map(pointer, (q, k, v, d, mask, g, saved, *sums[:2], dq, dk, dv, dd, *sums[2:]))
+    arrays = map(pointer, (q, k, v, d, mask, g, saved, *after, dq, dk, dv, dd, *before))
     sizes = *k.shape, *_strides(q, k, v, d, g), torch.get_num_threads()
     _backward(DTYPES[k.dtype], heads, eps, *arrays, *sizes)
     return dq, dk, dv, dd
@@ -129,5 +119,5 @@ def extend_backward(
         g, g_num, g_den: the gradients of the outputs, and in float64 of num and den after the tokens.
     """
     before = new(g_num.shape, torch.float64), new(g_num.shape, torch.float64)
-    sums = g_num.contiguous(), g_den.contiguous(), *before
-    return *_backward_over(g, q, k, v, d, mask, saved, sums, heads=heads, eps=eps), *before
+    after = g_num.contiguous(), g_den.contiguous()
+    return *backward(g, q, k, v, d, mask, saved, heads=heads, eps=eps, after=after, before=before), *before

@@ -10,7 +10,7 @@ from . import DTYPES, dense, function, new, pointer, rows
 CHUNK = 64  # SCAN_T of aft_simple.c
 
 _forward = function("scan_forward", "ii" + "p" * 12 + "l" * 9 + "i")
-_backward = function("scan_backward", "ii" + "p" * 9 + "l" * 11 + "i")
+_backward = function("scan_backward", "ii" + "p" * 13 + "l" * 11 + "i")
 _all_forward = function("scan_all_forward", "ii" + "p" * 6 + "l" * 10 + "i")
 _all_backward = function("scan_all_backward", "ii" + "p" * 9 + "l" * 12 + "i")
 
@@ -47,9 +47,24 @@ def forward(
 
 
 def backward(
-    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor, *, T: int, causal: bool
+    g: Tensor,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    saved: Tensor,
+    *,
+    T: int,
+    causal: bool,
+    after: tuple[Tensor | None, ...] = (None, None),
+    before: tuple[Tensor | None, ...] = (None, None),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dq (empty without q), dk, dv."""
+    """Return dq (empty without q), dk, dv.
+
+    Args:
+        after: of the causal form, the gradients of num and den (B, D) after the tokens, in float64 and contiguous.
+        before: room for those before them.
+    """
     g, q, k, v, mask = rows(g), None if q is None else rows(q), rows(k), rows(v), dense(mask)
     B, S, D = k.shape
     dk, dv = (new(k.shape, k.dtype) for _ in range(2))
@@ -64,21 +79,40 @@ def backward(
         pointer(g),
         pointer(saved),
     )
-    sizes = (B, S, D) if causal else (B, T, S, D)
-    run = _backward if causal else _all_backward
-    run(*fixed, pointer(dq), pointer(dk), pointer(dv), *sizes, *_strides(q, k, v, g), torch.get_num_threads())
+    results, strides = (pointer(dq), pointer(dk), pointer(dv)), (*_strides(q, k, v, g), torch.get_num_threads())
+    if causal:
+        _backward(*fixed, *map(pointer, after), *results, *map(pointer, before), B, S, D, *strides)
+    else:
+        _all_backward(*fixed, *results, B, T, S, D, *strides)
     return dq, dk, dv
 
 
-def extend(q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, past: State) -> tuple[Tensor, State]:
+def extend(
+    q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, past: State, *, save: bool = False
+) -> tuple[Tensor, State, Tensor]:
     """Continue the causal form with new tokens after ``past`` (m, num, den in float64).
 
-    Returns the outputs and the sums after these tokens.
+    Returns the outputs, the sums after these tokens, and what ``extend_backward`` needs (empty unless ``save``).
     """
     q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), dense(mask)
     before = [a.contiguous() for a in past]  # kept alive until the call
     B, T, D = k.shape
     y, after = new((B, T, D), k.dtype), tuple(new((B, D), torch.float64) for _ in range(3))
-    fixed = DTYPES[k.dtype], int(q is not None), pointer(q), pointer(k), pointer(v), pointer(mask), pointer(y), None
+    saved = new(saved_shapes(q, k, v, mask, T=T, causal=True)[0] if save else (0,))
+    fixed = DTYPES[k.dtype], int(q is not None), *map(pointer, (q, k, v, mask, y)), pointer(saved) if save else None
     _forward(*fixed, *map(pointer, before), *map(pointer, after), B, T, D, *_strides(q, k, v), torch.get_num_threads())
-    return y, after  # type: ignore[return-value]  # there are three
+    return y, after, saved  # type: ignore[return-value]  # ``after`` has three
+
+
+def extend_backward(
+    g: Tensor, g_num: Tensor, g_den: Tensor, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor
+) -> tuple[Tensor, ...]:
+    """Return dq (empty without q), dk, dv, and the gradients of num and den before the tokens (B, D).
+
+    Args:
+        g, g_num, g_den: the gradients of the outputs, and in float64 of num and den after the tokens.
+    """
+    before = new(g_num.shape, torch.float64), new(g_num.shape, torch.float64)
+    after = g_num.contiguous(), g_den.contiguous()
+    options = {"T": k.shape[1], "causal": True, "after": after, "before": before}
+    return *backward(g, q, k, v, mask, saved, **options), *before  # type: ignore[arg-type]  # of several types

@@ -325,12 +325,7 @@ static void fade_backward_strip(const fade_in *a, int64_t b, int64_t c0, int w, 
     scan_chunk *x = tm_scratch(sizeof(scan_chunk));
     fade_sums s __attribute__((aligned(64)));
     scan_rest r __attribute__((aligned(64)));
-    memset(&r, 0, sizeof r);
-    for (int c = 0; c < w; c++) {
-        r.f[c] = r.shrink[c] = 1.0f;
-        r.tr[c] = gn ? gn[b * a->D + c0 + c] : 0.0, r.tp[c] = gz ? -gz[b * a->D + c0 + c] : 0.0;
-        r.ro[c] = (float)r.tr[c], r.po[c] = (float)r.tp[c];
-    }
+    scan_rest_start(&r, w, b * a->D + c0, gn, gz);
     int64_t chunks = tm_ceil(a->T, SCAN_T);
     for (int64_t i = chunks - 1; i >= 0; i--) {
         const float *p = saved + ((b * chunks + i) * 4) * a->D + c0;
@@ -356,8 +351,7 @@ static void fade_backward_strip(const fade_in *a, int64_t b, int64_t c0, int w, 
         }
         scan_rest_fold(&r, w);
     }
-    if (dn)
-        for (int c = 0; c < w; c++) dn[b * a->D + c0 + c] = r.tr[c] * r.shrink[c], dz[b * a->D + c0 + c] = -r.tp[c] * r.shrink[c];
+    scan_rest_end(&r, w, b * a->D + c0, dn, dz);
     free(x);
 }
 

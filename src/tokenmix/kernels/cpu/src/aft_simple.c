@@ -8,7 +8,8 @@
    Backward: with D_t = e^{m_t} d_t the denominator, dv_t = e^{k_t} sum_{u >= t} g_u / D_u and dk_t = e^{k_t} sum_{u >= t} g_u (v_t - y_u) / D_u. The sums run
    from the last token, in units of e^{-m_t}, which only ever shrink them and by exactly 1 while the maximum stands still, so that nothing drifts:
        r_t = r_{t+1} e^{m_t - m_{t+1}} + g_t / d_t,  p likewise with g_t y_t,  dv_t = e^{k_t - m_t} r_t,  dk_t = e^{k_t - m_t} (v_t r_t - p_t),
-   from the triple kept at the start of each chunk, again in two levels. */
+   from the triple kept at the start of each chunk, again in two levels. Gradients of the sums after the last token start r and p (with its sign turned); what
+   is left of both before the first token is the gradient of the sums before it. */
 #include "tm.h"
 
 #define SCAN_W 512 /* most features in a strip, one block of work */
@@ -241,13 +242,30 @@ TM_INLINE void scan_ahead_grads(const scan_in *a, int64_t b, int64_t t, int64_t 
     if (a->gate) tm_ahead(a->dtype, dq, at, w);
 }
 
-static void scan_backward_strip(const scan_in *a, int64_t b, int64_t c0, int w, const float *saved, void *dq, void *dk, void *dv) {
+/* Start the sums over later tokens from the gradients of num and den (B, D) after the last one, or from nothing. */
+TM_INLINE void scan_rest_start(scan_rest *r, int w, int64_t at, const double *gn, const double *gz) {
+    memset(r, 0, sizeof *r);
+    for (int c = 0; c < w; c++) {
+        r->f[c] = r->shrink[c] = 1.0f;
+        r->tr[c] = gn ? gn[at + c] : 0.0, r->tp[c] = gz ? -gz[at + c] : 0.0;
+        r->ro[c] = (float)r->tr[c], r->po[c] = (float)r->tp[c];
+    }
+}
+
+/* The gradients of num and den (B, D) before the first token; NULL: they are not asked for. */
+TM_INLINE void scan_rest_end(const scan_rest *r, int w, int64_t at, double *dn, double *dz) {
+    if (!dn) return;
+    for (int c = 0; c < w; c++) dn[at + c] = r->tr[c] * r->shrink[c], dz[at + c] = -r->tp[c] * r->shrink[c];
+}
+
+/* gn, gz: the gradients of the sums after the last token, or NULL; dn, dz: of those before the first, or NULL. */
+static void scan_backward_strip(const scan_in *a, int64_t b, int64_t c0, int w, const float *saved, const double *gn, const double *gz, void *dq, void *dk,
+                                void *dv, double *dn, double *dz) {
     float kbuf[SCAN_W], vbuf[SCAN_W], qbuf[SCAN_W], gbuf[SCAN_W], o1[SCAN_W], o2[SCAN_W], o3[SCAN_W];
     scan_chunk *x = tm_scratch(sizeof(scan_chunk));
     scan_sums s __attribute__((aligned(64)));
     scan_rest r __attribute__((aligned(64)));
-    memset(&r, 0, sizeof r);
-    for (int c = 0; c < w; c++) r.f[c] = r.shrink[c] = 1.0f;
+    scan_rest_start(&r, w, b * a->D + c0, gn, gz);
     const uint8_t *mask = a->mask ? a->mask + b * a->T : NULL;
     int64_t chunks = tm_ceil(a->T, SCAN_T);
     for (int64_t i = chunks - 1; i >= 0; i--) {
@@ -279,13 +297,14 @@ static void scan_backward_strip(const scan_in *a, int64_t b, int64_t c0, int w, 
         }
         scan_rest_fold(&r, w);
     }
+    scan_rest_end(&r, w, b * a->D + c0, dn, dz);
     free(x);
 }
 
-/* dq, dk, dv contiguous (B, T, D). */
-TM_EXPORT(scan_backward)(int dtype, int gate, const void *q, const void *k, const void *v, const uint8_t *mask, const void *g, const float *saved, void *dq,
-                         void *dk, void *dv, int64_t B, int64_t T, int64_t D, int64_t qb, int64_t qt, int64_t kb, int64_t kt, int64_t vb, int64_t vt, int64_t gb,
-                         int64_t gt, int threads) {
+/* dq, dk, dv contiguous (B, T, D). gn, gz, dn, dz (B, D), or NULL: see scan_backward_strip. */
+TM_EXPORT(scan_backward)(int dtype, int gate, const void *q, const void *k, const void *v, const uint8_t *mask, const void *g, const float *saved,
+                         const double *gn, const double *gz, void *dq, void *dk, void *dv, double *dn, double *dz, int64_t B, int64_t T, int64_t D, int64_t qb,
+                         int64_t qt, int64_t kb, int64_t kt, int64_t vb, int64_t vt, int64_t gb, int64_t gt, int threads) {
     scan_in a = {dtype, gate, q, k, v, g, mask, T, D, T, qb, qt, kb, kt, vb, vt, gb, gt};
     int w = scan_width(B, D, threads);
     int64_t strips = tm_ceil(D, w);
@@ -293,7 +312,7 @@ TM_EXPORT(scan_backward)(int dtype, int gate, const void *q, const void *k, cons
     for (int64_t i = 0; i < B * strips; i++) {
         int64_t b = i / strips, c0 = i % strips * w;
         int n = (int)tm_min(w, D - c0);
-        scan_backward_strip(&a, b, c0, n, saved, dq, dk, dv);
+        scan_backward_strip(&a, b, c0, n, saved, gn, gz, dq, dk, dv, dn, dz);
     }
 }
 
