@@ -196,8 +196,7 @@ def extended(form: str) -> None:
 
 
 CHECKS: dict[str, Callable[[], None]] = {
-    f.__name__: f
-    for f in (drift, drift_backward, strips, drift_over_all, fading, extended_fading, borders, tokenwise, convolution)
+    f.__name__: f for f in (drift, drift_backward, strips, drift_over_all, fading, borders, tokenwise, convolution)
 }
 CHECKS |= {f"extended {form}": functools.partial(extended, form) for form in EXTENDED}
 CHECKS |= {f"decode {row}": functools.partial(decoded, row) for row in STREAMS}
