@@ -55,13 +55,16 @@ class _Extended(torch.autograd.Function):
         y, after, saved = kernel.extend(*inputs, mask, (m, num, den), **options, save=True)
         ctx.save_for_backward(mask, m, num, den, after[0], saved, *inputs)
         ctx.kernel, ctx.eager, ctx.options = kernel, eager, options
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(after[0])
         return y, *after
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, gy: Tensor | None, _: None, *of_after: Tensor | None) -> Any:  # type: ignore[override]  # one for each output
         mask, m, num, den, unit, saved, *inputs = ctx.saved_tensors
-        gy, _, g_num, g_den = gradients
+        g_num, g_den = (torch.zeros_like(num) if g is None else g for g in of_after)
+        if gy is None:  # only the sums are asked for; one row of zeros stands for all
+            gy = torch.zeros_like(inputs[1][:, :1]).expand_as(inputs[1])
         if torch.is_grad_enabled():
             of_inputs, of_sums = _again(ctx.eager, inputs, (m, num, den), unit, [gy, g_num, g_den])
         else:

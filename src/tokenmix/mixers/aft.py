@@ -116,7 +116,10 @@ class AFTSimple(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         if not self.causal:
             return self.out_proj(chunk.read_past(queries(self, x), state, gate=self.gate)), state
-        y, state = in_pieces(self._mix_piece, x, state, key_mask)
+        if torch.is_grad_enabled():  # pieces would save no memory
+            y, state = self._mix_piece(x, state, key_mask)
+        else:
+            y, state = in_pieces(self._mix_piece, x, state, key_mask)
         return self.out_proj(y), state
 
     def _mix_piece(self, x, state, valid):

@@ -117,7 +117,7 @@ def mix_share(mixer: Mixer, share: Share, rank: int, ranks: int, *, scan: Scan |
     cut, last = bool(share.starts), parts[-1]
     if mixer.has_key_blocks:
         first = yield from _over_blocks(mixer, parts, share.starts, rank, ranks)
-        return torch.cat([*first, *_outputs(mixer, parts[len(first) :], None)], 1) if L else x
+        return _joined([*first, *_outputs(mixer, parts[len(first) :], None)]) if L else x
     halo = (yield from _halo(mixer.halo, last, cut, ranks)) if mixer.halo else None
     alone = halo if len(parts) == 1 and not cut else None
     state = mixer.init_state(x.shape[0], device=x.device, dtype=x.dtype)
@@ -128,7 +128,12 @@ def mix_share(mixer: Mixer, share: Share, rank: int, ranks: int, *, scan: Scan |
         segment = _segment_of(mixer, last, alone)
         before = yield from _before(_marked(segment, cut), rank, ranks, scan)
         state = state if before is None else before.after(state)
-    return torch.cat(_outputs(mixer, parts, None if 0 in share.starts else state), 1) if L else x
+    return _joined(_outputs(mixer, parts, None if 0 in share.starts else state)) if L else x
+
+
+def _joined(outputs: list[Tensor]) -> Tensor:
+    """Join outputs along the tokens; a single one is not copied."""
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 
 def _outputs(mixer: Mixer, parts: list[Share], state: Any) -> list[Tensor]:
