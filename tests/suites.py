@@ -100,7 +100,13 @@ def is_more(file: str, test: str, params: dict[str, object]) -> bool:
     return file == "test_positions.py" and case is not None and case not in FIRST.values()
 
 
+LONG = ("compiles", "exports", "accurate_on_adversarial_keys")
+"""How the names of the promises begin that take longest: on a mixer's further cases `make test-all` alone checks them."""
+
+
 def is_slow(file: str, test: str, params: dict[str, object]) -> bool:
-    """Return whether a test belongs to `make test-all` alone: compilation and export of a mixer's further cases."""
-    asked = file == "test_contract.py" and test == "test_promise"
-    return asked and str(params["promise"]).startswith(("compiles", "exports")) and params["case"] not in FIRST.values()
+    """Return whether a test belongs to `make test-all` alone: what takes longest, on a mixer's further cases."""
+    further = params.get("case") not in FIRST.values()
+    if file == "test_contract.py" and test == "test_promise":
+        return further and str(params["promise"]).startswith(LONG)
+    return file == "test_contract_backends.py" and test == "test_eager" and further
