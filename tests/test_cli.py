@@ -20,7 +20,7 @@ import types
 import pytest
 
 import tokenmix
-from tokenmix import MIXERS, MixerError, cli
+from tokenmix import MIXERS, MixerError, cli, data
 from tokenmix.cli import output
 from tokenmix.cli.entry import take_overrides
 from tokenmix.cli.verbs import VERBS
@@ -134,6 +134,9 @@ def test_list(capsys):
     assert max(len(line) for line in text.splitlines()) <= 120
     assert "``" not in text
     assert all(f"  {name}: " in text for name in ("text", "aft_enwik8", "stdlib"))
+    tables = [value for name, value in vars(data).items() if name.endswith("_SETS") or name == "CORPORA"]
+    assert len(tables) == 7
+    assert all(f"  {name}: " in text for table in tables for name in table)
     assert found["mixers"]["aft_simple"]["state"] == "constant"
     assert found["mixers"]["attention"]["state"] == "grows with T"
     assert {m["tier"] for m in found["mixers"].values()} == {"core", "extended"}

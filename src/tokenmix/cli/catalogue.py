@@ -8,11 +8,21 @@ from typing import Any
 from .output import wrapped
 
 CAPABILITIES = ("causal", "streaming", "context", "attn_mask", "grid", "export")
+SETS = {
+    "corpora": "CORPORA",
+    "documents": "DOCUMENT_SETS",
+    "labelled texts": "LABELLED_SETS",
+    "pairs of texts": "PARALLEL_SETS",
+    "images": "IMAGE_SETS",
+    "masks": "MASK_SETS",
+    "points": "POINT_SETS",
+}
+"""Kind of data -> the table of ``tokenmix.data`` that names its sets."""
 
 
 def catalogue() -> dict[str, Any]:
-    """Return the mixers, recipes, models, corpora and image sets of this version."""
-    from ..data import CORPORA, IMAGE_SETS, POINT_SETS
+    """Return the mixers, recipes, models and sets of data of this version."""
+    from .. import data
     from ..mixers import MIXERS, mixer_options, state_growth
     from ..models import MODELS
     from ..recipes import RECIPES, SIZES
@@ -34,7 +44,7 @@ def catalogue() -> dict[str, Any]:
     for name, recipe in RECIPES.items():
         rows = {row: {"about": r.about, "printed": r.printed} for row, r in recipe.rows.items()}
         recipes[name] = {"about": recipe.about, "default": recipe.default, "sizes": list(SIZES), "rows": rows}
-    sets = {"corpora": CORPORA, "images": IMAGE_SETS, "points": POINT_SETS}
+    sets = {title: getattr(data, name) for title, name in SETS.items()}
     return {"mixers": mixers, "recipes": recipes, "models": list(MODELS), **sets}
 
 
@@ -50,7 +60,7 @@ def catalogue_text(found: dict[str, Any]) -> str:
             label = f"      --row {row}{' (default)' if row == r['default'] else ''}: "
             lines += wrapped(label, f"{entry['about']}{_printed(entry['printed'])}", 14)
     lines += ["models by name", *wrapped("  ", ", ".join(found["models"]), 2)]
-    for title in ("corpora", "images", "points"):
+    for title in SETS:
         lines.append(title)
         lines += [line for name, about in found[title].items() for line in wrapped(f"  {name}: ", about, 6)]
     return "\n".join(lines)
