@@ -101,7 +101,7 @@ def is_more(file: str, test: str, params: dict[str, object]) -> bool:
 
 
 LONG = ("compiles", "exports", "accurate_on_adversarial_keys")
-"""How the names of the promises begin that take longest: on a mixer's further cases `make test-all` alone checks them."""
+"""How the names of the longest promises begin; on a mixer's further cases `make test-all` alone checks them."""
 
 
 def is_slow(file: str, test: str, params: dict[str, object]) -> bool:
