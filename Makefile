@@ -4,7 +4,8 @@ PY ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 CHROMIUM ?= chromium
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Tests start hundreds of processes that import the library: its bytecode is written, whatever the environment says.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 KERNELS := src/tokenmix/kernels/cpu
 LIBRARY := $(KERNELS)/libtokenmix.so

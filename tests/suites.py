@@ -100,7 +100,7 @@ def is_more(file: str, test: str, params: dict[str, object]) -> bool:
     return file == "test_positions.py" and case is not None and case not in FIRST.values()
 
 
-LONG = ("compiles", "exports", "accurate_on_adversarial_keys")
+LONG = ("compiles", "exports")
 """How the names of the longest promises begin; on a mixer's further cases `make test-all` alone checks them."""
 
 

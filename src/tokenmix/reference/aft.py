@@ -6,7 +6,6 @@ maximum over the allowed keys, which leaves the paper's ratio unchanged.
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import torch
@@ -142,20 +141,14 @@ def aft_conv(
     B, T, D = q.shape
     grid = grid or (T - prefix,)
     positions = (torch.arange(T).expand(B, T) if positions is None else positions) - prefix
-    cells = list(product(*(range(size) for size in grid)))
     centre = s - 1 if causal_taps else s // 2
-    w, near = torch.zeros(B, heads, T, T, dtype=kernel.dtype), torch.ones(B, T, T, dtype=torch.bool)
-    local = torch.zeros(B, 1, T, T, dtype=kernel.dtype)
-    for b, t, u in product(range(B), range(T), range(T)):
-        if positions[b, t] >= 0 and positions[b, u] >= 0:
-            tap = [
-                there - here + centre
-                for here, there in zip(_cell(cells, positions[b, t]), _cell(cells, positions[b, u]), strict=True)
-            ]
-            near[b, t, u] = all(0 <= j < s for j in tap)
-            if near[b, t, u]:
-                w[b, :, t, u] = kernel[(slice(None), *tap)]
-                local[b, :, t, u] = 1.0
+    both = (positions >= 0)[:, :, None] & (positions >= 0)[:, None]
+    cells = _cells(positions, grid)
+    taps = cells[:, None] - cells[:, :, None] + centre
+    reached = ((taps >= 0) & (taps < s)).all(-1)
+    inside, near = both & reached, ~both | reached
+    w = torch.where(inside, kernel[(slice(None), *taps.clamp(0, s - 1).unbind(-1))], 0.0).transpose(0, 1)
+    local = inside[:, None].to(kernel.dtype)
     if outside == "none":
         mask = near if mask is None else mask & near
     c = D // heads
@@ -192,6 +185,8 @@ def _factored(q: Tensor, k: Tensor, v: Tensor, c: Tensor, mask: Tensor | None, g
     return y if gate is None else _GATES[gate](q) * y
 
 
-def _cell(cells: list[tuple[int, ...]], position: Tensor) -> tuple[int, ...]:
-    """Return the grid cell of a flat index; in one dimension positions may exceed the number of tokens given."""
-    return cells[int(position)] if len(cells[0]) > 1 else (int(position),)
+def _cells(positions: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """Return the grid cell of each flat index; in one dimension positions may exceed the number of tokens given."""
+    if len(grid) == 1:
+        return positions[..., None]
+    return torch.stack(torch.unravel_index(positions.clamp_min(0), grid), -1)

@@ -1,4 +1,4 @@
-"""Reformer (Kitaev et al. 2020, Sec. 2) as written, over the sets P_i, with every decision made token by token."""
+"""Reformer (Kitaev et al. 2020, Sec. 2) as written, over the sets P_i."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def attended(x: Tensor, rotations: Tensor, valid: list[bool], chunk: int, paper_
     ok = torch.zeros(len(valid), len(valid), dtype=torch.bool)
     for rotation in rotations:
         where = chunks_of(hash_of(x, rotation), valid, chunk, paper_form)
-        for t, (bucket, number) in where.items():
-            for s, (other, earlier) in where.items():
-                ok[t, s] |= bucket == other and number - earlier in (0, 1)
+        tokens = torch.tensor(list(where), dtype=torch.long)
+        bucket, number = torch.tensor(list(where.values()), dtype=torch.long).reshape(-1, 2).unbind(1)
+        ahead = number[:, None] - number
+        ok[tokens[:, None], tokens] |= (bucket[:, None] == bucket) & ((ahead == 0) | (ahead == 1))
     return ok
 
 

@@ -24,11 +24,11 @@ def softmax_over(x: Tensor, v: Tensor, t: int, keys: list[int]) -> Tensor:
 
 def nearest_form(x: Tensor, v: Tensor, near: list[list[float]], mask: Tensor, window: int) -> list[Tensor]:
     """Attend from each token to the last ``window`` tokens of its nearest centroid's cluster, itself included."""
-    cluster, valid = [row.index(max(row)) for row in near], mask.diagonal()
+    cluster, seen = [row.index(max(row)) for row in near], mask.tolist()
     outputs = []
     for t in range(len(x)):
-        keys = [s for s in range(t + 1) if mask[t, s] and cluster[s] == cluster[t]][-window:]
-        outputs.append(softmax_over(x, v, t, keys) if valid[t] else 0 * v[t])
+        keys = [s for s in range(t + 1) if seen[t][s] and cluster[s] == cluster[t]][-window:]
+        outputs.append(softmax_over(x, v, t, keys) if seen[t][t] else 0 * v[t])
     return outputs
 
 

@@ -47,11 +47,11 @@ def permutation(
     return torch.where(ok, torch.where(ok, X, 0.0).exp(), 0.0), ok
 
 
-def brought_to(i: int, P: Tensor, ok: Tensor, a: Tensor, blocks: Blocks, block: int) -> list[Tensor]:
+def brought_to(i: int, P: Tensor, ok: list[list[bool]], a: Tensor, blocks: Blocks, block: int) -> list[Tensor]:
     """Return the rows of sum_j P_ij A_j that some token fills."""
     rows = []
     for u in range(block):
-        there = [j for j in range(len(blocks)) if ok[i, j] and u in blocks[j]]
+        there = [j for j in range(len(blocks)) if ok[i][j] and u in blocks[j]]
         if there:
             rows.append(P[i, there] @ a[[blocks[j][u] for j in there]])
     return rows
@@ -59,14 +59,14 @@ def brought_to(i: int, P: Tensor, ok: Tensor, a: Tensor, blocks: Blocks, block: 
 
 def one_head(q, k, v, sorting, mask, blocks, *, block, sortcut, iterations, temperature, causal) -> Tensor:
     """Attend to the own block and the sorted block of each token; with ``sortcut`` only to the first sorted blocks."""
-    y = [0 * row for row in v]
+    y, seen = [0 * row for row in v], mask.tolist()
     if not blocks:
         return torch.stack(y)
     P, ok = permutation(q, k, sorting, blocks, iterations=iterations, temperature=temperature, causal=causal)
-    K, V = ([brought_to(i, P, ok, a, blocks, block) for i in range(len(blocks))] for a in (k, v))
+    K, V = ([brought_to(i, P, ok.tolist(), a, blocks, block) for i in range(len(blocks))] for a in (k, v))
     for i, tokens in enumerate(blocks):
         for t in tokens.values():
-            own = [s for s in tokens.values() if mask[t, s]] if sortcut is None else []
+            own = [s for s in tokens.values() if seen[t][s]] if sortcut is None else []
             rows = [i] if sortcut is None else range(min(sortcut, len(blocks)))
             keys = torch.stack([*k[own], *(key for n in rows for key in K[n])])
             values = torch.stack([*v[own], *(value for n in rows for value in V[n])])
