@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import gc
 import importlib
 import re
@@ -48,14 +49,19 @@ OUTSIDE_REFERENCE = {"testing"}  # only the contract suite may import the refere
 
 
 FILES = sorted(SOURCE.rglob("*.py"))
-IMPORTS = Imports(SOURCE)
 LEVELS = 11
 """The most rooms on one way from an entry point down to what depends on nothing."""
 
 
+@functools.cache
+def imports() -> Imports:
+    """Read the imports of the library, which takes seconds."""
+    return Imports(SOURCE)
+
+
 def imported(path: Path) -> set[str]:
     """The parts of tokenmix a file imports."""
-    return {room(target) for target, _ in IMPORTS.found[str(path.relative_to(SOURCE))]} & set(ORDER)
+    return {room(target) for target, _ in imports().found[str(path.relative_to(SOURCE))]} & set(ORDER)
 
 
 def test_imports_go_up():
@@ -75,13 +81,13 @@ def test_the_shape_of_the_house():
 
     No circle of files, no private name taken from another folder, no module at the root, and few levels.
     """
-    found = circles(IMPORTS.between_files())
+    found = circles(imports().between_files())
     figures = {
         "circles": found,
-        "private imports across folders": IMPORTS.private(),
-        "root modules": IMPORTS.root_modules(),
+        "private imports across folders": imports().private(),
+        "root modules": imports().root_modules(),
     }
-    levels = height(IMPORTS.between_folders())
+    levels = height(imports().between_folders())
     print(", ".join(f"{name} {len(those)}" for name, those in figures.items()), f", levels {levels}", sep="")
     assert figures == dict.fromkeys(figures, [])
     assert levels <= LEVELS
