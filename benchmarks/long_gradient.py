@@ -121,6 +121,7 @@ def main() -> None:
     asked.save.mkdir(parents=True, exist_ok=True)
     model = load_run(asked.run)[0].eval()
     tokens = text_of(asked.text, asked.save)[:, : asked.bytes]
+    resumed = (asked.save / "progress").exists()
     began, busy = time.monotonic(), time.process_time()
     found = long_backward(
         model, tokens, chunk=CHUNK, save=asked.save / "progress", save_every=256, watch=Watch(tokens.shape[1])
@@ -129,6 +130,7 @@ def main() -> None:
         "bytes": tokens.shape[1],
         "bits_per_byte": found.loss / BITS,
         "gradient_norm": found.norm,
+        "resumed": resumed,  # then the seconds are those since the last start
         "seconds": time.monotonic() - began,
         "processor_seconds": time.process_time() - busy,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

@@ -48,6 +48,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
+    gc.freeze()  # measuring memory collects garbage first, which need not look at the tests each time
     gc.enable()
 
 
