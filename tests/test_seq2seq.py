@@ -113,11 +113,11 @@ def every_target(net, source, n, penalty):
     best = (float("-inf"), [])
     others = [t for t in range(VOCAB) if t != net.config.end]
     for length in range(n):
-        for middle in product(others, repeat=length):
-            target = torch.tensor([[net.config.start, *middle, net.config.end]])
-            logs = net(source, target[:, :-1]).log_softmax(-1)
-            score = logs.gather(2, target[:, 1:, None]).sum().item() / (length + 1) ** penalty
-            best = max(best, (score, target[0, 1:].tolist()))
+        middles = product(others, repeat=length)
+        targets = torch.tensor([[net.config.start, *middle, net.config.end] for middle in middles])
+        logs = net(source.expand(len(targets), -1), targets[:, :-1]).log_softmax(-1)
+        scores = logs.gather(2, targets[:, 1:, None]).sum((1, 2)) / (length + 1) ** penalty
+        best = max(best, (scores.max().item(), targets[scores.argmax(), 1:].tolist()))
     return best
 
 
