@@ -31,10 +31,9 @@ def checkout(tmp_path):
 
 
 def test_a_new_mixer_keeps_the_contract(checkout):
-    before = {p: p.read_bytes() for p in checkout.rglob("*") if p.is_file()}
+    before = files(checkout)
     written = new_mixer("gated_mean", checkout)
-    changed = {p for p in checkout.rglob("*") if p.is_file() and before.get(p) != p.read_bytes()}
-    assert set(written) == changed
+    assert set(written) == {path for path, held in files(checkout).items() if before.get(path) != held}
     assert len(written) == PLACES
     code = f"""
 import sys
@@ -58,6 +57,11 @@ print("kept")
 @pytest.mark.parametrize("letters", [1, LONGEST])
 def test_its_lines_are_narrow_enough_for_any_name(checkout, letters):
     lint(new_mixer("q" * letters, checkout))
+
+
+def files(checkout):
+    """What each file holds, but bytecode."""
+    return {p: p.read_bytes() for p in checkout.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
 
 
 def lint(written):
