@@ -77,6 +77,17 @@ def refused(capsys, *argv: str) -> str:
     return err
 
 
+def test_a_run_without_a_directory_has_the_name_of_what_was_asked(tmp_path, monkeypatch, capsys, text):
+    monkeypatch.chdir(tmp_path)
+    asked = ["train", "text", "--data", text, *TINY, *SPEED]
+    assert cli.main(asked) == 0
+    assert (tmp_path / "runs" / "text_attention" / "config.json").is_file()
+    capsys.readouterr()
+    said = refused(capsys, *asked)
+    assert "runs/text_attention" in said
+    assert "resume" in said
+
+
 def test_the_whole_path(run, capsys):
     assert cli.main(["resume", run, "--train.steps", "6", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == 6
@@ -230,7 +241,6 @@ def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
         (["train", "txt", "--out", "OUT"], "there is no recipe 'txt'; nearest: text"),
         (["train", "text", "--row", "aft_locl", "--out", "OUT"], "nearest: aft_local"),
         (["train", "text", "--size", "big", "--out", "OUT"], "size"),
-        (["train", "text"], "--out"),
         (["train", "text", "--out", "OUT", "--rwo", "x"], "--rwo"),
         (["train", "text", "--out", "OUT", "--model.dmi", "3"], "no field 'model.dmi'; nearest: model.dim"),
         (["train", "text", "--out", "OUT", "--model.dim"], "--model.dim needs a value"),
@@ -433,7 +443,7 @@ def test_help_and_version_of_the_package(capsys):
 def test_the_help_of_a_recipe_lists_its_rows_and_the_fields_with_their_values(capsys):
     assert cli.main(["train", "text", "--row", "hybrid", "--help"]) == 0
     said = capsys.readouterr().out
-    assert "--out PATH" in said
+    assert "--out {None}|PATH" in said
     assert "rows of text, of which aft_local is the default" in said
     assert "  --row hydra: Hydra attention, cosine kernel" in said
     assert "fields of the config, with their values in row hybrid at size smoke" in said

@@ -24,8 +24,8 @@ class Train:
     recipe: Positional[Annotated[str, arg(metavar="RECIPE")]]
     """Name of the recipe; `tokenmix list` shows all."""
 
-    out: Path
-    """Run directory to create."""
+    out: Path | None = None
+    """Run directory to create. Default: runs/ and the recipe, the row and the size, as far as they were given."""
 
     row: str | None = None
     """Experiment of the recipe to train; by default the one that `tokenmix list` marks as default."""
@@ -71,8 +71,13 @@ class Train:
             if config.data.kind in ("images", "labels", "masks", "points"):  # opened with the options of training
                 data_changes = {name: value for name, value in changes.items() if name.startswith("data.")}
                 config = match_data(config.override(data_changes))
-        print_summary(train(config.override(changes), self.out), self.json)
+        print_summary(train(config.override(changes), self.out or self._folder()), self.json)
         return 0
+
+    def _folder(self) -> Path:
+        """Return runs/RECIPE_ROW_SIZE without what is the default; a restart of the same command finds it again."""
+        parts = [self.recipe, self.row, self.size if self.size != "smoke" else None]
+        return Path("runs", "_".join(part for part in parts if part))
 
 
 def log_fields(verb: Any) -> dict[str, Any]:
