@@ -100,13 +100,17 @@ def is_more(file: str, test: str, params: dict[str, object]) -> bool:
     return file == "test_positions.py" and case is not None and case not in FIRST.values()
 
 
-LONG = ("compiles", "exports")
+LONG = ("compiles", "exports", "differentiable_twice")
 """How the names of the longest promises begin; on a mixer's further cases `make test-all` alone checks them."""
 
 
 def is_slow(file: str, test: str, params: dict[str, object]) -> bool:
-    """Return whether a test belongs to `make test-all` alone: what takes longest, on a mixer's further cases."""
-    further = params.get("case") not in FIRST.values()
+    """Return whether a test belongs to `make test-all` alone: what takes longest, on a mixer's further cases.
+
+    So does the export to ONNX of a single layer; `test_onnx.py` exports every mixer of the core at many sizes.
+    """
+    case, promise = params.get("case"), str(params.get("promise"))
+    further = case not in FIRST.values()
     if file == "test_contract.py" and test == "test_promise":
-        return further and str(params["promise"]).startswith(LONG)
+        return (further and promise.startswith(LONG)) or (promise == "exports_to_onnx" and case not in COMPILED)
     return file == "test_contract_backends.py" and test == "test_eager" and further
