@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cases import CASES
+from cases import CASES, FIRST
 from tokenmix import MixerError, build_mixer
 from tokenmix.models import LM, LMConfig
 from tokenmix.parallel import SimWorld
@@ -27,6 +27,7 @@ def rows() -> list[str]:
 
 ROWS = rows()
 BLOCKS = [case for case in ROWS if case.startswith(("attention", "aft_full")) and case != "aft_full-alibi"]
+SEGMENTS = [c for c in (*FIRST.values(), "aft_full-alibi", "rfa-gate", "local-pool") if c in ROWS and c not in BLOCKS]
 
 
 def mixer_of(case: str, T: int):
@@ -117,16 +118,17 @@ def test_keys_pass_by_once(case, token):
     assert world.traffic == (7 * (8 * token + counters), 28 * 8 * token + 56 * counters, 3 + 7)
 
 
-@pytest.mark.parametrize("case", ["aft_simple", "aft_local-3", "aft_forget", "lightconv", "rfa-gate", "local-pool"])
+@pytest.mark.parametrize("case", SEGMENTS)
 def test_64_ranks(case):
     mask = torch.arange(128) >= torch.tensor([[3], [70]])
     equals_one_process(case, 128, 64, scan="steps", key_mask=mask)
 
 
-@pytest.mark.parametrize("case", ["aft_simple", "lightconv"])
+@pytest.mark.parametrize("case", SEGMENTS)
 def test_1024_ranks(case):
-    """Two tokens on each rank."""
-    world = equals_one_process(case, 2048, 1024, scan="steps")
+    """A token on each rank, and on some two or none."""
+    cuts = sorted(torch.randint(1025, (1023,), generator=torch.Generator().manual_seed(0)).tolist())
+    world = equals_one_process(case, 1024, 1024, scan="steps", cuts=cuts)
     assert world.traffic.rounds >= 10
 
 

@@ -498,6 +498,22 @@ BUGS = [
         "test_equals_the_ordinary_backward and hydra",
     ),
     Bug(
+        "the halo comes after the convolution",
+        "parallel/program.py",
+        "key_mask=share.key_mask, halo=halo)",
+        "key_mask=share.key_mask, halo=None)",
+        "test_parallel",
+        "test_equals_one_process and aft_forget",
+    ),
+    Bug(
+        "transitions are handed on in bfloat16",
+        "mixers/parts/convolved.py",
+        "for s in (earlier, later)), fade)",
+        "for s in (earlier, later)), fade.bfloat16().to(fade))",
+        "test_parallel",
+        "test_equals_one_process and aft_forget",
+    ),
+    Bug(
         "gradients are not summed over ranks",
         "parallel/ranks.py",
         "            dist.all_reduce(flat, group=ranks.group)\n",
