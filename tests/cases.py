@@ -9,7 +9,9 @@ import os
 from typing import Any
 
 from tokenmix import MIXERS
+from tokenmix.testing import subject
 
+DIM = 8
 _LEARNED = {"positions": {"name": "learned"}, "max_len": 14}
 _YARN = {"name": "yarn", "factor": 4.0, "original_max_len": 4, "beta_fast": 2.0, "beta_slow": 0.2}
 
@@ -355,6 +357,13 @@ FIRST = {name: case for case, (name, _) in reversed(CASES.items())}
 
 QUICK = os.environ.get("TOKENMIX_QUICK")
 """`make quick M=name`: the tests are about this mixer alone."""
+
+
+def subject_of(case: str, causal: bool):
+    """The subject of one test."""
+    name, options = CASES[case]
+    grid, prefix = GRIDS.get(case, (None, 0))
+    return subject(name, {**options, "causal": causal}, dim=DIM, grid=grid, prefix=prefix)
 
 
 def forms() -> list[tuple[str, bool]]:

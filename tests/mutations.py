@@ -1266,7 +1266,7 @@ def main() -> None:
     import torch
 
     import tokenmix
-    from test_contract import subject_of
+    from cases import subject_of
     from tokenmix.testing import PROMISES, run_promise
 
     torch.set_num_threads(1)

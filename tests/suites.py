@@ -110,6 +110,8 @@ def is_slow(file: str, test: str, params: dict[str, object]) -> bool:
     further = case not in FIRST.values()
     if file == "test_onnx.py" and test == "test_core_mixers":
         return params["name"] not in ("attention", "aft_forget", "hydra")  # the contract exports one of each
+    if file == "test_sanitizers.py" and test == "test_clean":
+        return (params["kind"], params["isa"]) == ("thread", "base")
     if file == "test_parallel.py" and test == "test_1024_ranks":
         return case not in ("hydra", "lightconv")
     if file == "test_contract.py" and test == "test_promise":

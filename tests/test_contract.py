@@ -11,32 +11,23 @@ from itertools import chain
 import pytest
 import torch
 
-from cases import CASES, GRIDS, QUICK, forms
+from cases import CASES, DIM, GRIDS, QUICK, forms, subject_of
 from tokenmix import MIXERS, MixerError, build_mixer
 from tokenmix.mixers import CORE
-from tokenmix.testing import PROMISES, run_promise, subject
-
-DIM = 8
-
-
-def subject_of(case: str, causal: bool):
-    """The subject of one test."""
-    name, options = CASES[case]
-    grid, prefix = GRIDS.get(case, (None, 0))
-    return subject(name, {**options, "causal": causal}, dim=DIM, grid=grid, prefix=prefix)
+from tokenmix.testing import PROMISES, run_promise
 
 
 def promised() -> list:
     """List every (case, causal, promise).
 
-    Exports of extended mixers are left to `make test-all`; they take longer than all the rest together.
+    Compilation and exports of extended mixers are left to `make test-all`; they take longer than all the rest together.
     """
     rows = []
     for case, causal in forms():
         for promise in PROMISES:
             if QUICK and promise.startswith(("compiles", "exports")):
                 continue
-            late = promise.startswith("exports") and CASES[case][0] not in CORE
+            late = promise.startswith(("compiles", "exports")) and CASES[case][0] not in CORE
             rows.append(
                 pytest.param(
                     case,

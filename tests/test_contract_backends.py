@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from cases import CASES, forms
-from test_contract import subject_of
+from cases import CASES, forms, subject_of
 from tokenmix import MIXERS, use_backend
 from tokenmix.testing import PROMISES, Subject, run_promise
 

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
-from cases import CASES
-from test_contract import subject_of
+from cases import CASES, subject_of
 from tokenmix import MIXERS
 from tokenmix.functional.sums.fused_attention import fused_attention
 from tokenmix.functional.sums.nonfinite import put_back

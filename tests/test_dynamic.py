@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cases import GRIDS, forms
-from test_contract import subject_of
+from cases import GRIDS, forms, subject_of
 
 CHEAP = ("polynl", False)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from test_contract import subject_of
+from cases import subject_of
 from tokenmix import build_mixer, functional, state_bytes
 from tokenmix.testing import PROMISES
 

@@ -38,11 +38,11 @@ def test_a_new_mixer_keeps_the_contract(checkout):
     code = f"""
 import sys
 sys.path[:0] = [{str(checkout / "src")!r}, {str(checkout / "tests")!r}]
-import test_contract
+import cases
 from tokenmix.testing import PROMISES, run_promise
 for causal in (False, True):
     for promise in {PROMISES}:
-        result = run_promise(test_contract.subject_of("gated_mean", causal), promise, PROMISES[promise])
+        result = run_promise(cases.subject_of("gated_mean", causal), promise, PROMISES[promise])
         needs_causal = promise in ("streaming_equals_parallel", "future_cannot_reach_past")
         assert result.status == "kept" or needs_causal and not causal, result
 from tokenmix.mixers.gated_mean import GatedMeanState

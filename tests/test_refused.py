@@ -10,8 +10,7 @@ import inspect
 import pytest
 import torch
 
-from cases import BOTH_WAYS
-from test_contract import subject_of
+from cases import BOTH_WAYS, subject_of
 from tokenmix import MixerError, build_mixer, functional, merge
 from tokenmix.testing.building import VALUES
 
