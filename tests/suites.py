@@ -104,14 +104,22 @@ LONG = ("compiles", "exports", "differentiable_twice")
 """How the names of the longest promises begin; on a mixer's further cases `make test-all` alone checks them."""
 
 
+IN_THE_INTERPRETER = ("scan_shapes", "hydra_all", "forget_masks", "linear_shapes", "full_shapes", "band_masks")
+"""How the checks of Triton kernels begin that `make test-more` runs in Triton's interpreter: one of each kind."""
+
+
 def is_slow(file: str, test: str, params: dict[str, object]) -> bool:
     """Return whether a test belongs to `make test-all` alone: what takes longest, on a mixer's further cases."""
     case = params.get("case")
     further = case not in FIRST.values()
     if file == "test_onnx.py" and test == "test_core_mixers":
         return params["name"] not in ("attention", "aft_forget", "hydra")  # the contract exports one of each
+    if test == "test_in_the_interpreter":
+        return not str(params["check"]).startswith(IN_THE_INTERPRETER)
     if file == "test_sanitizers.py" and test == "test_clean":
         return (params["kind"], params["isa"]) == ("thread", "base")
+    if file == "test_sanitizers.py" and test == "test_a_planted_bug_is_reported":
+        return params["bug"] not in ("a row written one too long", "a buffer that threads share")
     if file == "test_parallel.py" and test == "test_1024_ranks":
         return case not in ("hydra", "lightconv")
     if file == "test_contract.py" and test == "test_promise":
