@@ -73,7 +73,7 @@ def in_dtype(job: str, out: Path, *, start: Path | None = None, **changes: Any) 
         if start is None:
             train(config(**OPTIONS[options], **changes), out, verbose=False)
         else:
-            resume(out, from_step=10, changes={"train.shard": "none", "train.context_parallel": 1, **changes})
+            resume(out, from_step=10, changes={"train.shard": None, "train.context_parallel": 1, **changes})
     finally:
         torch.set_default_dtype(before)
 

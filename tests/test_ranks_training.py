@@ -155,7 +155,7 @@ def test_a_full_disk_of_one_rank_ends_all_and_loses_nothing(tmp_path, alone):
     assert len(said) == 2
     assert all("the checkpoint of step 10 could not be written (rank 1: " in line for line in said), said
     assert list((run / "checkpoints").iterdir()) == []
-    jobs.resume(run, changes={"train.shard": "none"}, verbose=False)
+    jobs.resume(run, changes={"train.shard": None}, verbose=False)
     equal(alone("adamw float32"), run, "adamw float32")
 
 

@@ -29,7 +29,6 @@ OPTIMIZERS = ("adamw", "muon")
 SCHEDULES = ("vaswani", "cosine", "linear", "poly", "wsd", "constant")
 ENDING = ("cosine", "linear", "poly", "wsd")  # schedules that need the number of steps
 PRECISIONS = ("fp32", "bf16")
-SHARDS = ("none", "fsdp")
 TRAINED_ON: dict[str, tuple[str, ...]] = {
     "lm": ("text", "synthetic", "documents"),
     "seq2seq": ("pairs", "documents"),
@@ -130,7 +129,7 @@ class TrainConfig:
         distill: weight of the distillation loss, 0 or more; only used with ``teacher``.
         csv: keep the metrics as a table too, in metrics.csv.
         tensorboard: write metrics and samples for TensorBoard too, into the folder tensorboard of the run.
-        shard: on several processes, "none" (each holds all weights) or "fsdp" (each holds a part; language models).
+        shard: on several processes, none (each holds all weights) or "fsdp" (each holds a part; language models).
         context_parallel: on several processes, how many of them share the tokens of a sequence; must divide their
             number.
     """
@@ -161,7 +160,7 @@ class TrainConfig:
     distill: float = 1.0
     csv: bool = False
     tensorboard: bool = False
-    shard: str = "none"
+    shard: str | None = None
     context_parallel: int = 1
 
 
@@ -387,8 +386,8 @@ def _check_train(config: TrainConfig) -> None:
         raise MixerError(
             f"config: train.precision={config.precision!r} is unknown; choose one of {', '.join(PRECISIONS)}."
         )
-    if config.shard not in SHARDS:
-        raise MixerError(f"config: train.shard={config.shard!r} is unknown; choose one of {', '.join(SHARDS)}.")
+    if config.shard not in (None, "fsdp"):
+        raise MixerError(f"config: train.shard={config.shard!r} is unknown; choose none or fsdp.")
     if config.eval_bytes is not None and config.eval_bytes < 2:
         raise MixerError(f"config: train.eval_bytes must be at least 2, got {config.eval_bytes}.")
     for name in ("sample_bytes", "samples", "workers", "distill"):
