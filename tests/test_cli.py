@@ -86,6 +86,10 @@ def test_a_run_without_a_directory_has_the_name_of_what_was_asked(tmp_path, monk
     said = refused(capsys, *asked)
     assert "runs/text_attention" in said
     assert "resume" in said
+    config = tmp_path / "runs" / "text_attention" / "config.json"
+    config.write_text(config.read_text().replace('"shard": null', '"shard": "none"'))  # as older runs have it
+    assert '"shard": "none"' in config.read_text()
+    assert cli.main(["resume", "runs/text_attention"]) == 0
 
 
 def test_the_whole_path(run, capsys):

@@ -63,7 +63,8 @@ def one_head(q, k, v, sorting, mask, blocks, *, block, sortcut, iterations, temp
     if not blocks:
         return torch.stack(y)
     P, ok = permutation(q, k, sorting, blocks, iterations=iterations, temperature=temperature, causal=causal)
-    K, V = ([brought_to(i, P, ok.tolist(), a, blocks, block) for i in range(len(blocks))] for a in (k, v))
+    allowed = ok.tolist()
+    K, V = ([brought_to(i, P, allowed, a, blocks, block) for i in range(len(blocks))] for a in (k, v))
     for i, tokens in enumerate(blocks):
         for t in tokens.values():
             own = [s for s in tokens.values() if seen[t][s]] if sortcut is None else []

@@ -386,7 +386,7 @@ def _check_train(config: TrainConfig) -> None:
         raise MixerError(
             f"config: train.precision={config.precision!r} is unknown; choose one of {', '.join(PRECISIONS)}."
         )
-    if config.shard not in (None, "fsdp"):
+    if config.shard not in (None, "none", "fsdp"):  # "none" stands in the config of older runs
         raise MixerError(f"config: train.shard={config.shard!r} is unknown; choose none or fsdp.")
     if config.eval_bytes is not None and config.eval_bytes < 2:
         raise MixerError(f"config: train.eval_bytes must be at least 2, got {config.eval_bytes}.")
