@@ -228,8 +228,8 @@ BUGS = [
     Bug(
         "the denominator has no part in the gradient of decays",
         "aft_forget.c",
-        "n_[c] * rest - d_[c] * past;",
-        "n_[c] * rest;",
+        "n * rest - d * past;",
+        "n * rest;",
         FADE,
         True,
     ),

@@ -214,23 +214,25 @@ static void fade_replay(const float *restrict k, const float *restrict v, const 
     }
 }
 
-/* Of a row, from its gradient g: 1 / denominator, the ratio, and, with a gate, gr = gate(q) g and gate'(q) g in dq. live: its token is a key. */
-TM_INLINE void fade_ratio(const int gate, const int live, const float *restrict v, const float *restrict q, const float *restrict g, const float *restrict e_,
-                          const float *restrict n_, const float *restrict d_, float *restrict part, float *restrict yy, float *restrict gr, float *restrict dq,
-                          int w) {
-    TM_IVDEP
-    for (int c = 0; c < w; c++) {
-        float new = live ? (signbit(e_[c]) ? 1.0f : e_[c]) : 0.0f, den = d_[c] + new, num = live ? n_[c] + new * v[c] : n_[c];
-        if (gate) {
-            int none = g[c] == 0; /* a row that nothing is asked of gives nothing, not even NaN */
-            float some = den == 0 ? 1.0f : den, e1 = tm_exp_neg(none ? 0.0f : -fabsf(q[c])), both = 1.0f / (some * (1.0f + e1)), open = some * both;
-            part[c] = den == 0 ? 0.0f : both * (1.0f + e1);
-            gr[c] = none ? 0.0f : g[c] * (q[c] >= 0 ? open : e1 * open);
-            dq[c] = none ? 0.0f : g[c] * open * (e1 * open);
-        } else
-            part[c] = den == 0 ? 0.0f : 1.0f / den;
-        yy[c] = num * part[c];
-    }
+/* Of one feature of a row, from its gradient g: 1 / denominator, the ratio, and, with a gate, gr = gate(q) g and dq = gate'(q) g; without one gr = g. A row that
+   nothing is asked of gives nothing, not even NaN. live: its token is a key. */
+typedef struct {
+    float part, yy, gr, dq;
+} fade_ratio;
+
+TM_INLINE fade_ratio fade_ratio_of(const int gate, const int live, float v, float q, float g, float e, float n, float d) {
+    float new = live ? (signbit(e) ? 1.0f : e) : 0.0f, den = d + new, num = live ? n + new * v : n;
+    fade_ratio o;
+    if (gate) {
+        int none = g == 0;
+        float some = den == 0 ? 1.0f : den, e1 = tm_exp_neg(none ? 0.0f : -fabsf(q)), both = 1.0f / (some * (1.0f + e1)), open = some * both;
+        o.part = den == 0 ? 0.0f : both * (1.0f + e1);
+        o.gr = none ? 0.0f : g * (q >= 0 ? open : e1 * open);
+        o.dq = none ? 0.0f : g * open * (e1 * open);
+    } else
+        o.part = den == 0 ? 0.0f : 1.0f / den, o.gr = g, o.dq = 0.0f;
+    o.yy = num * o.part;
+    return o;
 }
 
 /* Finish the gradients of a row, gr of its ratios and dq, where they are normalised. A head that nothing is asked of gives nothing. */
@@ -250,28 +252,24 @@ static void fade_back_norm(const fade_in *a, const float *restrict g, const floa
     }
 }
 
-/* From the gradient gr of the ratios to those of keys, values and decays. */
-TM_INLINE void fade_back(const int live, const float *restrict v, const float *restrict gr, const float *restrict e_, const float *restrict n_,
-                         const float *restrict d_, const float *restrict part, const float *restrict yy, float *restrict dk, float *restrict dv,
-                         float *restrict dd, scan_rest *restrict r, int w) {
-    TM_IVDEP
-    for (int c = 0; c < w; c++) {
-        float shrink = r->shrink[c], e = fabsf(e_[c]);
-        int up = signbit(e_[c]) != 0, none = gr[c] == 0; /* a row that nothing is asked of gives nothing, not even NaN */
-        float new = up ? 1.0f : e, gg = none ? 0.0f : gr[c] * part[c], past_y = none ? 0.0f : gg * yy[c];
-        float f = r->f[c] * shrink, rc = r->rc[c] * shrink + gg, pc = r->pc[c] * shrink + past_y;
-        r->f[c] = f, r->rc[c] = rc, r->pc[c] = pc;
-        if (live) {
-            float rest = r->ro[c] * f + rc, past = r->po[c] * f + pc;
-            int idle = rest == 0 && past == 0; /* no row asks for this key or for one before it */
-            r->shrink[c] = up ? e : d_[c] == 0 ? 0.0f : 1.0f; /* 0: no sums before, or forgotten */
-            dv[c] = idle ? 0.0f : new * rest;
-            dk[c] = idle ? 0.0f : new * (v[c] * rest - past);
-            dd[c] = idle ? 0.0f : n_[c] * rest - d_[c] * past;
-        } else {
-            r->shrink[c] = 1.0f;
-            dv[c] = dk[c] = dd[c] = 0.0f;
-        }
+/* Of feature c, from the gradient gr of its ratio to those of key, value and decay. */
+TM_INLINE void fade_back(const int live, int c, float v, float gr, float e0, float n, float d, float part, float yy, float *restrict dk, float *restrict dv,
+                         float *restrict dd, scan_rest *restrict r) {
+    float shrink = r->shrink[c], e = fabsf(e0);
+    int up = signbit(e0) != 0, none = gr == 0; /* a row that nothing is asked of gives nothing, not even NaN */
+    float new = up ? 1.0f : e, gg = none ? 0.0f : gr * part, past_y = none ? 0.0f : gg * yy;
+    float f = r->f[c] * shrink, rc = r->rc[c] * shrink + gg, pc = r->pc[c] * shrink + past_y;
+    r->f[c] = f, r->rc[c] = rc, r->pc[c] = pc;
+    if (live) {
+        float rest = r->ro[c] * f + rc, past = r->po[c] * f + pc;
+        int idle = rest == 0 && past == 0; /* no row asks for this key or for one before it */
+        r->shrink[c] = up ? e : d == 0 ? 0.0f : 1.0f; /* 0: no sums before, or forgotten */
+        dv[c] = idle ? 0.0f : new * rest;
+        dk[c] = idle ? 0.0f : new * (v * rest - past);
+        dd[c] = idle ? 0.0f : n * rest - d * past;
+    } else {
+        r->shrink[c] = 1.0f;
+        dv[c] = dk[c] = dd[c] = 0.0f;
     }
 }
 
@@ -280,28 +278,53 @@ typedef struct {
     float v[SCAN_W], g[SCAN_W], q[SCAN_W], part[SCAN_W], yy[SCAN_W], gr[SCAN_W], o1[SCAN_W], o2[SCAN_W], o3[SCAN_W], o4[SCAN_W];
 } fade_room;
 
-static void fade_back_row(int live, const fade_in *a, const float *v, const float *g, const float *q, const float *e_, const float *n_, const float *d_,
-                          float *dq, float *dk, float *dv, float *dd, scan_rest *r, fade_room *o, int w) {
-    if (live && q)
-        fade_ratio(1, 1, v, q, g, e_, n_, d_, o->part, o->yy, o->gr, dq, w);
-    else if (live)
-        fade_ratio(0, 1, v, q, g, e_, n_, d_, o->part, o->yy, o->gr, dq, w);
-    else if (q)
-        fade_ratio(1, 0, v, q, g, e_, n_, d_, o->part, o->yy, o->gr, dq, w);
-    else
-        fade_ratio(0, 0, v, q, g, e_, n_, d_, o->part, o->yy, o->gr, dq, w);
-    if (a->e && !q) memcpy(o->gr, g, sizeof(float) * w);
-    if (a->e)
-        fade_back_norm(a, g, o->yy, o->gr, q ? dq : NULL, w);
-    else if (q) {
-        TM_IVDEP
-        for (int c = 0; c < w; c++) dq[c] = g[c] == 0 ? 0.0f : dq[c] * o->yy[c];
+/* A row without a norm: one pass. */
+TM_INLINE void fade_back_plain(const int gate, const int live, const float *restrict v, const float *restrict g, const float *restrict q,
+                               const float *restrict e_, const float *restrict n_, const float *restrict d_, float *restrict dq, float *restrict dk,
+                               float *restrict dv, float *restrict dd, scan_rest *restrict r, int w) {
+    TM_IVDEP
+    for (int c = 0; c < w; c++) {
+        float vv = live ? v[c] : 0.0f, n = n_[c], d = d_[c], e = e_[c];
+        fade_ratio o = fade_ratio_of(gate, live, vv, gate ? q[c] : 0.0f, g[c], e, n, d);
+        if (gate) dq[c] = g[c] == 0 ? 0.0f : o.dq * o.yy;
+        fade_back(live, c, vv, o.gr, e, n, d, o.part, o.yy, dk, dv, dd, r);
     }
-    const float *gr = q || a->e ? o->gr : g;
-    if (live)
-        fade_back(1, v, gr, e_, n_, d_, o->part, o->yy, dk, dv, dd, r, w);
+}
+
+/* A row whose ratios are normalised: the norm needs all of a head before the gradient of any. */
+TM_INLINE void fade_back_normed(const int gate, const int live, const fade_in *a, const float *restrict v, const float *restrict g, const float *restrict q,
+                                const float *restrict e_, const float *restrict n_, const float *restrict d_, float *restrict dq, float *restrict dk,
+                                float *restrict dv, float *restrict dd, scan_rest *restrict r, fade_room *restrict room, int w) {
+    TM_IVDEP
+    for (int c = 0; c < w; c++) {
+        fade_ratio o = fade_ratio_of(gate, live, live ? v[c] : 0.0f, gate ? q[c] : 0.0f, g[c], e_[c], n_[c], d_[c]);
+        room->part[c] = o.part, room->yy[c] = o.yy, room->gr[c] = o.gr;
+        if (gate) dq[c] = o.dq;
+    }
+    fade_back_norm(a, g, room->yy, room->gr, gate ? dq : NULL, w);
+    TM_IVDEP
+    for (int c = 0; c < w; c++)
+        fade_back(live, c, live ? v[c] : 0.0f, room->gr[c], e_[c], n_[c], d_[c], room->part[c], room->yy[c], dk, dv, dd, r);
+}
+
+#define FADE_BACK(gate, live)                                                                                                                                  \
+    do {                                                                                                                                                       \
+        if (a->e)                                                                                                                                              \
+            fade_back_normed(gate, live, a, v, g, q, e_, n_, d_, dq, dk, dv, dd, r, room, w);                                                                  \
+        else                                                                                                                                                   \
+            fade_back_plain(gate, live, v, g, q, e_, n_, d_, dq, dk, dv, dd, r, w);                                                                            \
+    } while (0)
+
+static void fade_back_row(int live, const fade_in *a, const float *v, const float *g, const float *q, const float *e_, const float *n_, const float *d_,
+                          float *dq, float *dk, float *dv, float *dd, scan_rest *r, fade_room *room, int w) {
+    if (live && q)
+        FADE_BACK(1, 1);
+    else if (live)
+        FADE_BACK(0, 1);
+    else if (q)
+        FADE_BACK(1, 0);
     else
-        fade_back(0, v, gr, e_, n_, d_, o->part, o->yy, dk, dv, dd, r, w);
+        FADE_BACK(0, 0);
 }
 
 static void fade_replay_chunk(const fade_in *a, int64_t b, int64_t t0, int64_t t1, int64_t c0, int w, fade_sums *s, scan_chunk *x) {
