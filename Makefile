@@ -46,13 +46,15 @@ quick: setup
 	@tests=$$(PYTHONPATH=tests $(BIN)/python -m quick $(M)) && set -x && TOKENMIX_QUICK=$(M) $(PYTEST) -n 2 $$tests
 
 # tests/suites.py lists what `make test` leaves to `make test-more`. Neither runs the tests marked slow or browser.
-test: lint docs
+test: setup
+	@$(MAKE) -j2 lint docs
 	$(PYTEST) -n 2 -m "not more and not slow and not browser"
 
 test-more: setup
 	$(PYTEST) -n 2 -m "more and not slow and not browser"
 
-test-all: lint docs
+test-all: setup
+	@$(MAKE) -j2 lint docs
 	$(PYTEST) -n 2 -m "not browser"
 	$(MAKE) test-browser
 

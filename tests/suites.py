@@ -7,6 +7,8 @@ of every feature. What neither runs is slow: `make test-all`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cases import FIRST
 from tokenmix import MIXERS
 
@@ -101,27 +103,45 @@ def is_more(file: str, test: str, params: dict[str, object]) -> bool:
 
 
 LONG = ("compiles", "exports", "differentiable_twice")
-"""How the names of the longest promises begin; on a mixer's further cases `make test-all` alone checks them."""
+"""How the names of the longest promises begin."""
+
+INTERPRETED = ("scan_shapes", "hydra_all", "forget_masks", "linear_shapes", "full_shapes", "band_masks")
+"""How the names of Triton checks begin that `make test-more` runs in Triton's interpreter: one of each kind."""
+
+EXPORTED = ("attention", "aft_forget", "hydra")
+"""Mixers that `make test-more` exports to ONNX at many sizes; the contract exports every mixer at one."""
+
+REPORTED = ("a row written one too long", "a buffer that threads share")
+"""Bugs planted for sanitizers in `make test-more`."""
+
+SPREAD = ("hydra", "lightconv")
+"""Cases that `make test-more` spreads over 1,024 ranks."""
 
 
-IN_THE_INTERPRETER = ("scan_shapes", "hydra_all", "forget_masks", "linear_shapes", "full_shapes", "band_masks")
-"""How the checks of Triton kernels begin that `make test-more` runs in Triton's interpreter: one of each kind."""
+def further(params: dict[str, object]) -> bool:
+    """Return whether a test is about another than the first case of a mixer."""
+    return params.get("case") not in FIRST.values()
+
+
+def uncommon_kernel(params: dict[str, object]) -> bool:
+    """Return whether a check of a Triton kernel repeats what another checks, on other shapes or options."""
+    return not str(params["check"]).startswith(INTERPRETED)
+
+
+SLOW: dict[tuple[str, str], Callable[[dict[str, object]], bool]] = {
+    ("test_contract.py", "test_promise"): lambda p: further(p) and str(p["promise"]).startswith(LONG),
+    ("test_contract_backends.py", "test_eager"): further,
+    ("test_onnx.py", "test_core_mixers"): lambda p: p["name"] not in EXPORTED,
+    ("test_parallel.py", "test_1024_ranks"): lambda p: p["case"] not in SPREAD,
+    ("test_sanitizers.py", "test_a_planted_bug_is_reported"): lambda p: p["bug"] not in REPORTED,
+    ("test_sanitizers.py", "test_clean"): lambda p: (p["kind"], p["isa"]) == ("thread", "base"),
+    ("test_triton.py", "test_in_the_interpreter"): uncommon_kernel,
+    ("test_triton_gemm.py", "test_in_the_interpreter"): uncommon_kernel,
+}
+"""The parameters with which a test belongs to `make test-all` alone: what takes longest, beyond one of each kind."""
 
 
 def is_slow(file: str, test: str, params: dict[str, object]) -> bool:
-    """Return whether a test belongs to `make test-all` alone: what takes longest, on a mixer's further cases."""
-    case = params.get("case")
-    further = case not in FIRST.values()
-    if file == "test_onnx.py" and test == "test_core_mixers":
-        return params["name"] not in ("attention", "aft_forget", "hydra")  # the contract exports one of each
-    if test == "test_in_the_interpreter":
-        return not str(params["check"]).startswith(IN_THE_INTERPRETER)
-    if file == "test_sanitizers.py" and test == "test_clean":
-        return (params["kind"], params["isa"]) == ("thread", "base")
-    if file == "test_sanitizers.py" and test == "test_a_planted_bug_is_reported":
-        return params["bug"] not in ("a row written one too long", "a buffer that threads share")
-    if file == "test_parallel.py" and test == "test_1024_ranks":
-        return case not in ("hydra", "lightconv")
-    if file == "test_contract.py" and test == "test_promise":
-        return further and str(params["promise"]).startswith(LONG)
-    return file == "test_contract_backends.py" and test == "test_eager" and further
+    """Return whether a test belongs to `make test-all` alone."""
+    late = SLOW.get((file, test))
+    return late is not None and late(params)
