@@ -400,6 +400,33 @@ def test_the_long_tail_recipe_starts_from_its_runs(row, tuned, size):
     )
 
 
+@pytest.mark.parametrize("size", ["gpu", "paper"])
+@pytest.mark.parametrize("row", ["attention", "aft_conv", "hydra"])
+def test_the_second_stage_on_imagenet_starts_from_the_first(row, size):
+    tuned = "balanced_bce" if row == "attention" else f"{row}/balanced_bce"
+    first = RECIPES["livt_pretrain"].config(row, "paper")
+    second = RECIPES["livt_imagenet_lt"].config(tuned, size)
+    assert replace(second.model, classes=0, drop_path=0.0) == first.model.encoder
+    assert (first.data.source, first.data.valid) == (second.data.source, second.data.valid)
+    with torch.device("meta"):
+        model, pretrained = build_model(second.model), build_model(first.model)
+    assert {n: t.shape for n, t in model.state_dict().items() if not n.startswith("head.")} == {
+        n: t.shape for n, t in pretrained.encoder.state_dict().items()
+    }
+
+
+def test_the_second_stage_on_imagenet_as_printed():
+    paper, gpu = (RECIPES["livt_imagenet_lt"].config(size=size) for size in ("paper", "gpu"))
+    optim, loop, data = paper.optim, paper.train, paper.data
+    assert (loop.batch_size, loop.steps, optim.warmup) == (1024, 100 * (115_846 // 1024), 10 * (115_846 // 1024))
+    assert (optim.name, optim.betas, optim.weight_decay, optim.layer_decay) == ("adamw", (0.9, 0.99), 0.05, 0.75)
+    assert (optim.lr, optim.schedule, optim.lr * optim.min_lr_ratio) == (1e-3, "cosine", pytest.approx(1e-6))
+    assert (data.loss, data.loss_tau, data.smoothing, data.long_tail) == ("balanced_bce", 1.0, 0.1, None)
+    assert (data.augment.mixup, data.augment.cutmix, data.augment.erasing) == (0.8, 1.0, 0.25)
+    assert (paper.model.classes, paper.model.pool, paper.model.drop_path) == (1000, "mean", 0.1)
+    assert (gpu.train.batch_size, gpu.optim.lr) == (256, 2.5e-4)
+
+
 def test_data_give_the_model_its_size_but_no_classes(tmp_path):
     images = tmp_path / "set"
     for split in ("train", "val"):

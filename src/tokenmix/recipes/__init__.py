@@ -12,6 +12,7 @@ from .documents import RECIPES as _documents
 from .hydra_imagenet import RECIPE as _hydra_imagenet
 from .image_diffusion import RECIPE as _image_diffusion
 from .livt_cifar_lt import RECIPES as _livt_cifar_lt
+from .livt_imagenet_lt import RECIPE as _livt_imagenet_lt
 from .livt_pretrain import RECIPE as _livt_pretrain
 from .points import RECIPES as _points
 from .pvt_imagenet import RECIPE as _pvt_imagenet
@@ -42,6 +43,7 @@ _ALL = (
     _pvt_imagenet,
     _livt_pretrain,
     *_livt_cifar_lt,
+    _livt_imagenet_lt,
     _segmentation,
     _recall,
     *_arithmetic,

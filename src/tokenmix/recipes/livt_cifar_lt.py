@@ -48,13 +48,18 @@ ROWS = {
 }
 
 
+def long_tailed_digits(row: LossRow) -> RunConfig:
+    """Return the row as a tiny model on digits whose largest class has 142 images and whose smallest has one."""
+    return digits_training(row).override({"data.long_tail": IMBALANCE, "data.loss": row.loss})
+
+
 def of_classes(classes: int) -> Callable[[LossRow, str], RunConfig]:
     """Return the function that builds the rows for CIFAR with this many classes."""
 
     def build(row: LossRow, size: str) -> RunConfig:
         """Return the config of a row: AdamW with LiVT's betas and last rate, 200 epochs (``gpu``) or 400."""
         if size == "smoke":
-            return digits_training(row).override({"data.long_tail": IMBALANCE, "data.loss": row.loss})
+            return long_tailed_digits(row)
         batch, epochs, held_out = (256, 400, 0.0) if size == "paper" else (256, 200, 0.1)
         largest = round(CIFAR_IMAGES * (1 - held_out)) // classes
         data = ImageDataConfig(
