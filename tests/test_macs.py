@@ -13,8 +13,12 @@ from tokenmix import MixerError, use_backend
 from tokenmix.models import (
     LM,
     MODELS,
+    DiTConfig,
     EAMLPConfig,
     LMConfig,
+    MAEConfig,
+    PointClassifierConfig,
+    PointSegmenterConfig,
     PyramidConfig,
     ResNetConfig,
     SegmentationConfig,
@@ -96,6 +100,40 @@ def test_macs_are_half_of_what_torch_counts(kind):
     assert macs(model).total * 2 == counter.get_total_flops()
 
 
+def torch_counts(model, *inputs):
+    with FlopCounterMode(display=False) as counter, use_backend("eager"), torch.no_grad():
+        model.eval()(*inputs)
+    return counter.get_total_flops() // 2
+
+
+@pytest.mark.parametrize("ratio", [0.75, 0.5])
+def test_a_masked_autoencoder_as_it_trains(ratio):
+    decoder = {"decoder_dim": 8, "decoder_layers": 1, "decoder_mixers": ATTENTION}
+    encoder = {"dim": 16, "layers": 2, "mixers": ATTENTION, "image_size": (16, 24), "patch": 4, "registers": 2}
+    model = build_model(MAEConfig(mask_ratio=ratio, **encoder, **decoder))
+    keep = torch.arange(24)[: int(24 * (1 - ratio))][None]
+    assert macs(model).total == torch_counts(model, torch.randn(1, 3, 16, 24), keep)
+
+
+def test_a_step_of_a_diffusion_transformer():
+    model = build_model(DiTConfig(dim=16, layers=2, mixers=ATTENTION, image_size=(8, 12), classes=3))
+    counted = torch_counts(model, torch.randn(1, 3, 8, 12), torch.tensor([0.5]), torch.tensor([1]))
+    assert macs(model).total == counted
+
+
+@pytest.mark.parametrize("mixer", ["pct_attention", "attention"])
+@pytest.mark.parametrize("kind", ["classifier", "segmenter"])
+def test_clouds(kind, mixer):
+    sizes = {"mixers": ({"name": mixer},), "layers": 2, "dim": 16, "lift": 8, "fuse": 12, "hidden": (6, 5)}
+    if kind == "classifier":
+        model = build_model(PointClassifierConfig(classes=3, neighbours=(4, 3), samples=(16, 10), **sizes))
+        inputs = (torch.randn(1, 30, 3),)
+    else:
+        model = build_model(PointSegmenterConfig(classes=3, parts=7, category=4, neighbours=(4, 3), **sizes))
+        inputs = (torch.randn(1, 30, 3), torch.tensor([2]))
+    assert macs(model, 30).total == torch_counts(model, *inputs)
+
+
 def test_sizes_are_filled_up_to_whole_patches():
     model = small("vit")
     assert macs(model, (17, 32)) == macs(model)
@@ -113,8 +151,12 @@ def test_what_cannot_be_counted_says_so():
     bound = build_model(ViTConfig(dim=8, layers=1, mixers=({"name": "aft_full", "rank": 2},), image_size=16, patch=8))
     with pytest.raises(MixerError, match="max_len=5, cost was asked for T=17"):
         macs(bound, 32)
-    with pytest.raises(MixerError, match="macs: supports ViT, Pyramid, EAMLP, ResNet, Segmenter, got LM"):
+    with pytest.raises(MixerError, match="macs: supports ViT, .*, DiT, PointClassifier, PointSegmenter, got LM"):
         macs(LM(LMConfig(dim=8, max_len=8, layers=1, mixers=({"name": "aft_simple"},))))
+    cloud = build_model(PointClassifierConfig(classes=3, dim=8, lift=4, fuse=8, neighbours=(4,), samples=(16,)))
+    for points in (None, 15, (32, 32)):
+        with pytest.raises(MixerError, match=r"a PointClassifier takes clouds .* the number of points, at least 16"):
+            macs(cloud, points)
     with pytest.raises(MixerError, match=r"macs: image_size must be a positive integer or two"):
         macs(bound, (1, 2, 3))
 

@@ -350,6 +350,5 @@ class Attention(Mixer):
         w = self._log_weights(q, seen, query_positions, at, plain=False, key_mask=mask)
         if isinstance(self.positions, XPositions):
             q, seen = self._faded(q, seen, query_positions, at, mask)
-        options: dict[str, Any] = {"scale": self.scale, "causal": self.causal, "key_mask": mask}
-        y = attention_by_head(q, seen, values.to(q.dtype), w, **options)
+        y = attention_by_head(q, seen, values.to(q.dtype), w, scale=self.scale, causal=self.causal, key_mask=mask)
         return self.out_proj(y), self._state(keys, values, valid, at, next_position)

@@ -215,7 +215,7 @@ class Routing(Mixer):
         after = RoutingState(*(torch.cat(pair, 1) for pair in zip(state, new, strict=True)))
         if state.keys.shape[1] == 0:
             return self.out_proj(functional.routing(q, v, centroids, clusters=now, **options)), after
-        shape: dict[str, Any] = {"heads": self.heads, "window": self.window, "count": self.clusters}
         clusters = after.clusters.long().transpose(1, 2)
-        y = routing_chunk(q, after.keys.to(q.dtype), after.values.to(q.dtype), clusters, after.valid, **shape)
+        seen = after.keys.to(q.dtype), after.values.to(q.dtype), clusters, after.valid
+        y = routing_chunk(q, *seen, heads=self.heads, window=self.window, count=self.clusters)
         return self.out_proj(y.to(v.dtype)), after

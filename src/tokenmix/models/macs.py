@@ -1,4 +1,4 @@
-"""Multiply-accumulates of an image model, from the shapes of its layers and the cost formulas of its mixers."""
+"""Multiply-accumulates of a model of images or clouds, from the shapes of its layers and its mixers' cost formulas."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from torch import nn
 
 from ..errors import MixerError
 from .blocks import Block
+from .dit import DiT, DiTBlock
 from .eamlp import EAMLP, STRIDE, MemoryBlock, split_grids
 from .images import both_sides
+from .mae import MAE, kept_count
+from .points import NeighbourEmbedding, PointBlock, PointClassifier, PointSegmenter
 from .pyramid import Pyramid
 from .resnet import ResNet
 from .segmentation import MixerResidual, Segmenter
@@ -22,7 +25,7 @@ Applications = Iterator[tuple[nn.Module, int]]
 
 
 class Macs(NamedTuple):
-    """Multiply-accumulates for one image.
+    """Multiply-accumulates for one image or cloud.
 
     Attributes:
         total: those of all matrix products and convolutions and of token mixing. Norms, activations, biases and softmax
@@ -40,24 +43,30 @@ class Macs(NamedTuple):
 
 
 def macs(model: nn.Module, image_size: Any = None) -> Macs:
-    """Count the multiply-accumulates of ``model`` on one image of ``image_size``, without running it.
+    """Count the multiply-accumulates of ``model`` on one image of ``image_size`` or one cloud, without running it.
 
     Each mixer is counted by its ``cost(T)``; one that reduces a grid (``spatial_reduction``) is exact if its ratio
-    divides the grid.
+    divides the grid. An MAE is counted as it trains, with its share of patches hidden; a DiT for one step of sampling.
+    The distances by which a cloud's neighbours are found are not counted.
 
     Args:
-        model: a ViT, Pyramid, EAMLP, ResNet or Segmenter, which may be on the meta device.
+        model: a ViT, Pyramid, EAMLP, ResNet, Segmenter, MAE, DiT, PointClassifier or PointSegmenter, which may be on
+            the meta device.
         image_size: one number or (height, width), padded to whole patches as the model does; None: the size it is built
-            for. Learned positions cost nothing and need no ``resize``.
+            for. Learned positions cost nothing and need no ``resize``. Of a cloud, the number of its points.
 
     Raises:
-        MixerError: if a mixer declares no cost, or has parameters for fewer positions than the size has tokens.
+        MixerError: if a mixer declares no cost, or has parameters for fewer positions than the size has tokens; for a
+            cloud without a number of points, or with fewer than the model needs.
     """
     walk = WALKS.get(type(model))
     if walk is None:
         raise MixerError(f"macs: supports {', '.join(c.__name__ for c in WALKS)}, got {type(model).__name__}.")
     config: Any = model.backbone.config if isinstance(model, Segmenter) else model.config
-    size = config.image_size if image_size is None else both_sides(image_size, "macs")
+    if isinstance(model, (PointClassifier, PointSegmenter)):
+        size: Any = _points(model, image_size)
+    else:
+        size = config.image_size if image_size is None else both_sides(image_size, "macs")
     counts = [layer_macs(module, times) for module, times in walk(model, size)]
     return Macs(sum(c.total for c in counts), sum(c.mixing for c in counts))
 
@@ -67,10 +76,13 @@ def layer_macs(module: Any, times: int) -> Macs:
 
     It is applied to each token, to each output cell of a convolution, or once.
     """
-    if isinstance(module, (Block, MixerResidual)):
+    if isinstance(module, (Block, MixerResidual, PointBlock)):
         cost = module.mixer.cost(times)
-        mlp = layer_macs(module.mlp, times).total if isinstance(module, Block) else 0
-        return Macs(cost.flops // 2 + mlp, cost.mixing // 2)
+        rest = module.mlp if isinstance(module, Block) else module.last if isinstance(module, PointBlock) else None
+        beside = weight_macs(rest, times) if rest is not None else 0
+        if isinstance(module, DiTBlock):
+            beside += weight_macs(module.modulation, 1)
+        return Macs(cost.flops // 2 + beside, cost.mixing // 2)
     if isinstance(module, MemoryBlock):
         mixing = times * (module.memory.memory_k.numel() + module.memory.memory_v.numel())
         return Macs(mixing + weight_macs(module.memory, times) + weight_macs(module.mlp, times), mixing)
@@ -140,10 +152,64 @@ def layers_of_segmenter(model: Segmenter, size: Size) -> Applications:
         yield layer, times
 
 
+def layers_of_mae(model: MAE, size: Size) -> Applications:
+    """Yield each layer of a masked autoencoder with the number of times it is applied.
+
+    All patches are embedded; those that are kept pass the encoder, all the decoder's blocks, and those that are hidden
+    its head.
+    """
+    config = model.config
+    patches = cells(size, config.patch)
+    kept = kept_count(patches, config.mask_ratio)
+    yield model.encoder.patch, patches
+    yield from ((block, config.prefix + kept) for block in model.encoder.blocks)
+    yield model.decoder.embed, config.prefix + kept
+    yield from ((block, config.prefix + patches) for block in model.decoder.blocks)
+    yield model.decoder.head, patches - kept
+
+
+def layers_of_dit(model: DiT, size: Size) -> Applications:
+    """Yield each layer of a diffusion transformer with the number of times it is applied in one step."""
+    patches = cells(size, model.config.patch)
+    yield model.patch, patches
+    yield model.condition, 1
+    yield from ((block, patches) for block in model.blocks)
+    yield model.head.modulation, 1
+    yield model.head.out, patches
+
+
+def _points(model: PointClassifier | PointSegmenter, points: Any) -> int:
+    least = model.trunk.least
+    if isinstance(points, bool) or not isinstance(points, int) or points < least:
+        raise MixerError(
+            f"macs: a {type(model).__name__} takes clouds of any size; give the number of points, at least {least}, as "
+            + f"image_size, got {points!r}."
+        )
+    return points
+
+
+def layers_of_points(model: PointClassifier | PointSegmenter, points: int) -> Applications:
+    """Yield each layer of a model of clouds with the number of times it is applied."""
+    trunk, left = model.trunk, points
+    yield from ((layer, points) for layer in trunk.lift)
+    for stage in trunk.stages:
+        assert isinstance(stage, NeighbourEmbedding)
+        left = stage.samples or left
+        yield stage, left * stage.neighbours
+    yield from ((layer, left) for layer in (*trunk.enter, *trunk.blocks, trunk.fuse))
+    if isinstance(model, PointSegmenter) and model.told is not None:
+        yield model.told, 1
+    yield model.head, left if isinstance(model, PointSegmenter) else 1
+
+
 WALKS: dict[type, Callable[..., Applications]] = {
     ViT: layers_of_vit,
     Pyramid: layers_of_pyramid,
     EAMLP: layers_of_eamlp,
     ResNet: layers_of_resnet,
     Segmenter: layers_of_segmenter,
+    MAE: layers_of_mae,
+    DiT: layers_of_dit,
+    PointClassifier: layers_of_points,
+    PointSegmenter: layers_of_points,
 }
