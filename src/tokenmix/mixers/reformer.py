@@ -189,6 +189,6 @@ class Reformer(Mixer):
         if state.keys.shape[1] == 0:
             return self.out_proj(functional.reformer(q, v, rotations, buckets=now, **options)), after
         buckets = after.buckets.long().transpose(1, 2).unflatten(1, (self.heads, self.rounds))
-        shape: dict[str, Any] = {"heads": self.heads, "chunk": self.chunk, "count": self.buckets}
-        y = reformer_chunk(q, after.keys.to(q.dtype), after.values.to(q.dtype), buckets, after.valid, **shape)
+        seen = after.keys.to(q.dtype), after.values.to(q.dtype), buckets, after.valid
+        y = reformer_chunk(q, *seen, heads=self.heads, chunk=self.chunk, count=self.buckets)
         return self.out_proj(y.to(v.dtype)), after
