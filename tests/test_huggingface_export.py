@@ -71,6 +71,7 @@ def image_run(tmp_path_factory) -> Path:
         LMConfig(**{**LM, "mlp": "relu2", "positions": "sinusoidal"}),
         ViTConfig(**VIT),
         ViTConfig(**VIT, mlp="swiglu", norm_type="rms"),
+        ViTConfig(**VIT, stem="conv"),
         ViTConfig(
             **{
                 **VIT,

@@ -67,6 +67,10 @@ def small(kind):
         return build_model(
             ViTConfig(dim=16, layers=2, mixers=ATTENTION, image_size=(24, 32), patch=8, classes=3, registers=2)
         )
+    if kind == "stem":
+        return build_model(
+            ViTConfig(dim=16, layers=2, mixers=ATTENTION, image_size=(24, 32), patch=8, classes=3, stem="conv")
+        )
     if kind == "resnet":
         return build_model(ResNetConfig(widths=(4, 6, 6), depths=(2, 1, 2), image_size=(25, 14)))
     options = {"depths": (1, 2, 1, 1), "dims": (8, 12, 20, 16), "mlp_ratios": (2, 2, 1, 1), "image_size": (96, 64)}
@@ -91,7 +95,7 @@ def small(kind):
     )
 
 
-@pytest.mark.parametrize("kind", ["vit", "pyramid", "segmenter", "eamlp", "t2t", "resnet"])
+@pytest.mark.parametrize("kind", ["vit", "stem", "pyramid", "segmenter", "eamlp", "t2t", "resnet"])
 def test_macs_are_half_of_what_torch_counts(kind):
     model = small(kind).eval()
     size = (model.backbone if kind == "segmenter" else model).config.image_size

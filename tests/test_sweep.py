@@ -18,6 +18,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from image_sets import noise, save
 from tokenmix import MixerError, cli
 from tokenmix.models import build_model
 from tokenmix.report.checks import check_page
@@ -641,10 +642,19 @@ def test_text_is_scored_beyond_the_length_of_training(plan, tmp_path, inline):
     assert any("more context than training had, up to 64" in note for note in table.notes)
 
 
+def test_a_segmenter_s_classes_are_those_of_its_masks(tmp_path):
+    for i in range(6):
+        save(tmp_path / "images" / f"{i}.png", noise(8, 8, 3, seed=i))
+        save(tmp_path / "masks" / f"{i}.png", noise(8, 8, seed=i) % 3)
+    plan = SweepPlan("segmentation", {"attention": {}}, (2e-3,), changes={"data.source": str(tmp_path)})
+    assert plan.config("attention").model.head.classes == 3
+
+
 @pytest.mark.usefixtures("controls")
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/sweeps").glob("*.json")), ids=lambda path: path.stem)
 def test_every_row_of_the_projects_plans_can_be_built(path, monkeypatch):
     monkeypatch.chdir(ROOT)  # modules of plans are relative to it
+    monkeypatch.setattr("tokenmix.sweep.plan.match_data", lambda config: config)  # images may not be on this machine
     plan = SweepPlan.from_json(json.loads(path.read_text()))
     load_modules(plan.modules)
     for row in plan.rows:

@@ -7,7 +7,8 @@ import torch
 
 from cases import BOTH_WAYS, CASES
 from tokenmix import MixerError
-from tokenmix.models import MODELS, ViT, ViTConfig, build_model, replace_layers
+from tokenmix.hosts.vit.write import to_hf, to_timm
+from tokenmix.models import MODELS, MAEConfig, ViT, ViTConfig, build_model, replace_layers
 from tokenmix.models.vit import filled
 from tokenmix.papers.aft import TABLE_7, TABLE_8
 from tokenmix.positions.grid import resize_rows, sincos
@@ -107,6 +108,72 @@ def test_dropped_patches_have_no_influence(name):
     keep = torch.arange(11)[None]
     assert torch.equal(model(images, keep=keep), model(changed, keep=keep))
     assert not torch.allclose(model(images), model(changed), atol=1e-3)
+
+
+@pytest.mark.parametrize("patch", [2, 4, 16])
+def test_a_convolutional_stem_by_its_layers(patch):
+    """Against its convolutions one by one; the grid is that of the patches, and neighbours' pixels count."""
+    sizes = {"image_size": (32, 48), "patch": patch, "dim": 24, "positions": None, "pool": "mean"}
+    model = make(SPECS["attention"], stem="conv", **sizes)
+    images = torch.randn(2, 3, 32, 48)
+    x, widths, weights = images, [], dict(model.patch.named_parameters())
+    for i in range(patch.bit_length() - 1):
+        norm = model.patch.layers[3 * i + 1]
+        norm.running_mean.uniform_(-1, 1)
+        norm.running_var.uniform_(0.5, 2)
+        x = torch.nn.functional.conv2d(x, weights[f"layers.{3 * i}.weight"], stride=2, padding=1)
+        shape = (1, -1, 1, 1)
+        x = (x - norm.running_mean.view(shape)) / (norm.running_var.view(shape) + norm.eps).sqrt()
+        x = (x * norm.weight.view(shape) + norm.bias.view(shape)).relu()
+        widths.append(x.shape[1])
+    x = torch.nn.functional.conv2d(x, weights["out.weight"], weights["out.bias"])
+    assert widths == [24 // 2 ** (len(widths) - 1 - i) for i in range(len(widths))]
+    found, given = model.embed(images)
+    assert given["grid"] == (32 // patch, 48 // patch)
+    assert torch.allclose(found, x.flatten(2).transpose(1, 2), atol=1e-4 * float(x.detach().abs().max()))
+    changed = images.clone()
+    changed[..., patch - 1, patch - 1] += 5.0  # the corner of the first patch, beside three others
+    moved = (model.embed(changed)[0] - found).abs().amax((0, 2)) > 0
+    assert {0, 1, 48 // patch} <= set(moved.nonzero().flatten().tolist())
+
+
+def test_a_convolutional_stem_trains_resizes_and_comes_back_from_json():
+    config = ViTConfig(
+        dim=16, layers=1, mixers=(SPECS["aft_full"],), image_size=(8, 8), patch=4, classes=3, stem="conv"
+    )
+    torch.manual_seed(0)
+    model = build_model(ViTConfig.from_json(config.to_json())).train()
+    torch.manual_seed(0)
+    again = build_model(config)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+    model(torch.randn(4, 3, 8, 8)).square().sum().backward()
+    assert all(float(p.grad.abs().max()) > 0 for n, p in model.named_parameters() if n.startswith("patch."))
+    assert float(model.patch.layers[1].running_mean.abs().max()) > 0
+    assert model.eval().resize((12, 8))(torch.randn(1, 3, 12, 8)).shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"stem": "resnet"}, "ViTConfig: stem='resnet' is unknown; choose 'patch' or 'conv'"),
+        ({"stem": "conv", "patch": 12}, "patch must be 2, 4, 8, 16, .* got patch=12 and dim=16"),
+        ({"stem": "conv", "patch": 1}, "patch must be 2, 4, 8, 16"),
+        ({"stem": "conv", "patch": 16, "dim": 20}, "dim a multiple of patch / 2, got patch=16 and dim=20"),
+    ],
+)
+def test_stems_that_do_not_fit_are_refused(options, said):
+    given = {"dim": 16, "layers": 1, "mixers": (SPECS["hydra"],), "image_size": 48, "patch": 4, "classes": 3}
+    with pytest.raises(MixerError, match=said):
+        ViTConfig(**{**given, **options})
+
+
+def test_what_reads_patches_apart_refuses_a_convolutional_stem():
+    with pytest.raises(MixerError, match="MAEConfig: stem must be 'patch'; .* would read the hidden patches"):
+        MAEConfig(dim=16, layers=1, mixers=(SPECS["hydra"],), image_size=16, patch=4, stem="conv")
+    model = make(SPECS["attention"], stem="conv")
+    for write in (to_timm, to_hf):
+        with pytest.raises(MixerError, match=f"{write.__name__}: only a ViT with stem='patch' can be written"):
+            write(model)
 
 
 @pytest.mark.parametrize("size", [(12, 16), (24, 24), (13, 21), (4, 4), (1, 1)])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
+from ..models.stem import ConvStem
 from ..report.maps import reading
 from ..report.norms import Norms, patch_similarity
 
@@ -37,7 +38,7 @@ class Subject(ABC):
     Args:
         name: as it was given.
         model: in eval mode.
-        patch: the convolution that embeds patches; its kernel is its stride.
+        patch: what embeds patches, a convolution or a stem of several; its kernel is its stride.
         blocks: the layers, in order.
         prefix: names of the tokens before the patches, such as "[CLS]" and "register 1".
         image_size: (height, width) in pixels that the model is given.
@@ -48,7 +49,7 @@ class Subject(ABC):
 
     name: str
     model: Any
-    patch: nn.Conv2d
+    patch: nn.Conv2d | ConvStem
     blocks: list[nn.Module]
     prefix: tuple[str, ...]
     image_size: tuple[int, int]

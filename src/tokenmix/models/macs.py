@@ -18,6 +18,7 @@ from .points import NeighbourEmbedding, PointBlock, PointClassifier, PointSegmen
 from .pyramid import Pyramid
 from .resnet import ResNet
 from .segmentation import MixerResidual, Segmenter
+from .stem import ConvStem
 from .vit import ViT
 
 Size = tuple[int, int]
@@ -99,10 +100,22 @@ def cells(size: Size, stride: int) -> int:
     return prod(-(-n // stride) for n in size)
 
 
+def layers_of_stem(stem: nn.Conv2d | ConvStem, size: Size) -> Applications:
+    """Yield each convolution by which a ViT embeds its patches."""
+    patch = int(stem.stride[0])
+    if not isinstance(stem, ConvStem):
+        yield stem, cells(size, patch)
+        return
+    whole = (-(-size[0] // patch) * patch, -(-size[1] // patch) * patch)
+    for i, layer in enumerate(module for module in stem.layers if isinstance(module, nn.Conv2d)):
+        yield layer, cells(whole, 2 ** (i + 1))
+    yield stem.out, cells(whole, patch)
+
+
 def layers_of_vit(model: ViT, size: Size, head: bool = True) -> Applications:
     """Yield each layer of a ViT with the number of times it is applied."""
     patches = cells(size, model.config.patch)
-    yield model.patch, patches
+    yield from layers_of_stem(model.patch, size)
     yield from ((block, model.config.prefix + patches) for block in model.blocks)
     if head and model.head is not None:
         yield model.head, 1

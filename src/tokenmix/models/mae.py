@@ -49,6 +49,8 @@ class MAEConfig(ViTConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "decoder_mixers", tuple(self.decoder_mixers))
+        if self.stem != "patch":
+            raise MixerError("MAEConfig: stem must be 'patch'; a convolutional stem would read the hidden patches.")
         if self.classes:
             raise MixerError(f"MAEConfig: classes must be 0, got {self.classes}; a ViT that starts from this has them.")
         if self.decoder_dim < 4 or self.decoder_dim % 4:

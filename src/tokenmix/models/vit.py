@@ -30,6 +30,7 @@ from .images import (
     resize_mixers,
 )
 from .layers import MLPKind, NormType, build_norm, check_layer_kinds, init_linear
+from .stem import ConvStem, check_stem
 
 POOLS = ("class", "mean")
 POSITIONS = ("learned", "sinusoidal", None)
@@ -46,6 +47,8 @@ class ViTConfig(Json):
             ``grid_size`` are filled in.
         image_size: [height, width] in pixels that the model is built for, multiples of ``patch``.
         patch: side of a patch in pixels, at least 1.
+        stem: "patch", one convolution of whole patches; "conv", convolutions of 3 x 3 that halve the sides until a
+            place is a patch (``ConvStem``), for which ``patch`` is a power of 2.
         channels: channels of the images, at least 1.
         classes: outputs of the head; 0: no head, the model returns the pooled features.
         mlp_ratio: hidden width of the MLPs as a multiple of ``dim``.
@@ -68,6 +71,7 @@ class ViTConfig(Json):
     mixers: tuple[dict[str, Any], ...]
     image_size: tuple[int, ...] = (224, 224)
     patch: int = 16
+    stem: str = "patch"
     channels: int = 3
     classes: int = 1000
     mlp_ratio: float = 4.0
@@ -91,6 +95,7 @@ class ViTConfig(Json):
                 f"ViTConfig: pool={self.pool!r}, positions={self.positions!r}; "
                 + "choose 'class' or 'mean', and 'learned', 'sinusoidal' or null."
             )
+        check_stem(type(self).__name__, self.stem, self.patch, self.dim)
         check_multiples(self, self.patch, f"patch={self.patch}")
 
     @property
@@ -126,7 +131,11 @@ class ViT(nn.Module):
         super().__init__()
         self.config = config
         with torch.random.fork_rng():  # as in LM: only reset_parameters below may draw
-            self.patch = nn.Conv2d(config.channels, config.dim, config.patch, stride=config.patch)
+            self.patch: nn.Conv2d | ConvStem = (
+                ConvStem(config.channels, config.dim, config.patch)
+                if config.stem == "conv"
+                else nn.Conv2d(config.channels, config.dim, config.patch, stride=config.patch)
+            )
             self.class_token = nn.Parameter(torch.empty(config.dim)) if config.pool == "class" else None
             self.registers = nn.Parameter(torch.empty(config.registers, config.dim)) if config.registers else None
             rows = prod(config.grid) + (config.pool == "class")
@@ -163,7 +172,10 @@ class ViT(nn.Module):
         As in DeiT, weights, the head's included, are drawn from N(0, init_std); biases are 0.
         """
         std = self.config.init_std
-        init_linear(self.patch, std)
+        if isinstance(self.patch, ConvStem):
+            self.patch.reset_parameters(std)
+        else:
+            init_linear(self.patch, std)
         for parameter in (self.class_token, self.registers, self.positions):
             if parameter is not None:
                 nn.init.normal_(parameter, std=std)

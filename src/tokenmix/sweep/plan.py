@@ -166,7 +166,7 @@ class SweepPlan(Json):
         if self.shell is not None:
             config = replace(config, model=in_shell(config.model, self.shell))
         config = config.override(changes)  # after the shell, from which a row may deviate
-        if config.data.kind in ("images", "labels", "points"):
+        if config.data.kind in ("images", "labels", "masks", "points"):
             config = match_data(config)
         if self.steps is not None:
             config = config.override({"train.steps": self.steps})

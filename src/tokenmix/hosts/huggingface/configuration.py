@@ -32,6 +32,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "gated_mlp": (True, False),
     "mlp_bias": (True, False),
     "positions": ("learned", "sinusoidal", None),
+    "stem": ("patch", "conv"),
     "classifier_pooling": ("mean", "cls", "last", None),
     "is_causal": (True, False, None),
     "use_cache": (True, False),
@@ -61,8 +62,8 @@ class TokenMixConfig(PreTrainedConfig):
             default "last" if causal, else "mean". Of images: "cls" (default, a class token) or "mean".
         encoder_mixers, encoder_layers, cross_mixers: of ``TokenMixForSeq2SeqLM``: default ``mixers``,
             ``num_hidden_layers`` and softmax attention.
-        image_size, patch_size, num_channels, num_register_tokens: of ``TokenMixForImageClassification``; image_size
-            is one number or [height, width].
+        image_size, patch_size, num_channels, num_register_tokens, stem: of ``TokenMixForImageClassification``;
+            image_size is one number or [height, width], stem that of ``ViTConfig``.
 
     Raises:
         MixerError: for any value that no model can be built from, in one line.
@@ -106,6 +107,7 @@ class TokenMixConfig(PreTrainedConfig):
     patch_size: int = 16
     num_channels: int = 3
     num_register_tokens: int = 0
+    stem: str = "patch"
 
     def __post_init__(self, **kwargs: Any) -> None:
         _refuse_misspelt(kwargs)
@@ -197,6 +199,7 @@ class TokenMixConfig(PreTrainedConfig):
             mixers=tuple(self.specs()),
             image_size=self.image_size,  # type: ignore[arg-type]  # ViTConfig accepts one number
             patch=self.patch_size,
+            stem=self.stem,
             channels=self.num_channels,
             classes=self.num_labels or 2,
             mlp_ratio=mlp_ratio(self) * (1.5 if mlp == "swiglu" else 1.0),

@@ -237,6 +237,7 @@ def vit_config(config: ViTConfig) -> TokenMixConfig:
         patch_size=config.patch,
         num_channels=config.channels,
         num_register_tokens=config.registers,
+        stem=config.stem,
         **labels,
     )
 

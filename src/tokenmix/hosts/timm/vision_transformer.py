@@ -128,6 +128,10 @@ def checkpoint_filter(state: dict[str, Any], model: Any) -> dict[str, Tensor]:
             reports what it copied.
     """
     state = state.get("model", state)
+    if "patch.out.weight" in state:
+        raise MixerError(
+            "checkpoint_filter: the weights are of a ViT with stem='conv'; timm's ViT has one convolution."
+        )
     if "patch.weight" in state:
         state = _from_ours(state, model)
     for name in [n for n in state if ".attn.qkv." in n]:

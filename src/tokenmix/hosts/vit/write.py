@@ -128,6 +128,8 @@ def _check_softmax(model: ViT, who: str) -> None:
     if (model.config.norm_type, model.config.mlp) != ("layer", "gelu"):
         got = f"norm_type={model.config.norm_type!r} and mlp={model.config.mlp!r}"
         raise MixerError(f"{who}: only a ViT with LayerNorm and a GELU MLP can be written, got {got}.")
+    if model.config.stem != "patch":
+        raise MixerError(f"{who}: only a ViT with stem='patch' can be written, got stem={model.config.stem!r}.")
     for i, (block, spec) in enumerate(zip(model.blocks, specs, strict=True)):
         if not is_softmax(spec):
             only = "only a ViT with softmax attention in every layer can be written"
