@@ -380,7 +380,7 @@ def test_results_that_no_run_writes_are_refused(tmp_path, changes, words):
 
 def test_the_seed_of_the_tuning_runs_stays(plan, tmp_path):
     Results(tmp_path / "results.json", plan).save()
-    with pytest.raises(MixerError, match=r"seeds was \[0, 1\], is \[5, 0, 1\]"):
+    with pytest.raises(MixerError, match="the first seed, that of the tuning runs, was 0, is 5"):
         sweep(replace(plan, seeds=(5, 0, 1)), tmp_path)
 
 
@@ -420,6 +420,53 @@ def test_rows_and_seeds_are_added_to_a_sweep(plan, tmp_path, inline):
         sweep(replace(plan, rows={"aft_simple": {"model.layers": 2}, "hydra": {}}), tmp_path)
     with pytest.raises(MixerError, match=r"another plan \(rows lack hydra; rows have linear too\); give"):
         sweep(replace(plan, rows={"aft_simple": {}, "linear": {}}), tmp_path)
+
+
+def test_sweeps_with_parts_of_a_plan_share_a_file(plan, tmp_path, inline):
+    """Each has a row or a seed; the file holds the whole plan and all runs, whoever wrote last."""
+    whole, file = replace(plan, rows={"hydra": {}, "aft_simple": {}}, seeds=(0, 1)), tmp_path / "shared.json"
+    first = sweep(replace(whole, rows={"aft_simple": {}}, seeds=(0,)), tmp_path / "a", results=file)
+    second = sweep(replace(whole, rows={"hydra": {}}, seeds=(0,)), tmp_path / "b", results=file)
+    third = sweep(replace(whole, rows={"aft_simple": {}}), tmp_path / "c", results=file)
+    assert [len(each.plan.rows) for each in (first, second, third)] == [1, 1, 1]
+    late = Results.open(file, first.plan, shared=True)
+    late.runs = dict(list(first.runs.items())[:1])  # as a sweep that began before the others and ends after them
+    late.save()
+    found = Results.open(file, whole)
+    assert set(found.plan.rows) == set(whole.rows)
+    assert found.plan.seeds == (0, 1)
+    assert {(r["phase"], r["row"], r["seed"]) for r in found.runs.values()} == {
+        *((phase, row, 0) for phase in ("tune", "final") for row in whole.rows),
+        ("final", "aft_simple", 1),
+    }
+    assert Results.open(file).plan.rows == {"aft_simple": {}, "hydra": {}}
+    assert Results.open(file, replace(whole, rows={"aft_simple": {}}), shared=True).scores("aft_simple").keys() == {
+        0,
+        1,
+    }
+    with pytest.raises(MixerError, match=r"another plan \(steps was 8, is 9\); give another --results"):
+        sweep(replace(whole, rows={"hydra": {}}, steps=9), tmp_path / "d", results=file)
+    with pytest.raises(MixerError, match="another plan .*rates was .*; give another --results"):
+        sweep(replace(whole, rates=(1e-3,)), tmp_path / "d", results=file)
+    with pytest.raises(MixerError, match="the first seed, that of the tuning runs, was 0, is 2"):
+        sweep(replace(whole, seeds=(2,)), tmp_path / "d", results=file)  # another seed of the tuning runs
+
+
+def test_a_file_that_many_write_loses_nothing(plan, tmp_path):
+    """Processes add a record each, at once and again and again."""
+    Results(tmp_path / "shared.json", replace(plan, seeds=tuple(range(40)))).save()
+    code = (
+        "import sys, json; from pathlib import Path; from types import SimpleNamespace;"
+        "from tokenmix.sweep import Results; found = Results.open(Path(sys.argv[1]), shared=True);"
+        "add = lambda seed: found.add(SimpleNamespace(key=f'final/a/{seed}', phase='final', row='a', rate=1e-3,"
+        "seed=seed), {'score': 1.0, 'metric': 'm', 'tokens': 1, 'steps': 1, 'seconds': 1.0, 'peak_mib': 1,"
+        "'curve': []});"
+        "[add(seed) for seed in range(int(sys.argv[2]), 40, 2)]"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "shared.json")]
+    writers = [subprocess.Popen([*command, str(part)]) for part in range(2)]
+    assert [writer.wait(120) for writer in writers] == [0, 0]
+    assert len(Results.open(tmp_path / "shared.json").runs) == 40
 
 
 def test_rates_are_added_to_a_sweep(plan, tmp_path, inline):
@@ -499,11 +546,12 @@ def test_rows_of_a_plan_can_be_run_alone(plan, tmp_path, inline, capsys):
     file.write_text(json.dumps(plan.to_json()))
     row = list(plan.rows)[-1]
     command = ["sweep", str(file), "--out", str(tmp_path / "out")]
-    assert cli.main([*command, "--rows", row]) == 0
-    assert {r["row"] for r in Results.open(tmp_path / "out" / "results.json").runs.values()} == {row}
+    assert cli.main([*command, "--rows", row, "--seeds", "0"]) == 0
+    alone = Results.open(tmp_path / "out" / "results.json")
+    assert {(r["row"], r["seed"]) for r in alone.runs.values()} == {(row, 0)}
     for more, said in (
         (["--rows", "aft_simpel"], "the plan has no row 'aft_simpel'; nearest: aft_simple"),
-        (["--seeds", "5"], "is a plan, which holds --seeds; change it there"),
+        (["--shell", "paper", "--seeds", "5"], "is a plan, which holds --shell; change it there"),
         (["--steps", "9", "--model.layers", "3"], "is a plan, which holds --steps, --model.layers; change it there"),
     ):
         assert cli.main([*command, *more]) == 2

@@ -34,8 +34,8 @@ class Sweep:
     rates: list[float] = field(default_factory=list)
     """Learning rates (optim.lr) to try for each row. Muon's rate changes in proportion."""
 
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
-    """Seeds of the final runs; the first one is that of the tuning runs."""
+    seeds: list[int] = field(default_factory=list)
+    """Seeds of the final runs; the first one is that of the tuning runs. Default: those of the plan, or 0 1 2."""
 
     shell: Literal["paper", "modern"] | None = None
     """Blocks around the mixers: as in the papers, or as trained today. Default: those of the recipe."""
@@ -68,7 +68,8 @@ class Sweep:
     """CPU threads of each run, on cores of their own."""
 
     results: Path | None = None
-    """File of the results. Default: results.json in the folder of the sweep."""
+    """File of the results. Several sweeps may share one, each with some of the rows and seeds of a plan. Default:
+    results.json in the folder of the sweep."""
 
     json: bool = False
     """Print the results as JSON instead of the table."""
@@ -99,7 +100,7 @@ class Sweep:
         from ..sweep import SweepPlan
 
         if self.what.endswith(".json"):
-            default = Sweep(self.what, self.out)._of_plan()
+            default = Sweep(self.what, self.out, seeds=self.seeds)._of_plan()
             beside = [*(name for name, value in self._of_plan().items() if value != default[name]), *changes]
             if beside:
                 given = ", ".join(f"--{name}" for name in beside)
@@ -109,13 +110,14 @@ class Sweep:
             except (OSError, ValueError) as why:
                 raise MixerError(f"sweep: {self.what} cannot be read as JSON ({why}).") from None
             plan = SweepPlan.from_json(data)
+            plan = replace(plan, seeds=tuple(self.seeds)) if self.seeds else plan
             return plan.only(self.rows) if self.rows else plan
         return SweepPlan(self.what, rows={name: {} for name in self.rows}, changes=changes, **self._of_plan())
 
     def _of_plan(self) -> dict[str, Any]:
         """Return the options that are fields of a plan, by name, but for its rows."""
         names = ("rates", "seeds", "size", "shell", "steps", "tune", "equal", "seconds", "modules")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | {"seeds": self.seeds or [0, 1, 2]}
 
     @staticmethod
     def _say_comparisons(found: Any) -> None:

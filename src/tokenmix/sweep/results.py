@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import MixerError
 from ..system.files import whole_file
+from ..system.lock import alone
 from ..system.text import Table, number
 from .plan import Job, SweepPlan, run_key
 
@@ -29,6 +30,7 @@ class Results:
         machine: the machine that the first run ran on.
         runs: a record of every finished run by ``Job.key``.
         yardsticks: scores that need no model, such as that of gzip.
+        shared: other sweeps write to the file too, with other rows or seeds of the plan; what they add is kept.
     """
 
     path: Path
@@ -36,40 +38,50 @@ class Results:
     machine: dict[str, Any] = field(default_factory=dict)
     runs: dict[str, Record] = field(default_factory=dict)
     yardsticks: dict[str, float] = field(default_factory=dict)
+    shared: bool = False
 
     @classmethod
-    def open(cls, path: Path, plan: SweepPlan | None = None) -> Results:
+    def open(cls, path: Path, plan: SweepPlan | None = None, *, shared: bool = False) -> Results:
         """Read the file, or start with none.
 
-        A plan that differs from the file's is refused, except that rows, rates and seeds may have been added.
+        A plan that differs from the file's is refused, except that rows, rates and seeds may have been added; of a
+        shared file it may also have only some of the rows and seeds.
         """
         if not path.exists():
             if plan is None:
                 raise MixerError(f"sweep: {path} does not exist; give the rows and rates of a new sweep.")
-            return cls(path, plan)
+            return cls(path, plan, shared=shared)
         try:
             data = json.loads(path.read_text(), parse_constant=_refuse_constant)
             then = SweepPlan.from_json(data["plan"])
             runs = {key: _checked(key, record) for key, record in data["runs"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
             raise MixerError(f"sweep: {path} cannot be read as the results of a sweep ({why}).") from None
-        if plan is not None and not _continues(plan, then):
-            now, before = portable(plan), portable(then)
+        if plan is not None and not _continues(plan, then, part=shared):
+            now, before = portable(_joined(then, plan) if shared else plan), portable(then)
             changed = "; ".join(_difference(k, before[k], now[k]) for k in now if now[k] != before[k])
-            raise MixerError(f"sweep: {path} holds the results of another plan ({changed}); give another --out.")
-        return cls(path, plan or then, data.get("machine", {}), runs, data.get("yardsticks", {}))
+            if plan.seeds[0] != then.seeds[0]:
+                changed = f"the first seed, that of the tuning runs, was {then.seeds[0]}, is {plan.seeds[0]}"
+            other = "--results" if shared else "--out"
+            raise MixerError(f"sweep: {path} holds the results of another plan ({changed}); give another {other}.")
+        return cls(path, plan or then, data.get("machine", {}), runs, data.get("yardsticks", {}), shared)
 
     def save(self) -> None:
-        """Write the file, whole or not at all."""
-        content = {
-            "plan": portable(self.plan),
-            "machine": self.machine,
-            "yardsticks": self.yardsticks,
-            "runs": {key: self.runs[key] for key in sorted(self.runs)},
-        }
+        """Write the file, whole or not at all; of a shared one, what others have added to it stays."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(self.path) as file:
-            file.write((json.dumps(content, indent=1) + "\n").encode())
+        with alone(self.path.parent):
+            plan = self.plan
+            if self.shared and self.path.exists():
+                found = Results.open(self.path, plan, shared=True)
+                plan, self.runs = _joined(Results.open(self.path).plan, plan), found.runs | self.runs
+            content = {
+                "plan": portable(plan),
+                "machine": self.machine,
+                "yardsticks": self.yardsticks,
+                "runs": {key: self.runs[key] for key in sorted(self.runs)},
+            }
+            with whole_file(self.path) as file:
+                file.write((json.dumps(content, indent=1) + "\n").encode())
 
     def add(self, job: Job, record: Record) -> None:
         """Add the record of a finished run and save."""
@@ -198,11 +210,13 @@ def _checked(key: str, record: Record) -> Record:
     return record
 
 
-def _continues(plan: SweepPlan, before: SweepPlan) -> bool:
-    """Return whether a plan is the one before, or that with more rows, rates or seeds."""
-    rows = all(row in plan.rows and plan.rows[row] == options for row, options in before.rows.items())
+def _continues(plan: SweepPlan, before: SweepPlan, *, part: bool = False) -> bool:
+    """Return whether a plan is the one before, or that with more rows, rates or seeds; ``part``: or with fewer rows and
+    seeds.
+    """
+    rows = all(plan.rows[row] == options if row in plan.rows else part for row, options in before.rows.items())
     more = plan.seeds[0] == before.seeds[0]  # that of all tuning runs
-    more = more and set(before.seeds) <= set(plan.seeds) and set(before.rates) <= set(plan.rates)
+    more = more and (part or set(before.seeds) <= set(plan.seeds)) and set(before.rates) <= set(plan.rates)
     more = more and plan.confirm >= before.confirm
     smaller = replace(
         plan,
@@ -213,6 +227,13 @@ def _continues(plan: SweepPlan, before: SweepPlan) -> bool:
         modules=before.modules,
     )
     return rows and more and portable(smaller) == portable(before)
+
+
+def _joined(before: SweepPlan, plan: SweepPlan) -> SweepPlan:
+    """Return the plan with the rows and seeds of the one before, in its order unless ``plan`` has all of them."""
+    rows = plan.rows if set(before.rows) <= set(plan.rows) else before.rows | plan.rows
+    seeds = plan.seeds if set(before.seeds) <= set(plan.seeds) else tuple(dict.fromkeys((*before.seeds, *plan.seeds)))
+    return replace(plan, rows=rows, seeds=seeds)
 
 
 def gzip_score(data: bytes) -> float:

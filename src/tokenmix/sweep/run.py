@@ -68,7 +68,8 @@ def sweep(
             written again after every run.
         processes: runs at a time.
         threads: CPU threads of each run, which stay on cores of their own.
-        results: results file, if it is kept elsewhere than in ``out``.
+        results: results file, if it is kept elsewhere than in ``out``. Several sweeps may write to it at once, each
+            with some of the rows and seeds of a plan.
         tell: called with a line about each finished run.
 
     Raises:
@@ -76,15 +77,15 @@ def sweep(
             another reason than divergence.
     """
     out = Path(out)
-    file = Path(results) if results is not None else out / RESULTS
-    found = Results.open(file, plan)
+    file, shared = (out / RESULTS, False) if results is None else (Path(results), True)
+    found = Results.open(file, plan, shared=shared)
     plan = found.plan
     load_modules(plan.modules)
     jobs = Jobs(plan, threads)
     check_plan(jobs, processes)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out, f"sweep: another sweep is running in {out}; wait until it ends, or give another --out."):
-        found = Results.open(file, plan)  # again, as another sweep may have ended in between
+        found = Results.open(file, plan, shared=shared)  # again, as another sweep may have ended in between
         queue = Queue(found, out, jobs, processes, tell)
         found.machine = found.machine or {"cpu": cpu_name(), "cores": os.cpu_count(), "threads": threads}
         if not found.yardsticks:

@@ -47,6 +47,24 @@ def locked(folder: Path, busy: str) -> Iterator[None]:
         _note(f, "ended")
 
 
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process is inside this function for the folder; nothing is written there.
+
+    Where the system has no such lock, it does not wait.
+    """
+    if fcntl is None:
+        yield
+        return
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
+
+
 def look(folder: Path) -> tuple[bool | None, dict[str, str]]:
     """Return whether a process holds the lock of a folder, None where that cannot be told, and the last note.
 
