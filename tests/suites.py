@@ -17,7 +17,7 @@ COMPILED = {FIRST[name] for name in ("attention", "aft_simple")}
 
 FILES = {
     "test_demo.py": "trains four models",
-    "test_dynamic.py": "compiles every case for any length",
+    "test_dynamic.py": "compiles every mixer for any length",
     "test_fuzz.py": "fuzz",
     "test_fuzz_core.py": "fuzz",
     "test_huggingface_mutations.py": "mutations",
