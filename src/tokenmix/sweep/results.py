@@ -57,13 +57,8 @@ class Results:
             runs = {key: _checked(key, record) for key, record in data["runs"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
             raise MixerError(f"sweep: {path} cannot be read as the results of a sweep ({why}).") from None
-        if plan is not None and not _continues(plan, then, part=shared):
-            now, before = portable(_joined(then, plan) if shared else plan), portable(then)
-            changed = "; ".join(_difference(k, before[k], now[k]) for k in now if now[k] != before[k])
-            if plan.seeds[0] != then.seeds[0]:
-                changed = f"the first seed, that of the tuning runs, was {then.seeds[0]}, is {plan.seeds[0]}"
-            other = "--results" if shared else "--out"
-            raise MixerError(f"sweep: {path} holds the results of another plan ({changed}); give another {other}.")
+        if plan is not None:
+            _check_continues(path, plan, then, shared)
         return cls(path, plan or then, data.get("machine", {}), runs, data.get("yardsticks", {}), shared)
 
     def save(self) -> None:
@@ -72,8 +67,9 @@ class Results:
         with alone(self.path.parent):
             plan = self.plan
             if self.shared and self.path.exists():
-                found = Results.open(self.path, plan, shared=True)
-                plan, self.runs = _joined(Results.open(self.path).plan, plan), found.runs | self.runs
+                found = Results.open(self.path)
+                _check_continues(self.path, plan, found.plan, True)
+                plan, self.runs = _joined(found.plan, plan), found.runs | self.runs
             content = {
                 "plan": portable(plan),
                 "machine": self.machine,
@@ -208,6 +204,18 @@ def _checked(key: str, record: Record) -> Record:
         if not isinstance(record[name], shape):
             raise ValueError(f"run {key!r} has {name} {record[name]!r}")
     return record
+
+
+def _check_continues(path: Path, plan: SweepPlan, before: SweepPlan, shared: bool) -> None:
+    """Refuse a plan that does not go on with the one whose results the file holds, and say in what it differs."""
+    if _continues(plan, before, part=shared):
+        return
+    now, then = portable(_joined(before, plan) if shared else plan), portable(before)
+    changed = "; ".join(_difference(k, then[k], now[k]) for k in now if now[k] != then[k])
+    if plan.seeds[0] != before.seeds[0]:
+        changed = f"the first seed, that of the tuning runs, was {before.seeds[0]}, is {plan.seeds[0]}"
+    other = "--results" if shared else "--out"
+    raise MixerError(f"sweep: {path} holds the results of another plan ({changed}); give another {other}.")
 
 
 def _continues(plan: SweepPlan, before: SweepPlan, *, part: bool = False) -> bool:
