@@ -192,7 +192,7 @@ def decoded(row: str) -> None:
 def extended(form: str) -> None:
     """New tokens of a stream, with the gradients of the sums before and after them."""
     run = EXTENDED[form]
-    close(found(run, drawn(torch.float32), past()), found(eagerly(run), drawn(torch.float64), past()), 4e-6)
+    close(found(run, drawn(torch.float32), past(form)), found(eagerly(run), drawn(torch.float64), past(form)), 4e-6)
 
 
 CHECKS: dict[str, Callable[[], None]] = {
@@ -689,6 +689,35 @@ BUGS = [
         "d[i] += 0.0f;",
         LINEAR,
         True,
+    ),
+    Bug(
+        "linear: the sums before keep the units of their state",
+        "linear.c",
+        "f[i] = exp(past[i] - m[i]);",
+        "f[i] = 1.0;",
+        "extended linear",
+        True,
+    ),
+    Bug(
+        "linear: the gradient of the denominator after the tokens has the other sign",
+        "linear.c",
+        "w->den[c] = -acc[a->e * a->e + c];",
+        "w->den[c] = acc[a->e * a->e + c];",
+        "extended linear",
+    ),
+    Bug(
+        "linear: the gradient of the sums before in the units of the first block",
+        "linear.c",
+        "double by = scale[c] * exp(-fabs((double)w->m[c] - m[c]));",
+        "double by = scale[c];",
+        "extended linear",
+    ),
+    Bug(
+        "hydra: the gradient of the sum after the tokens is lost",
+        "hydra.c",
+        "double *sum = hydra_begin(a, b, g_end);",
+        "double *sum = hydra_begin(a, b, NULL);",
+        "extended hydra",
     ),
     Bug("hydra: eps is forgotten", "hydra.c", "1.0 / sqrt(square + eps))};", "1.0 / sqrt(square))};", "hydra"),
     Bug("hydra: a gradient along the token", "hydra.c", "(d[c] - x[c] * f.unit * r * along)", "(d[c])", "hydra", True),

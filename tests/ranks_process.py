@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import context_parallel as example
+from cases import CASES
+from shared_rows import SEGMENTS
 from tokenmix import MixerError, build_mixer
 from tokenmix.models import LM, LMConfig
 from tokenmix.parallel import Ranks, context_parallel, shared_mean, sum_gradients
@@ -28,7 +30,7 @@ EDGES = {1: (0, T), 2: (0, 5, T), 4: (0, 4, 4, 9, T)}
 """Where shares begin; one of four is empty."""
 STARTS = (3, 8)
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-MIXERS = {
+OWN = {
     "aft_simple": {},
     "aft_local": {"window": 3, "max_len": 64},
     "hydra": {},
@@ -38,6 +40,8 @@ MIXERS = {
     "attention": {"heads": 2, "positions": {"name": "rotary"}, "bias": {"name": "alibi"}},
     "aft_full": {"max_len": 64, "rank": 4},
 }
+MIXERS = {name: (name, options) for name, options in OWN.items()} | {c: CASES[c] for c in SEGMENTS if c not in OWN}
+"""Every mixer whose sequences ranks can share."""
 KINDS = ("plain", "padded", "documents")
 
 
@@ -50,14 +54,13 @@ def moved(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 def mixer_of(name: str, dtype: torch.dtype) -> nn.Module:
     torch.manual_seed(0)
-    return moved(build_mixer(name, dim=8, causal=True, **MIXERS[name]), dtype)
+    row, options = MIXERS[name]
+    return moved(build_mixer(row, dim=8, causal=True, **options), dtype)
 
 
 def model_of(dtype: torch.dtype, *specs: str, max_len: int = 64) -> nn.Module:
     torch.manual_seed(0)
-    mixers = tuple(
-        {"name": name, **MIXERS.get(name, {})} for name in specs or ("aft_simple", "aft_local", "aft_forget")
-    )
+    mixers = tuple({"name": name, **OWN.get(name, {})} for name in specs or ("aft_simple", "aft_local", "aft_forget"))
     return moved(LM(LMConfig(dim=8, layers=len(mixers), vocab=7, mixers=mixers, max_len=max_len)), dtype)
 
 

@@ -37,7 +37,7 @@ def equals_one_process(found: list[dict], name: str, kind: str, dtype: str) -> N
     else:
         want, shared = at_ranks.mixed(name, kind, at_ranks.DTYPES[dtype], None, 0, at_ranks.T), 2
     got = [torch.cat([part[i] for part in each], 1) for i in range(shared)]
-    largest = max(float(a.abs().max()) for a in want[shared:])
+    largest = max((float(a.abs().max()) for a in want[shared:]), default=0.0)  # pooling has no parameters
     for i, a in enumerate(want):
         limit = CLOSE[dtype] * (float(a.abs().max()) if i < shared else largest)
         for b in [got[i]] if i < shared else [part[i] for part in each]:

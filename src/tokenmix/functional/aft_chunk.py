@@ -14,7 +14,7 @@ from ..kernels.backend import masks, steps
 from ..kernels.cpu import aft_full as full
 from ..kernels.cpu import aft_simple as scan
 from ..kernels.cpu import decode as step
-from ..kernels.extended import extended
+from ..kernels.extended import LONG, extended, has_gradient
 from .layout.positions import gather_tokens, last_valid
 from .sums.band import causal_sums
 from .sums.filtered import capped, factors_of, finished, literal_factors
@@ -40,7 +40,6 @@ from .sums.softmax import (
 from .sums.weights import Dense
 
 PIECE = 512  # tokens mixed at once: bounds the (L, keys) weights of a long chunk
-LONG = 64  # new tokens from which two-level sums in float32 drift no more than over a whole sequence
 ROWS = 8  # new tokens up to which the C kernel weighs a history row by row
 Past = tuple[Tensor, Tensor, Tensor]
 
@@ -79,20 +78,16 @@ def absorb(past: Past, k: Tensor, v: Tensor, valid: Tensor | None, *, heads: int
     if k.shape[1] == 0:
         return past
     alike = heads == 1 and k.shape == v.shape and k.shape[1] >= LONG
-    if alike and _has_gradient(k, v, *past) and steps((k, v), past, derives=True):  # keeps less for the backward pass
+    if alike and has_gradient(k, v, *past) and steps((k, v), past, derives=True):  # keeps less for the backward pass
         return aft_simple_chunk(v, k, v, past, key_mask=valid, gate=None)[1]
     return _flat(merge(_lift(past, heads), over_all(*split_heads64(k, v, valid, heads))))
-
-
-def _has_gradient(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(a.requires_grad for a in tensors)
 
 
 def aft_simple_chunk(
     q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: Tensor | None = None, gate: Gate | None = "sigmoid"
 ) -> tuple[Tensor, Past]:
     """Compute AFT-simple over L new tokens after ``past``: outputs (B, L, D) and the sums after them."""
-    fused, graph = gate == "sigmoid", _has_gradient(q, k, v, *past)
+    fused, graph = gate == "sigmoid", has_gradient(q, k, v, *past)
     if (
         steps((q, k, v) if fused else (k, v), past, derives=graph)
         and k.nbytes == v.nbytes

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ..kernels.backend import Backend, choose, exporting, masks, steps
 from ..kernels.cpu import decode as step
+from ..kernels.cpu import linear as kernel
+from ..kernels.extended import LONG, extended, has_gradient
 from ..kernels.operator import Operator
 from ..kernels.precision import at_least_float32, exact
 from .aft import aft_simple
@@ -171,6 +173,13 @@ def _one_feature(
     return lone(y, valid_weight(_log_features(q, heads, feature).flatten(2))).to(q.dtype)
 
 
+def _ready(
+    new: tuple[Tensor, ...], past: tuple[Tensor, ...], feature: str, key_mask: Tensor | None, *, derives: bool
+) -> bool:
+    """Return whether the C kernels can continue a stream with these queries, keys and values, or keys and values."""
+    return feature in ("elu", "exp") and steps(new, past, derives=derives) and masks(new[-1], key_mask)
+
+
 def linear_chunk(
     q: Tensor, k: Tensor, v: Tensor, past: sums.Past, *, heads: int, feature: str, key_mask: Tensor | None
 ) -> tuple[Tensor, sums.Past]:
@@ -181,26 +190,38 @@ def linear_chunk(
     Returns:
         The outputs, (B, L, H e) in q's dtype, and the sums after the new tokens.
     """
-    e = q.shape[-1] // heads
+    e, graph = q.shape[-1] // heads, has_gradient(q, k, v, *past)
     fits = (
         q.shape == k.shape == v.shape
         and past[0].shape == (q.shape[0], heads, e)
         and past[1].shape == (q.shape[0], heads, e + 1, e)
-    )
-    if (
-        feature == "elu"
-        and fits
         and past[0].dtype is past[1].dtype is torch.float64
-        and steps((q, k, v), past)
-        and masks(k, key_mask)
-    ):
-        return step.linear(q, k, v, None if key_mask is None else key_mask.contiguous(), past)
+    )
 
-    def form(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, sums.Past]:
-        y, after = sums.causal_read(log_queries(q, heads, feature), *log_keys(k, v, heads, feature, key_mask), past)
-        return sums.joined_heads(y, q), after
+    def plain(q: Tensor, k: Tensor, v: Tensor, past: sums.Past) -> tuple[Tensor, sums.Past]:
+        def form(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, sums.Past]:
+            y, after = sums.causal_read(log_queries(q, heads, feature), *log_keys(k, v, heads, feature, key_mask), past)
+            return sums.joined_heads(y, q), after
 
-    return honest_chunk(form, q, k, v, key_mask=key_mask)
+        return honest_chunk(form, q, k, v, key_mask=key_mask)
+
+    if fits and _ready((q, k, v), past, feature, key_mask, derives=graph):
+        valid = None if key_mask is None else key_mask.contiguous()
+        if graph or k.shape[1] >= LONG:
+            return extended(kernel, plain, (q, k, v), valid, past, elu=feature == "elu")
+        if feature == "elu":
+            return step.linear(q, k, v, valid, past)
+    return plain(q, k, v, past)
+
+
+def linear_sums(k: Tensor, v: Tensor, *, heads: int, feature: str, key_mask: Tensor | None) -> sums.Past:
+    """Compute the sums over keys and values (B, S, H e)."""
+    B, S, D = k.shape
+    if S >= LONG and has_gradient(k, v) and _ready((k, v), (), feature, key_mask, derives=True):
+        # A pass of the kernel keeps less for the backward pass than the features do.
+        past = sums.nothing(B, heads, D // heads, D // heads, device=k.device)
+        return linear_chunk(k, k, v, past, heads=heads, feature=feature, key_mask=key_mask)[1]
+    return sums.absorb(*log_keys(k, v, heads, feature, key_mask))
 
 
 def log_queries(q: Tensor, heads: int, feature: str) -> Tensor:

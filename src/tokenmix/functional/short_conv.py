@@ -79,15 +79,17 @@ def short_conv_chunk(
         past: the last s - 1 tokens (B, s - 1, D), whether they are valid, and their positions (B, s - 1).
         holes: whether masked tokens may follow valid ones; masked tokens then take up no room among the last.
     """
-    x, weight = x.contiguous(), weight.to(x.dtype)
+    x, weight, size = x.contiguous(), weight.to(x.dtype), weight.shape[1] - 1
     new = x, valid.contiguous(), positions.contiguous()
     alike = not holes and all(a.dtype is b.dtype and a.is_cpu for a, b in zip(new, past, strict=True))
     if alike and positions.dtype is torch.int64 and steps((x, weight), past) and masks(x, new[1]):
         return decode.conv(weight, new, past)
-    values, there, at = (torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(past, (x, valid, positions), strict=True))
-    v = silenced(values.to(torch.promote_types(x.dtype, values.dtype)), there)
+    there, at = (torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(past[1:], (valid, positions), strict=True))
+    asks = x.shape[1] >= MANY and not watched() and not exporting()  # what the numbers are
+    kept = None if asks and bool(valid.all()) else valid  # without a copy where nothing is masked
+    v = torch.cat([silenced(past[0], past[1]), silenced(x, kept)], 1)
     centre = centre_of(weight.shape[1], True)
-    if x.shape[1] >= MANY and not holes and not watched() and not exporting() and _in_a_row(there, at):
+    if asks and not holes and in_a_row(there, at):
         y = honest(
             lambda v: depthwise(weight.to(v.dtype), v, centre)[:, -x.shape[1] :],
             None,
@@ -98,13 +100,14 @@ def short_conv_chunk(
     else:
         y = tapped(v, weight, positions, at, centre, causal=True).to(x.dtype)
     if holes:
-        index, there, _ = last_valid(there, weight.shape[1] - 1)
-        return y, (gather_tokens(values, index), there, gather_tokens(at, index))
+        index, there, _ = last_valid(there, size)
+        return y, (gather_tokens(v, index).to(past[0].dtype), there, gather_tokens(at, index))
+    values = torch.cat([past[0], x[:, -size:].to(past[0].dtype)], 1) if size else past[0]
     n = x.shape[1]
-    return y, (values[:, n:], there[:, n:], at[:, n:])
+    return y, (values[:, values.shape[1] - size :], there[:, n:], at[:, n:])
 
 
-def _in_a_row(valid: Tensor, positions: Tensor) -> bool:
+def in_a_row(valid: Tensor, positions: Tensor) -> bool:
     """Return whether valid tokens (B, S) of a row stand as far apart in positions as in indices."""
     start = positions - torch.arange(positions.shape[1], device=positions.device)
     first = torch.where(valid, start, torch.iinfo(start.dtype).max).amin(1)

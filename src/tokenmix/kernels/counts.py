@@ -6,11 +6,16 @@ import torch
 from torch import Tensor
 
 
-def mean_scale(mask: Tensor | None, q: Tensor, S: int, causal: bool) -> Tensor:
-    """Return 1 / the number of keys each query may attend, (B, T)."""
+def mean_scale(mask: Tensor | None, q: Tensor, S: int, causal: bool, before: Tensor | int = 0) -> Tensor:
+    """Return 1 / the number of keys each query may attend, (B, T).
+
+    Args:
+        before: of the causal form, the number of keys before the first, an integer or (B, 1).
+    """
     (B, T), device = q.shape[:2], q.device
     if causal:
-        seen = torch.arange(1, T + 1, device=device).expand(B, T) if mask is None else mask.cumsum(1).clamp_min(1)
+        seen = torch.arange(1, T + 1, device=device).expand(B, T) if mask is None else mask.cumsum(1)
+        seen = (seen + before).clamp_min(1)
     else:
         seen = (
             torch.full((B, T), S, device=device)

@@ -80,15 +80,13 @@ class LinearAttention(Mixer):
     def mixing_cost(self, T: int) -> MixingCost:
         return kernel_cost(T, self.dim, self.heads, self.dim // self.heads, drawn=False)
 
-    def _new(self, x, key_mask):
-        return form.log_keys(self.k_proj(x), self.v_proj(x), self.heads, self.feature, key_mask)
-
     def empty_state(self, batch_size, *, device, dtype):
         e = self.dim // self.heads
         return KernelState(*sums.nothing(batch_size, self.heads, e, e, device=device))
 
     def context_state(self, context, context_mask):
-        return KernelState(*sums.absorb(*self._new(context, context_mask)))
+        k, v = self.k_proj(context), self.v_proj(context)
+        return KernelState(*form.linear_sums(k, v, heads=self.heads, feature=self.feature, key_mask=context_mask))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         q = self.q_proj(x)

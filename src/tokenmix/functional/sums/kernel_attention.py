@@ -19,7 +19,10 @@ from torch import Tensor
 
 from ...errors import MixerError
 from ...kernels.backend import masks, steps
+from ...kernels.counts import mean_scale
 from ...kernels.cpu import decode as step
+from ...kernels.cpu import hydra as kernel
+from ...kernels.extended import LONG, extended, has_gradient
 from ...kernels.precision import at_least_float32, exact
 from ..aft_chunk import absorb as absorb_features
 from ..aft_chunk import aft_simple_chunk, read_past, simple_prefixes
@@ -136,26 +139,52 @@ def extend_chunk(
                 MAPS[of_query](at_least_float32(q), eps), k, v, sums, key_mask=valid, gate="identity"
             )
             return y.to(q.dtype), after
-        q = q.contiguous()
+        q, graph = q.contiguous(), has_gradient(q, k, v, *past)
         if (
             of_query == of_keys in STEPPED
             and past[0].shape == (q.shape[0], heads)
-            and steps((q, k, v), past)
+            and steps((q, k, v), past, derives=graph)
             and _counted(past, valid, k)
         ):
             valid = None if valid is None else valid.contiguous()
-            pair: Any = past  # two of them
-            options: dict[str, Any] = {
-                "cosine": of_keys == "cosine",
-                "mean": normalise or of_keys == "mean",
-                "eps": eps,
-            }
-            return step.hydra(q, k, v, valid, pair, **options)
+            cosine, mean = of_keys == "cosine", normalise or of_keys == "mean"
+            if not graph and k.shape[1] < LONG:
+                pair: Any = past  # two of them
+                return step.hydra(q, k, v, valid, pair, cosine=cosine, mean=mean, eps=eps)
+            return _extended(q, k, v, past, valid, cosine=cosine, mean=mean, eps=eps)
+    options: dict[str, Any] = {"heads": heads, "feature": feature, "normalise": normalise, "eps": eps}
+    return _eagerly(q, k, v, past, valid, **options)
+
+
+def _eagerly(q: Tensor, k: Tensor, v: Tensor, past: Past, valid: Tensor | None, **options: Any) -> tuple[Tensor, Past]:
+    """Compute ``extend_chunk`` in plain torch."""
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Past]:
-        return extend_sums(q, k, v, past, valid=valid, heads=heads, feature=feature, normalise=normalise, eps=eps)
+        return extend_sums(q, k, v, past, valid=valid, **options)
 
     return honest_chunk(form, q, k, v, key_mask=valid)
+
+
+def _extended(
+    q: Tensor, k: Tensor, v: Tensor, past: Past, valid: Tensor | None, *, cosine: bool, mean: bool, eps: float
+) -> tuple[Tensor, Past]:
+    """Compute ``extend_chunk`` with one feature per head on the C kernel, with gradients."""
+    total, number = past
+    options: dict[str, Any] = {
+        "heads": q.shape[-1],
+        "feature": "cosine" if cosine else "identity",
+        "normalise": mean,
+        "eps": eps,
+    }
+
+    def plain(q: Tensor, k: Tensor, v: Tensor, past: Past) -> tuple[Tensor, Past]:
+        y, after = _eagerly(q, k, v, (past[1], number), valid, **options)
+        return y, (past[0], after[0])
+
+    unit = torch.zeros_like(total)  # the sum has none
+    scale = mean_scale(valid, q, k.shape[1], True, number[:, None]) if mean else None
+    y, (_, after) = extended(kernel, plain, (q, k, v), valid, (unit, total), cosine=cosine, eps=eps, scale=scale)
+    return y, (after, number + _number(valid, k))
 
 
 def _counted(past: Past, valid: Tensor | None, k: Tensor) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -82,7 +84,7 @@ def extend(
     heads: int = 0,
     eps: float = 0.0,
     save: bool = False,
-) -> tuple[Tensor, State, Tensor]:
+) -> tuple[Tensor, State, tuple[Tensor, ...]]:
     """Continue with new tokens after ``past`` (m, num, den in float64).
 
     Returns the outputs, the sums after these tokens, and what ``extend_backward`` needs (empty unless ``save``).
@@ -96,19 +98,19 @@ def extend(
     sizes = B, T, D, *_strides(q, k, v, d), torch.get_num_threads()
     saved = new(saved_shapes(q, k, v, d, mask, heads=heads, eps=eps)[0] if save else (0,))
     _forward(DTYPES[k.dtype], heads, eps, *given, pointer(saved) if save else None, *states, *sizes)
-    return y, after, saved  # type: ignore[return-value]  # ``after`` has three
+    return y, after, (saved,) if save else ()  # type: ignore[return-value]  # ``after`` has three
 
 
 def extend_backward(
     g: Tensor,
-    g_num: Tensor,
-    g_den: Tensor,
+    g_sums: Sequence[Tensor],
     q: Tensor | None,
     k: Tensor,
     v: Tensor,
     d: Tensor,
     mask: Tensor | None,
-    saved: Tensor,
+    past: State,
+    kept: Sequence[Tensor],
     *,
     heads: int,
     eps: float,
@@ -116,8 +118,8 @@ def extend_backward(
     """Return dq (empty without q), dk, dv, dd, and the gradients of num and den before the tokens (B, D).
 
     Args:
-        g, g_num, g_den: the gradients of the outputs, and in float64 of num and den after the tokens.
+        g, g_sums: the gradients of the outputs, and in float64 of num and den after the tokens.
     """
-    before = new(g_num.shape, torch.float64), new(g_num.shape, torch.float64)
-    after = g_num.contiguous(), g_den.contiguous()
-    return *backward(g, q, k, v, d, mask, saved, heads=heads, eps=eps, after=after, before=before), *before
+    before = new(past[1].shape, torch.float64), new(past[2].shape, torch.float64)
+    after = tuple(a.contiguous() for a in g_sums)
+    return *backward(g, q, k, v, d, mask, kept[0], heads=heads, eps=eps, after=after, before=before), *before

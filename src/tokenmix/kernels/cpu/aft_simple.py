@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -89,7 +91,7 @@ def backward(
 
 def extend(
     q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, past: State, *, save: bool = False
-) -> tuple[Tensor, State, Tensor]:
+) -> tuple[Tensor, State, tuple[Tensor, ...]]:
     """Continue the causal form with new tokens after ``past`` (m, num, den in float64).
 
     Returns the outputs, the sums after these tokens, and what ``extend_backward`` needs (empty unless ``save``).
@@ -101,18 +103,25 @@ def extend(
     saved = new(saved_shapes(q, k, v, mask, T=T, causal=True)[0] if save else (0,))
     fixed = DTYPES[k.dtype], int(q is not None), *map(pointer, (q, k, v, mask, y)), pointer(saved) if save else None
     _forward(*fixed, *map(pointer, before), *map(pointer, after), B, T, D, *_strides(q, k, v), torch.get_num_threads())
-    return y, after, saved  # type: ignore[return-value]  # ``after`` has three
+    return y, after, (saved,) if save else ()  # type: ignore[return-value]  # ``after`` has three
 
 
 def extend_backward(
-    g: Tensor, g_num: Tensor, g_den: Tensor, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, saved: Tensor
+    g: Tensor,
+    g_sums: Sequence[Tensor],
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    past: State,
+    kept: Sequence[Tensor],
 ) -> tuple[Tensor, ...]:
     """Return dq (empty without q), dk, dv, and the gradients of num and den before the tokens (B, D).
 
     Args:
-        g, g_num, g_den: the gradients of the outputs, and in float64 of num and den after the tokens.
+        g, g_sums: the gradients of the outputs, and in float64 of num and den after the tokens.
     """
-    before = new(g_num.shape, torch.float64), new(g_num.shape, torch.float64)
-    after = g_num.contiguous(), g_den.contiguous()
+    before = new(past[1].shape, torch.float64), new(past[2].shape, torch.float64)
+    after = tuple(a.contiguous() for a in g_sums)
     options = {"T": k.shape[1], "causal": True, "after": after, "before": before}
-    return *backward(g, q, k, v, mask, saved, **options), *before  # type: ignore[arg-type]  # of several types
+    return *backward(g, q, k, v, mask, kept[0], **options), *before  # type: ignore[arg-type]  # of several types

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,8 +13,8 @@ from . import DTYPES, function, new, pointer, rows
 BLOCK = 64  # HYDRA_T of hydra.c
 
 _HEAD = "iiid" + "p" * 5
-_forward = function("hydra_forward", _HEAD + "p" * 2 + "l" * 9 + "i")
-_backward = function("hydra_backward", _HEAD + "p" * 5 + "l" * 11 + "i")
+_forward = function("hydra_forward", _HEAD + "p" * 4 + "l" * 9 + "i")
+_backward = function("hydra_backward", _HEAD + "p" * 7 + "l" * 11 + "i")
 _all_forward = function("hydra_all_forward", _HEAD + "p" * 3 + "l" * 10 + "i")
 _all_backward = function("hydra_all_backward", _HEAD + "p" * 5 + "l" * 12 + "i")
 
@@ -69,7 +71,7 @@ def forward(
     y, saved = new((B, T, D), k.dtype), new(_sums_shape(k, causal))
     fixed = DTYPES[k.dtype], int(of_q), int(of_k), eps, *map(pointer, (q, k, v, mask, scale))
     if causal:
-        _forward(*fixed, pointer(y), pointer(saved), B, T, D, *_strides(q, k, v), torch.get_num_threads())
+        _forward(*fixed, pointer(y), pointer(saved), None, None, B, T, D, *_strides(q, k, v), torch.get_num_threads())
     else:
         part = new(_sums_shape(k, True))
         _all_forward(
@@ -99,6 +101,61 @@ def backward(
     scale = mean_scale(mask, q, S, causal) if mean else None
     dq, dk, dv = (new(a.shape, k.dtype) for a in (q, k, v))
     fixed = DTYPES[k.dtype], int(of_q), int(of_k), eps, *map(pointer, (q, k, v, mask, scale, g, saved, dq, dk, dv))
-    run, sizes = (_backward, (B, T, D)) if causal else (_all_backward, (B, T, S, D))
+    run, sizes = (_backward, (None, None, B, T, D)) if causal else (_all_backward, (B, T, S, D))
     run(*fixed, *sizes, *_strides(q, k, v, g), torch.get_num_threads())
     return dq, dk, dv
+
+
+def extend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    past: Sequence[Tensor],
+    *,
+    cosine: bool,
+    eps: float,
+    scale: Tensor | None,
+    save: bool = False,
+) -> tuple[Tensor, tuple[Tensor, Tensor], tuple[Tensor, ...]]:
+    """Continue the causal form with new tokens.
+
+    Returns the outputs, the past after these tokens, and what ``extend_backward`` needs (empty unless ``save``).
+
+    Args:
+        past: a unit that is not read, and in float64 the sum (B, D) over all keys before.
+        cosine: whether queries and keys are divided by their norm.
+        scale: (B, T), a factor for each output.
+    """
+    q, k, v = rows(q), rows(k), rows(v)
+    (B, T, D), before = q.shape, past[1].contiguous()
+    y, part, after = new((B, T, D), k.dtype), new(_sums_shape(k, True)), new((B, D), torch.float64)
+    given = map(pointer, (q, k, v, mask, scale, y, part, before, after))
+    _forward(
+        DTYPES[k.dtype], int(cosine), int(cosine), eps, *given, B, T, D, *_strides(q, k, v), torch.get_num_threads()
+    )
+    return y, (past[0], after), (part,) if save else ()
+
+
+def extend_backward(
+    g: Tensor,
+    g_sums: Sequence[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    past: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    *,
+    cosine: bool,
+    eps: float,
+    scale: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """Return dq, dk, dv, and the gradient of the sum before the tokens; g_sums is that of the sum after them."""
+    g, q, k, v = rows(g), rows(q), rows(k), rows(v)
+    (B, T, D), after = q.shape, g_sums[0].contiguous()
+    *found, before = *(new(a.shape, k.dtype) for a in (q, k, v)), new((B, D), torch.float64)
+    given = map(pointer, (q, k, v, mask, scale, g, kept[0], *found, after, before))
+    sizes = B, T, D, *_strides(q, k, v, g), torch.get_num_threads()
+    _backward(DTYPES[k.dtype], int(cosine), int(cosine), eps, *given, *sizes)
+    return *found, before

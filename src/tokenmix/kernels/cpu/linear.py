@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,9 +11,12 @@ from . import DTYPES, function, new, pointer, rows
 from .nonfinite import NAN, Alarm, asked, at, mark, marked, spoilt, without
 
 BLOCK = 64  # LINEAR_T of linear.c
+NOTHING = (None,) * 4
 
-_forward = function("linear_forward", "ii" + "p" * 6 + "l" * 10 + "ip")
-_backward = function("linear_backward", "ii" + "p" * 10 + "l" * 12 + "i")
+Sums = tuple[Tensor, Tensor]  # m (B, H, e), acc (B, H, e + 1, e), in float64
+
+_forward = function("linear_forward", "ii" + "p" * 10 + "l" * 10 + "ip")
+_backward = function("linear_backward", "ii" + "p" * 14 + "l" * 12 + "i")
 _all_forward = function("linear_all_forward", "ii" + "p" * 6 + "l" * 11 + "ip")
 _all_backward = function("linear_all_backward", "ii" + "p" * 10 + "l" * 13 + "i")
 
@@ -58,13 +63,23 @@ def forward(
 
 
 def _run(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, alarm: Alarm | None, *, heads: int, elu: bool, causal: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    alarm: Alarm | None,
+    *,
+    heads: int,
+    elu: bool,
+    causal: bool,
+    sums: Sequence[Tensor | None] = NOTHING,
 ) -> tuple[Tensor, Tensor]:
+    """Return y and what the backward pass needs; ``sums``: those before the tokens, and room for those after them."""
     q, k, v = rows(q), rows(k), rows(v)
     mask = None if mask is None else mask.contiguous()
     y, saved = new(q.shape, q.dtype), new(_saved_shape(q, heads, causal))
     run = _forward if causal else _all_forward
-    arrays = map(pointer, (q, k, v, mask, y, saved))
+    arrays = map(pointer, (q, k, v, mask, y, saved, *(sums if causal else ())))
     run(
         DTYPES[q.dtype],
         int(elu),
@@ -89,15 +104,20 @@ def backward(
     heads: int,
     elu: bool,
     causal: bool,
+    sums: Sequence[Tensor | None] = NOTHING,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dq, dk, dv."""
+    """Return dq, dk, dv.
+
+    Args:
+        sums: of the causal form, those before the tokens, the gradient of acc after them, and room for that before.
+    """
     if marked(saved):
         return _backward_without(g, q, k, v, mask, heads=heads, elu=elu, causal=causal)
     g, q, k, v, y = rows(g), rows(q), rows(k), rows(v), y.contiguous()
     mask = None if mask is None else mask.contiguous()
     dq, dk, dv = (new(a.shape, q.dtype) for a in (q, k, v))
     run = _backward if causal else _all_backward
-    arrays = map(pointer, (q, k, v, mask, y, saved, g, dq, dk, dv))
+    arrays = map(pointer, (q, k, v, mask, y, saved, g, dq, dk, dv, *(sums if causal else ())))
     run(
         DTYPES[q.dtype], int(elu), *arrays, *_sizes(q, k, heads, causal), *_strides(q, k, v, g), torch.get_num_threads()
     )
@@ -113,3 +133,40 @@ def _backward_without(
     y, saved = _run(rest.q, rest.k, rest.v, mask, None, heads=heads, elu=elu, causal=causal)
     grads = backward(hot.g, rest.q, rest.k, rest.v, mask, y, saved, heads=heads, elu=elu, causal=causal)
     return spoilt(grads, hot, heads=heads)
+
+
+def extend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, past: Sums, *, elu: bool, save: bool = False
+) -> tuple[Tensor, Sums, tuple[Tensor, ...]] | None:
+    """Continue the causal form with new tokens after ``past``.
+
+    Returns the outputs, the sums after these tokens, and what ``extend_backward`` needs besides (empty unless
+    ``save``); None where an output is not finite.
+    """
+    before, alarm, heads = [a.contiguous() for a in past], Alarm(), past[0].shape[1]
+    after = new(before[0].shape, torch.float64), new(before[1].shape, torch.float64)
+    y, saved = _run(q, k, v, mask, alarm, heads=heads, elu=elu, causal=True, sums=(*before, *after))
+    return None if alarm else (y, after, (y, saved) if save else ())
+
+
+def extend_backward(
+    g: Tensor,
+    g_sums: Sequence[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    past: Sums,
+    kept: Sequence[Tensor],
+    *,
+    elu: bool,
+) -> tuple[Tensor, ...]:
+    """Return dq, dk, dv, and the gradient of acc before the tokens.
+
+    Args:
+        g, g_sums: the gradients of the outputs, and in float64 of acc after the tokens.
+    """
+    before, after = [a.contiguous() for a in past], g_sums[0].contiguous()
+    of_past = new(after.shape, torch.float64)
+    options = {"heads": past[0].shape[1], "elu": elu, "causal": True, "sums": (*before, after, of_past)}
+    return *backward(g, q, k, v, mask, *kept, **options), of_past  # type: ignore[arg-type]  # of several types

@@ -195,7 +195,7 @@ class ConvolvedAFT(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         if self.by_distance:  # without a convolution no other token of the past has a position to compare with
             check_rising_after(self, positions, key_mask, state.last)
-        return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
+        return ring_chunk(self, x, state, positions=positions, key_mask=key_mask, pairs=False)
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
         qkv, past = self._projected(x), (state.m, state.num, state.den)

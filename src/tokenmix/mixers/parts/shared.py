@@ -14,6 +14,8 @@ from ...functional import aft_chunk as chunk
 from ...functional.layout.heads import by_head
 from ...functional.layout.masks import valid_mask as valid_mask
 from ...functional.layout.positions import first_true
+from ...functional.short_conv import in_a_row
+from ...kernels.backend import watched
 from ..base import Mixer, State, chunk_positions
 from .hands_out import ReadLinear
 from .options import check_heads, true_or_false
@@ -126,7 +128,14 @@ def in_pieces(
 
 
 def ring_chunk(
-    mixer: Any, x: Tensor, state: State, *, positions: Tensor | None, key_mask: Tensor | None, ring: bool = True
+    mixer: Any,
+    x: Tensor,
+    state: State,
+    *,
+    positions: Tensor | None,
+    key_mask: Tensor | None,
+    ring: bool = True,
+    pairs: bool = True,
 ) -> tuple[Tensor, State]:
     """Mix a chunk of a mixer whose state holds tokens, and project the outputs.
 
@@ -134,12 +143,19 @@ def ring_chunk(
 
     Args:
         ring: whether the state is a ring of the last tokens; otherwise it holds all tokens.
+        pairs: whether tokens in a row are weighed pair by pair. If not, they are one piece where the graph keeps what
+            is computed, as pieces would save no memory.
     """
     if ring:
         check_positions(mixer, positions, key_mask, rising=True, past=(state.valid, state.positions))
     query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
-    mix_piece = partial(mixer._mix_piece, holes=True) if ring and has_holes(state.valid, key_mask) else mixer._mix_piece
-    y, state = in_pieces(mix_piece, x, state, query_positions, valid_mask(x, key_mask))
+    holes, beside = ring and has_holes(state.valid, key_mask), (query_positions, valid_mask(x, key_mask))
+    mix_piece = partial(mixer._mix_piece, holes=True) if holes else mixer._mix_piece
+    whole = not (pairs or holes or watched()) and torch.is_grad_enabled()
+    if whole and in_a_row(torch.cat([state.valid, beside[1]], 1), torch.cat([state.positions, beside[0]], 1)):
+        y, state = mix_piece(x, state, *beside)
+    else:
+        y, state = in_pieces(mix_piece, x, state, *beside)
     return mixer.out_proj(y), state._replace(position=next_position)
 
 

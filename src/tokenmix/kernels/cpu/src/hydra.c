@@ -6,7 +6,10 @@
    sweep, else blocks are summed, joined and read in three: the same numbers in the same order.
 
    Backward, with h_t = scale_t g_t:  dq^_t = h_t * S_t,  dv_s = k^_s * R_s,  dk^_s = v_s * R_s,  R_s = sum of h_t * q^_t over the queries that see s, and
-   dx = r (dx^ - x^ (x^ . dx^)) with r = 1 / sqrt(|x|^2 + eps). */
+   dx = r (dx^ - x^ (x^ . dx^)) with r = 1 / sqrt(|x|^2 + eps).
+
+   The causal form may go on from the sum over earlier tokens, and returns that after the last one. Its gradient starts R; what R is before the first token is
+   the gradient of the sum there. */
 #include "tm.h"
 
 #define HYDRA_T 64 /* tokens in a block */
@@ -143,9 +146,11 @@ static void hydra_queries(const hydra_in *a, int64_t b, int64_t i, float *run, c
     }
 }
 
-/* Block sums (n, D) of one batch replaced by the sums over the blocks before each, or after each; total (D) or NULL gets the sum over all. */
-static void hydra_prefix(float *part, float *total, int64_t n, int64_t D, int reverse, int64_t c0, int64_t c1) {
+/* Block sums (n, D) of one batch replaced by the sums over the blocks before each, or after each, and ``start`` (D) where it is not NULL; total (D), in
+   float32, and end (D) get the sum over all unless they are NULL. */
+static void hydra_prefix(float *part, float *total, const double *start, double *end, int64_t n, int64_t D, int reverse, int64_t c0, int64_t c1) {
     double sum[64] = {0};
+    if (start) memcpy(sum, start + c0, sizeof(double) * (c1 - c0));
     for (int64_t j = 0; j < n; j++) {
         float *p = part + (reverse ? n - 1 - j : j) * D;
         TM_IVDEP
@@ -157,15 +162,16 @@ static void hydra_prefix(float *part, float *total, int64_t n, int64_t D, int re
     }
     if (total)
         for (int64_t c = c0; c < c1; c++) total[c] = (float)sum[c - c0];
+    if (end) memcpy(end + c0, sum, sizeof(double) * (c1 - c0));
 }
 
 /* The same for all batches, in strips of 64 features. */
-static void hydra_join_blocks(float *part, float *total, int64_t B, int64_t n, int64_t D, int reverse, int threads) {
+static void hydra_join_blocks(float *part, float *total, const double *start, double *end, int64_t B, int64_t n, int64_t D, int reverse, int threads) {
     int64_t strips = tm_ceil(D, 64);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && B * strips > 1)
     for (int64_t j = 0; j < B * strips; j++) {
         int64_t b = j / strips, c0 = j % strips * 64;
-        hydra_prefix(part + b * n * D, total ? total + b * D : NULL, n, D, reverse, c0, tm_min(D, c0 + 64));
+        hydra_prefix(part + b * n * D, total ? total + b * D : NULL, start ? start + b * D : NULL, end ? end + b * D : NULL, n, D, reverse, c0, tm_min(D, c0 + 64));
     }
 }
 
@@ -267,58 +273,74 @@ static int hydra_whole(int64_t B, int threads) { return threads == 1 || B % thre
         }                                                                                                                                                      \
     }
 
-/* One batch in one sweep; part (n, D) gets the sums before each block. */
-static void hydra_causal_batch(const hydra_in *a, int64_t b, int64_t n, float *part, void *y, float *run, const hydra_rows *w) {
+/* A running sum (D) of batch b, from its row of ``start`` (B, D) or from nothing. */
+static double *hydra_begin(const hydra_in *a, int64_t b, const double *start) {
     double *sum = tm_scratch(sizeof(double) * a->D);
-    memset(sum, 0, sizeof(double) * a->D);
+    if (start)
+        memcpy(sum, start + b * a->D, sizeof(double) * a->D);
+    else
+        memset(sum, 0, sizeof(double) * a->D);
+    return sum;
+}
+
+static void hydra_end(const hydra_in *a, int64_t b, double *sum, double *end) {
+    if (end) memcpy(end + b * a->D, sum, sizeof(double) * a->D);
+    free(sum);
+}
+
+/* One batch in one sweep; part (n, D) gets the sums before each block. */
+static void hydra_causal_batch(const hydra_in *a, int64_t b, int64_t n, const double *past, double *end, float *part, void *y, float *run, const hydra_rows *w) {
+    double *sum = hydra_begin(a, b, past);
     for (int64_t i = 0; i < n; i++) {
         float *p = part + i * a->D;
         for (int64_t c = 0; c < a->D; c++) p[c] = (float)sum[c];
         hydra_causal(a, b, i, p, y, run, w);
         for (int64_t c = 0; c < a->D; c++) sum[c] += run[c];
     }
-    free(sum);
+    hydra_end(a, b, sum, end);
 }
 
-static void hydra_causal_back_batch(const hydra_in *a, int64_t b, int64_t n, const float *part, void *dq, void *dk, void *dv, float *run, const hydra_rows *w) {
-    double *sum = tm_scratch(sizeof(double) * a->D);
+static void hydra_causal_back_batch(const hydra_in *a, int64_t b, int64_t n, const double *g_end, double *g_past, const float *part, void *dq, void *dk, void *dv,
+                                    float *run, const hydra_rows *w) {
+    double *sum = hydra_begin(a, b, g_end);
     float *after = tm_scratch(sizeof(float) * a->D);
-    memset(sum, 0, sizeof(double) * a->D);
     for (int64_t i = n - 1; i >= 0; i--) {
         for (int64_t c = 0; c < a->D; c++) after[c] = (float)sum[c];
         hydra_causal_back(a, b, i, part + i * a->D, after, run, dq, dk, dv, w);
         for (int64_t c = 0; c < a->D; c++) sum[c] += run[c];
     }
-    free(sum), free(after);
+    hydra_end(a, b, sum, g_past);
+    free(after);
 }
 
-/* q, k, v and y (B, T, D); part (B, blocks, D) gets the sums before each block. */
+/* q, k, v and y (B, T, D); part (B, blocks, D) gets the sums before each block. past and end (B, D), or NULL: the sums before and after all. */
 TM_EXPORT(hydra_forward)(int dtype, int of_q, int of_k, double eps, const void *q, const void *k, const void *v, const uint8_t *mask, const float *scale, void *y,
-                         float *part, int64_t B, int64_t T, int64_t D, int64_t qb, int64_t qt, int64_t kb, int64_t kt, int64_t vb, int64_t vt, int threads) {
+                         float *part, const double *past, double *end, int64_t B, int64_t T, int64_t D, int64_t qb, int64_t qt, int64_t kb, int64_t kt, int64_t vb, int64_t vt, int threads) {
     hydra_in in = {dtype, of_q, of_k, q, k, v, NULL, mask, scale, eps, T, T, D, qb, qt, kb, kt, vb, vt, 0, 0}, *a = &in;
     int64_t n = tm_ceil(T, HYDRA_T);
     if (hydra_whole(B, threads)) {
-        HYDRA_BLOCKS(1, hydra_causal_batch(a, b, n, part + b * n * D, y, run, w))
+        HYDRA_BLOCKS(1, hydra_causal_batch(a, b, n, past, end, part + b * n * D, y, run, w))
         return;
     }
     HYDRA_BLOCKS(n, hydra_keys(a, b, i, run, w); memcpy(part + j * D, run, sizeof(float) * D))
-    hydra_join_blocks(part, NULL, B, n, D, 0, threads);
+    hydra_join_blocks(part, NULL, past, end, B, n, D, 0, threads);
     HYDRA_BLOCKS(n, hydra_causal(a, b, i, part + j * D, y, run, w))
 }
 
-/* part as the forward pass left it; rest (B, blocks, D) is working space. dq, dk, dv contiguous. */
+/* part as the forward pass left it; rest (B, blocks, D) is working space. dq, dk, dv contiguous. g_end and g_past (B, D), or NULL: the gradients of the sums
+   after and before all. */
 TM_EXPORT(hydra_backward)(int dtype, int of_q, int of_k, double eps, const void *q, const void *k, const void *v, const uint8_t *mask, const float *scale,
-                          const void *g, const float *part, void *dq, void *dk, void *dv, int64_t B, int64_t T, int64_t D, int64_t qb, int64_t qt,
+                          const void *g, const float *part, void *dq, void *dk, void *dv, const double *g_end, double *g_past, int64_t B, int64_t T, int64_t D, int64_t qb, int64_t qt,
                           int64_t kb, int64_t kt, int64_t vb, int64_t vt, int64_t gb, int64_t gt, int threads) {
     hydra_in in = {dtype, of_q, of_k, q, k, v, g, mask, scale, eps, T, T, D, qb, qt, kb, kt, vb, vt, gb, gt}, *a = &in;
     int64_t n = tm_ceil(T, HYDRA_T);
     if (hydra_whole(B, threads)) {
-        HYDRA_BLOCKS(1, hydra_causal_back_batch(a, b, n, part + b * n * D, dq, dk, dv, run, w))
+        HYDRA_BLOCKS(1, hydra_causal_back_batch(a, b, n, g_end, g_past, part + b * n * D, dq, dk, dv, run, w))
         return;
     }
     float *rest = tm_scratch(sizeof(float) * B * n * D);
     HYDRA_BLOCKS(n, hydra_queries(a, b, i, run, w); memcpy(rest + j * D, run, sizeof(float) * D))
-    hydra_join_blocks(rest, NULL, B, n, D, 1, threads);
+    hydra_join_blocks(rest, NULL, g_end, g_past, B, n, D, 1, threads);
     HYDRA_BLOCKS(n, hydra_causal_back(a, b, i, part + j * D, rest + j * D, run, dq, dk, dv, w))
     free(rest);
 }
@@ -341,7 +363,7 @@ TM_EXPORT(hydra_all_forward)(int dtype, int of_q, int of_k, double eps, const vo
     hydra_in in = {dtype, of_q, of_k, q, k, v, NULL, mask, scale, eps, T, S, D, qb, qt, kb, kt, vb, vt, 0, 0}, *a = &in;
     int64_t n = tm_ceil(S, HYDRA_T), m = tm_ceil(T, HYDRA_T);
     HYDRA_BLOCKS(n, hydra_keys(a, b, i, run, w); memcpy(part + j * D, run, sizeof(float) * D))
-    hydra_join_blocks(part, total, B, n, D, 0, threads);
+    hydra_join_blocks(part, total, NULL, NULL, B, n, D, 0, threads);
     HYDRA_BLOCKS(m, hydra_read_block(a, b, i, total + b * D, zero, y, w))
 }
 
@@ -366,7 +388,7 @@ TM_EXPORT(hydra_all_backward)(int dtype, int of_q, int of_k, double eps, const v
     int64_t n = tm_ceil(S, HYDRA_T), m = tm_ceil(T, HYDRA_T);
     float *rest = tm_scratch(sizeof(float) * B * (m + 1) * D), *all = rest + B * m * D;
     HYDRA_BLOCKS(m, hydra_query_block(a, b, i, total + b * D, zero, run, dq, w); memcpy(rest + j * D, run, sizeof(float) * D))
-    hydra_join_blocks(rest, all, B, m, D, 0, threads);
+    hydra_join_blocks(rest, all, NULL, NULL, B, m, D, 0, threads);
     HYDRA_BLOCKS(n, hydra_key_block(a, b, i, all + b * D, zero, dk, dv, w))
     free(rest);
 }

@@ -9,7 +9,10 @@
 
    Backward, with G_t = g_t / den_t, d_t = G_t . y_t and R = sum over later queries of A G, r = sum of A d:
        dA_t = sum_s (G_t . v_s - d_t) B_s,  dB_s = sum_t (G_t . v_s - d_t) A_t,  dv_s = sum_t w_ts G_t,
-   the first in a sweep forward, the others in one backward. A, B and R in the units of their block stay of ordinary size. */
+   the first in a sweep forward, the others in one backward. A, B and R in the units of their block stay of ordinary size.
+
+   The causal form may go on from sums of earlier tokens, and returns those after the last one. Their gradient starts R and r (r with its sign turned); what R
+   and r are before the first token is the gradient of the sums there. */
 #include "tm.h"
 
 #define LINEAR_T 64
@@ -24,6 +27,11 @@ typedef struct {
     const uint8_t *mask;
     int64_t T, S, H, qb, qt, kb, kt, vb, vt, gb, gt;
     int *odd; /* set where an output is not finite */
+    /* Sums, in float64, or NULL: their units m (B, H, e), as logarithms of features, and acc (B, H, e + 1, e), whose last row is the denominator. */
+    const double *past_m, *past; /* before the first token */
+    double *end_m, *end;         /* after the last one */
+    const double *g_end;         /* gradients of ``end``, and of ``past`` */
+    double *g_past;
 } linear_in;
 
 /* Working space of one head. Rows of tokens are (64, E), transposed ones (E, 64); padded rows and features are 0. */
@@ -326,6 +334,40 @@ static void linear_start(const linear_in *a, linear_work *w) {
     for (int i = 0; i < a->E; i++) w->m[i] = w->top[i] = TM_FLOOR;
 }
 
+/* The key, as it is given, whose feature is e^m. */
+static float linear_key_of(int elu, double m) {
+    double x = elu && m > 0 ? expm1(m) : m;
+    return x > -TM_FLOOR ? -TM_FLOOR : x < TM_FLOOR ? TM_FLOOR : (float)x;
+}
+
+/* Head j of the past, its units those of the keys from which they would come; f gets the factors. */
+static void linear_units(const linear_in *a, int64_t j, float *top, float *m, double *f) {
+    const double *past = a->past_m + j * a->e;
+    for (int i = 0; i < a->e; i++) top[i] = linear_key_of(a->elu, past[i]), m[i] = linear_level(a->elu, top[i]), f[i] = exp(past[i] - m[i]);
+}
+
+static void linear_resume(const linear_in *a, int64_t j, linear_work *w) {
+    linear_start(a, w);
+    if (!a->past) return;
+    double f[a->E];
+    const double *acc = a->past + j * (a->e + 1) * a->e;
+    linear_units(a, j, w->top, w->m, f);
+    for (int i = 0; i < a->e; i++) {
+        for (int r = 0; r < a->e; r++) w->sum[i * a->E + r] = acc[r * a->e + i] * f[i];
+        w->den[i] = acc[a->e * a->e + i] * f[i];
+    }
+}
+
+static void linear_leave(const linear_in *a, int64_t j, const linear_work *w) {
+    if (!a->end) return;
+    double *acc = a->end + j * (a->e + 1) * a->e;
+    for (int i = 0; i < a->e; i++) {
+        a->end_m[j * a->e + i] = w->m[i];
+        for (int r = 0; r < a->e; r++) acc[r * a->e + i] = w->sum[i * a->E + r];
+        acc[a->e * a->e + i] = w->den[i];
+    }
+}
+
 /* A token joins the sums, in units that it raises. */
 static void linear_join(const linear_in *a, int t, linear_work *w) {
     if (!w->live[t]) return;
@@ -404,7 +446,7 @@ static void linear_forward_head(const linear_in *a, int64_t b, int64_t h, void *
     int E = a->E;
     float top[E], f[E];
     memset(f, 0, sizeof f);
-    linear_start(a, w);
+    linear_resume(a, b * a->H + h, w);
     for (int64_t t0 = 0; t0 < a->T; t0 += LINEAR_T) {
         int n = (int)tm_min(LINEAR_T, a->T - t0);
         linear_load_keys(a, b, h, t0, n, w);
@@ -424,6 +466,7 @@ static void linear_forward_head(const linear_in *a, int64_t b, int64_t h, void *
         linear_write(a, b, h, t0, n, den + t0, y, w);
         linear_advance(a, top, f, w);
     }
+    linear_leave(a, b * a->H + h, w);
 }
 
 #define LINEAR_HEADS(body)                                                                                                                                     \
@@ -439,9 +482,11 @@ static void linear_forward_head(const linear_in *a, int64_t b, int64_t h, void *
 
 /* q, k, v, y (B, T, H e); saved (B, H, T + blocks): the denominators, and which blocks were done token by token. What is not finite shows in the rows of its
    block: where ``odd`` is set, not all is done; the caller takes it out and calls again. */
-TM_EXPORT(linear_forward)(int dtype, int elu, const void *q, const void *k, const void *v, const uint8_t *mask, void *y, float *saved, int64_t B, int64_t T, int64_t H,
-                          int64_t e, int64_t qb, int64_t qt, int64_t kb, int64_t kt, int64_t vb, int64_t vt, int threads, int *odd) {
-    linear_in in = {dtype, elu, (int)e, (int)(tm_ceil(e, TM_VL) * TM_VL), q, k, v, NULL, NULL, mask, T, T, H, qb, qt, kb, kt, vb, vt, 0, 0, odd}, *a = &in;
+TM_EXPORT(linear_forward)(int dtype, int elu, const void *q, const void *k, const void *v, const uint8_t *mask, void *y, float *saved, const double *past_m,
+                          const double *past, double *end_m, double *end, int64_t B, int64_t T, int64_t H, int64_t e, int64_t qb, int64_t qt, int64_t kb, int64_t kt,
+                          int64_t vb, int64_t vt, int threads, int *odd) {
+    linear_in in = {dtype, elu, (int)e, (int)(tm_ceil(e, TM_VL) * TM_VL), q, k, v, NULL, NULL, mask, T, T, H, qb, qt, kb, kt, vb, vt, 0, 0, odd,
+                    past_m, past, end_m, end, NULL, NULL}, *a = &in;
     int64_t each = T + tm_ceil(T, LINEAR_T);
     LINEAR_HEADS(linear_forward_head(a, b, h, y, saved + j * each, saved + j * each + T, w))
 }
@@ -553,7 +598,7 @@ static void linear_sweep_queries(const linear_in *a, int64_t b, int64_t h, const
     int E = a->E;
     float top[E], f[E];
     memset(f, 0, sizeof f);
-    linear_start(a, w);
+    linear_resume(a, b * a->H + h, w);
     for (int64_t i = 0; i * LINEAR_T < a->T; i++) {
         int64_t t0 = i * LINEAR_T;
         int n = (int)tm_min(LINEAR_T, a->T - t0);
@@ -576,9 +621,16 @@ static void linear_sweep_keys(const linear_in *a, int64_t b, int64_t h, const fl
     int E = a->E;
     float m[E], f[E];
     memset(f, 0, sizeof f);
-    int64_t blocks = tm_ceil(a->T, LINEAR_T);
+    int64_t blocks = tm_ceil(a->T, LINEAR_T), j = b * a->H + h;
     linear_start(a, w);
     linear_levels(a, tops + blocks * E, w->m);
+    if (a->g_end) {
+        const double *acc = a->g_end + j * (a->e + 1) * a->e;
+        for (int c = 0; c < a->e; c++) {
+            for (int r = 0; r < a->e; r++) w->sum[c * E + r] = acc[r * a->e + c];
+            w->den[c] = -acc[a->e * a->e + c];
+        }
+    }
     for (int64_t i = blocks - 1; i >= 0; i--) {
         int64_t t0 = i * LINEAR_T;
         int n = (int)tm_min(LINEAR_T, a->T - t0);
@@ -596,6 +648,15 @@ static void linear_sweep_keys(const linear_in *a, int64_t b, int64_t h, const fl
         linear_absorb(a, w->q, w->qt, w->g, w->d, f, w);
         memcpy(w->m, m, sizeof(float) * a->e);
     }
+    if (!a->g_past) return;
+    double scale[E], *acc = a->g_past + j * (a->e + 1) * a->e;
+    float top[E];
+    linear_units(a, j, top, m, scale);
+    for (int c = 0; c < a->e; c++) {
+        double by = scale[c] * exp(-fabs((double)w->m[c] - m[c]));
+        for (int r = 0; r < a->e; r++) acc[r * a->e + c] = w->sum[c * E + r] * by;
+        acc[a->e * a->e + c] = -w->den[c] * by;
+    }
 }
 
 static void linear_backward_head(const linear_in *a, int64_t b, int64_t h, const float *den, const float *slow, void *dq, void *dk, void *dv, linear_work *w) {
@@ -606,9 +667,10 @@ static void linear_backward_head(const linear_in *a, int64_t b, int64_t h, const
 }
 
 TM_EXPORT(linear_backward)(int dtype, int elu, const void *q, const void *k, const void *v, const uint8_t *mask, const void *y, const float *saved, const void *g, void *dq,
-                           void *dk, void *dv, int64_t B, int64_t T, int64_t H, int64_t e, int64_t qb, int64_t qt, int64_t kb, int64_t kt, int64_t vb, int64_t vt,
-                           int64_t gb, int64_t gt, int threads) {
-    linear_in in = {dtype, elu, (int)e, (int)(tm_ceil(e, TM_VL) * TM_VL), q, k, v, g, y, mask, T, T, H, qb, qt, kb, kt, vb, vt, gb, gt, NULL}, *a = &in;
+                           void *dk, void *dv, const double *past_m, const double *past, const double *g_end, double *g_past, int64_t B, int64_t T, int64_t H,
+                           int64_t e, int64_t qb, int64_t qt, int64_t kb, int64_t kt, int64_t vb, int64_t vt, int64_t gb, int64_t gt, int threads) {
+    linear_in in = {dtype, elu, (int)e, (int)(tm_ceil(e, TM_VL) * TM_VL), q, k, v, g, y, mask, T, T, H, qb, qt, kb, kt, vb, vt, gb, gt, NULL,
+                    past_m, past, NULL, NULL, g_end, g_past}, *a = &in;
     int64_t each = T + tm_ceil(T, LINEAR_T);
     LINEAR_HEADS(linear_backward_head(a, b, h, saved + j * each, saved + j * each + T, dq, dk, dv, w))
 }
@@ -646,7 +708,7 @@ static void linear_all_forward_head(const linear_in *a, int64_t b, int64_t h, vo
 /* q, y (B, T, H e); k, v (B, S, H e); den (B, H, T) is kept for the backward pass. */
 TM_EXPORT(linear_all_forward)(int dtype, int elu, const void *q, const void *k, const void *v, const uint8_t *mask, void *y, float *den, int64_t B, int64_t T, int64_t S,
                               int64_t H, int64_t e, int64_t qb, int64_t qt, int64_t kb, int64_t kt, int64_t vb, int64_t vt, int threads, int *odd) {
-    linear_in in = {dtype, elu, (int)e, (int)(tm_ceil(e, TM_VL) * TM_VL), q, k, v, NULL, NULL, mask, T, S, H, qb, qt, kb, kt, vb, vt, 0, 0, odd}, *a = &in;
+    linear_in in = {dtype, elu, (int)e, (int)(tm_ceil(e, TM_VL) * TM_VL), q, k, v, NULL, NULL, mask, T, S, H, qb, qt, kb, kt, vb, vt, 0, 0, odd, NULL, NULL, NULL, NULL, NULL, NULL}, *a = &in;
     LINEAR_HEADS(linear_all_forward_head(a, b, h, y, den + j * T, w))
 }
 
@@ -675,6 +737,6 @@ static void linear_all_backward_head(const linear_in *a, int64_t b, int64_t h, c
 TM_EXPORT(linear_all_backward)(int dtype, int elu, const void *q, const void *k, const void *v, const uint8_t *mask, const void *y, const float *den, const void *g,
                                void *dq, void *dk, void *dv, int64_t B, int64_t T, int64_t S, int64_t H, int64_t e, int64_t qb, int64_t qt, int64_t kb, int64_t kt,
                                int64_t vb, int64_t vt, int64_t gb, int64_t gt, int threads) {
-    linear_in in = {dtype, elu, (int)e, (int)(tm_ceil(e, TM_VL) * TM_VL), q, k, v, g, y, mask, T, S, H, qb, qt, kb, kt, vb, vt, gb, gt, NULL}, *a = &in;
+    linear_in in = {dtype, elu, (int)e, (int)(tm_ceil(e, TM_VL) * TM_VL), q, k, v, g, y, mask, T, S, H, qb, qt, kb, kt, vb, vt, gb, gt, NULL, NULL, NULL, NULL, NULL, NULL, NULL}, *a = &in;
     LINEAR_HEADS(linear_all_backward_head(a, b, h, den + j * T, dq, dk, dv, w))
 }
