@@ -63,7 +63,7 @@ test-browser: setup
 	CHROMIUM=$(CHROMIUM) $(PYTEST) -m browser tests/browser
 
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # What follows from the code or from a page: the tables in the README, the page of claims, the overloads of build_mixer
 # and the notebook.

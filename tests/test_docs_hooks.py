@@ -11,6 +11,7 @@ from mkdocs.exceptions import PluginError
 
 import docs_math
 import docs_mixers
+from docs_hooks import SWEEP
 from tokenmix.mixers import CORE, MIXERS
 from tokenmix.report.taxonomy import page_of
 from tokenmix.testing.new_mixer import PAGE
@@ -155,3 +156,16 @@ def test_the_reference_lists_every_mixer_form_and_equation():
 def test_the_first_table_for_choosing_compares_every_core_mixer():
     text = written(docs_mixers, ROOT / "docs/how-to-choose-a-mixer.md")
     assert [name for name in CORE if f"| [`{name}`](mixers/" in text] == list(CORE)
+
+
+def test_every_plan_of_a_sweep_has_its_table_on_one_page():
+    pages = "\n".join(path.read_text() for path in PAGES)
+    plans = sorted(path.stem for path in (ROOT / "benchmarks/sweeps").glob("*.json"))
+    assert sorted(SWEEP.findall(pages)) == plans
+
+
+def test_a_strict_build_hears_its_warnings():
+    """With -q mkdocs drops them before --strict counts them, and dead anchors pass."""
+    (build,) = re.findall(r"mkdocs build.*", (ROOT / "Makefile").read_text())
+    assert "--strict" in build.split()
+    assert not {"-q", "--quiet"} & set(build.split())
