@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     except (MixerError, OSError) as why:
         if debug:
             raise
-        print(f"error: {_one_line(why)}", file=sys.stderr)
+        sys.stderr.write(f"error: {_one_line(why)}\n")  # in one piece: ranks share a terminal
         return 2
 
 
