@@ -94,6 +94,15 @@ def finished(tmp_path, scores: dict[str, list[float]], yardsticks=(), **changes)
     return found
 
 
+def test_a_run_without_others_beside_it_is_kept_on_no_core(plan, tmp_path, inline, monkeypatch):
+    """Two sweeps of one process each once shared the first core, while the second had nothing to do."""
+    monkeypatch.setattr(run_module, "pinned", lambda slot, threads: [0])
+    sweep(replace(plan, rows={"hydra": {}}, seeds=(3,), hopeless=None), tmp_path / "out")
+    files = [file for file in (tmp_path / "out/jobs").glob("*.json") if "outcome" not in file.name]
+    assert [json.loads(file.read_text())["cores"] for file in files] == [[]] * len(files)
+    assert len(files) >= 4
+
+
 def test_rows_are_tuned_and_repeated(plan, tmp_path, inline, monkeypatch):
     said, built = [], []
     build = SweepPlan.config

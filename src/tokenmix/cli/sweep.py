@@ -65,7 +65,7 @@ class Sweep:
     """Runs at a time."""
 
     threads: int = 1
-    """CPU threads of each run, on cores of their own."""
+    """CPU threads of each run. With several --processes each has cores of its own."""
 
     results: Path | None = None
     """File of the results. Several sweeps may share one, each with some of the rows and seeds of a plan. Default:

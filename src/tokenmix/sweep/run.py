@@ -67,7 +67,8 @@ def sweep(
         out: folder of the runs, ``results.json``, ``table.md``, ``curves.png`` and the page ``sweep.html``, which are
             written again after every run.
         processes: runs at a time.
-        threads: CPU threads of each run, which stay on cores of their own.
+        threads: CPU threads of each run. Runs side by side stay on cores of their own; a single one on none, as other
+            sweeps may run beside it.
         results: results file, if it is kept elsewhere than in ``out``. Several sweeps may write to it at once, each
             with some of the rows and seeds of a plan.
         tell: called with a line about each finished run.
@@ -232,7 +233,7 @@ class Queue:
                 "run": str(folder.resolve()),
                 "outcome": str(outcome.resolve()),
                 "config": job.config.to_json(),
-                "cores": pinned(slot, self.jobs.threads),
+                "cores": pinned(slot, self.jobs.threads) if self.processes > 1 else [],
                 "limits": {} if probe else self.limits(job),
                 "test_bytes": self.plan.test_bytes if job.phase == "final" else None,
                 "lengths": self.plan.lengths if job.phase == "final" else (),
