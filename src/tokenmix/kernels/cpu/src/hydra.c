@@ -171,7 +171,8 @@ static void hydra_join_blocks(float *part, float *total, const double *start, do
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && B * strips > 1)
     for (int64_t j = 0; j < B * strips; j++) {
         int64_t b = j / strips, c0 = j % strips * 64;
-        hydra_prefix(part + b * n * D, total ? total + b * D : NULL, start ? start + b * D : NULL, end ? end + b * D : NULL, n, D, reverse, c0, tm_min(D, c0 + 64));
+        const double *from = start ? start + b * D : NULL;
+        hydra_prefix(part + b * n * D, total ? total + b * D : NULL, from, end ? end + b * D : NULL, n, D, reverse, c0, tm_min(D, c0 + 64));
     }
 }
 
@@ -315,7 +316,8 @@ static void hydra_causal_back_batch(const hydra_in *a, int64_t b, int64_t n, con
 
 /* q, k, v and y (B, T, D); part (B, blocks, D) gets the sums before each block. past and end (B, D), or NULL: the sums before and after all. */
 TM_EXPORT(hydra_forward)(int dtype, int of_q, int of_k, double eps, const void *q, const void *k, const void *v, const uint8_t *mask, const float *scale, void *y,
-                         float *part, const double *past, double *end, int64_t B, int64_t T, int64_t D, int64_t qb, int64_t qt, int64_t kb, int64_t kt, int64_t vb, int64_t vt, int threads) {
+                         float *part, const double *past, double *end, int64_t B, int64_t T, int64_t D, int64_t qb, int64_t qt, int64_t kb, int64_t kt, int64_t vb,
+                         int64_t vt, int threads) {
     hydra_in in = {dtype, of_q, of_k, q, k, v, NULL, mask, scale, eps, T, T, D, qb, qt, kb, kt, vb, vt, 0, 0}, *a = &in;
     int64_t n = tm_ceil(T, HYDRA_T);
     if (hydra_whole(B, threads)) {
@@ -330,8 +332,8 @@ TM_EXPORT(hydra_forward)(int dtype, int of_q, int of_k, double eps, const void *
 /* part as the forward pass left it; rest (B, blocks, D) is working space. dq, dk, dv contiguous. g_end and g_past (B, D), or NULL: the gradients of the sums
    after and before all. */
 TM_EXPORT(hydra_backward)(int dtype, int of_q, int of_k, double eps, const void *q, const void *k, const void *v, const uint8_t *mask, const float *scale,
-                          const void *g, const float *part, void *dq, void *dk, void *dv, const double *g_end, double *g_past, int64_t B, int64_t T, int64_t D, int64_t qb, int64_t qt,
-                          int64_t kb, int64_t kt, int64_t vb, int64_t vt, int64_t gb, int64_t gt, int threads) {
+                          const void *g, const float *part, void *dq, void *dk, void *dv, const double *g_end, double *g_past, int64_t B, int64_t T, int64_t D,
+                          int64_t qb, int64_t qt, int64_t kb, int64_t kt, int64_t vb, int64_t vt, int64_t gb, int64_t gt, int threads) {
     hydra_in in = {dtype, of_q, of_k, q, k, v, g, mask, scale, eps, T, T, D, qb, qt, kb, kt, vb, vt, gb, gt}, *a = &in;
     int64_t n = tm_ceil(T, HYDRA_T);
     if (hydra_whole(B, threads)) {
