@@ -79,8 +79,9 @@ class _Extended(torch.autograd.Function):
             of_inputs, of_sums = _again(ctx.eager, inputs, past, unit, [gy, *g_sums])
         else:
             found = ctx.kernel.extend_backward(gy, g_sums, *inputs, mask, past, kept, **ctx.options)
-            of_inputs = [None if a is None else g for a, g in zip(inputs, found, strict=False)]
-            of_sums = found[len(inputs) :]
+            n = len(inputs)
+            of_inputs = [None if a is None else g for a, g in zip(inputs, found[:n], strict=True)]
+            of_sums = found[n:]
         return None, None, None, None, None, None, None, *of_sums, *of_inputs
 
 

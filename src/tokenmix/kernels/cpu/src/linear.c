@@ -486,7 +486,7 @@ TM_EXPORT(linear_forward)(int dtype, int elu, const void *q, const void *k, cons
                           const double *past, double *end_m, double *end, int64_t B, int64_t T, int64_t H, int64_t e, int64_t qb, int64_t qt, int64_t kb, int64_t kt,
                           int64_t vb, int64_t vt, int threads, int *odd) {
     linear_in in = {dtype, elu, (int)e, (int)(tm_ceil(e, TM_VL) * TM_VL), q, k, v, NULL, NULL, mask, T, T, H, qb, qt, kb, kt, vb, vt, 0, 0, odd,
-                    past_m, past, end_m, end, NULL, NULL}, *a = &in;
+                    past_m, past, end_m, end}, *a = &in;
     int64_t each = T + tm_ceil(T, LINEAR_T);
     LINEAR_HEADS(linear_forward_head(a, b, h, y, saved + j * each, saved + j * each + T, w))
 }
@@ -708,7 +708,7 @@ static void linear_all_forward_head(const linear_in *a, int64_t b, int64_t h, vo
 /* q, y (B, T, H e); k, v (B, S, H e); den (B, H, T) is kept for the backward pass. */
 TM_EXPORT(linear_all_forward)(int dtype, int elu, const void *q, const void *k, const void *v, const uint8_t *mask, void *y, float *den, int64_t B, int64_t T, int64_t S,
                               int64_t H, int64_t e, int64_t qb, int64_t qt, int64_t kb, int64_t kt, int64_t vb, int64_t vt, int threads, int *odd) {
-    linear_in in = {dtype, elu, (int)e, (int)(tm_ceil(e, TM_VL) * TM_VL), q, k, v, NULL, NULL, mask, T, S, H, qb, qt, kb, kt, vb, vt, 0, 0, odd, NULL, NULL, NULL, NULL, NULL, NULL}, *a = &in;
+    linear_in in = {dtype, elu, (int)e, (int)(tm_ceil(e, TM_VL) * TM_VL), q, k, v, NULL, NULL, mask, T, S, H, qb, qt, kb, kt, vb, vt, 0, 0, odd}, *a = &in;
     LINEAR_HEADS(linear_all_forward_head(a, b, h, y, den + j * T, w))
 }
 
@@ -737,6 +737,6 @@ static void linear_all_backward_head(const linear_in *a, int64_t b, int64_t h, c
 TM_EXPORT(linear_all_backward)(int dtype, int elu, const void *q, const void *k, const void *v, const uint8_t *mask, const void *y, const float *den, const void *g,
                                void *dq, void *dk, void *dv, int64_t B, int64_t T, int64_t S, int64_t H, int64_t e, int64_t qb, int64_t qt, int64_t kb, int64_t kt,
                                int64_t vb, int64_t vt, int64_t gb, int64_t gt, int threads) {
-    linear_in in = {dtype, elu, (int)e, (int)(tm_ceil(e, TM_VL) * TM_VL), q, k, v, g, y, mask, T, S, H, qb, qt, kb, kt, vb, vt, gb, gt, NULL, NULL, NULL, NULL, NULL, NULL, NULL}, *a = &in;
+    linear_in in = {dtype, elu, (int)e, (int)(tm_ceil(e, TM_VL) * TM_VL), q, k, v, g, y, mask, T, S, H, qb, qt, kb, kt, vb, vt, gb, gt, NULL}, *a = &in;
     LINEAR_HEADS(linear_all_backward_head(a, b, h, den + j * T, dq, dk, dv, w))
 }
