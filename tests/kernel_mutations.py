@@ -701,15 +701,15 @@ BUGS = [
     Bug(
         "linear: the gradient of the denominator after the tokens has the other sign",
         "linear.c",
-        "w->den[c] = -acc[a->e * a->e + c];",
-        "w->den[c] = acc[a->e * a->e + c];",
+        "linear_take(a, a->g_end, j, NULL, -1.0, w);",
+        "linear_take(a, a->g_end, j, NULL, 1.0, w);",
         "extended linear",
     ),
     Bug(
         "linear: the gradient of the sums before in the units of the first block",
         "linear.c",
-        "double by = scale[c] * exp(-fabs((double)w->m[c] - m[c]));",
-        "double by = scale[c];",
+        "scale[c] *= exp(-fabs((double)w->m[c] - m[c]));",
+        "scale[c] *= 1.0;",
         "extended linear",
     ),
     Bug(

@@ -346,26 +346,38 @@ static void linear_units(const linear_in *a, int64_t j, float *top, float *m, do
     for (int i = 0; i < a->e; i++) top[i] = linear_key_of(a->elu, past[i]), m[i] = linear_level(a->elu, top[i]), f[i] = exp(past[i] - m[i]);
 }
 
+/* Head j of acc (B, H, e + 1, e) as sum and den, times f in each feature (NULL: 1), and den times sign. */
+static void linear_take(const linear_in *a, const double *acc, int64_t j, const double *f, double sign, linear_work *w) {
+    acc += j * (a->e + 1) * a->e;
+    for (int i = 0; i < a->e; i++) {
+        double by = f ? f[i] : 1.0;
+        for (int r = 0; r < a->e; r++) w->sum[i * a->E + r] = acc[r * a->e + i] * by;
+        w->den[i] = acc[a->e * a->e + i] * by * sign;
+    }
+}
+
+/* The way back. */
+static void linear_give(const linear_in *a, double *acc, int64_t j, const double *f, double sign, const linear_work *w) {
+    acc += j * (a->e + 1) * a->e;
+    for (int i = 0; i < a->e; i++) {
+        double by = f ? f[i] : 1.0;
+        for (int r = 0; r < a->e; r++) acc[r * a->e + i] = w->sum[i * a->E + r] * by;
+        acc[a->e * a->e + i] = w->den[i] * by * sign;
+    }
+}
+
 static void linear_resume(const linear_in *a, int64_t j, linear_work *w) {
     linear_start(a, w);
     if (!a->past) return;
     double f[a->E];
-    const double *acc = a->past + j * (a->e + 1) * a->e;
     linear_units(a, j, w->top, w->m, f);
-    for (int i = 0; i < a->e; i++) {
-        for (int r = 0; r < a->e; r++) w->sum[i * a->E + r] = acc[r * a->e + i] * f[i];
-        w->den[i] = acc[a->e * a->e + i] * f[i];
-    }
+    linear_take(a, a->past, j, f, 1.0, w);
 }
 
 static void linear_leave(const linear_in *a, int64_t j, const linear_work *w) {
     if (!a->end) return;
-    double *acc = a->end + j * (a->e + 1) * a->e;
-    for (int i = 0; i < a->e; i++) {
-        a->end_m[j * a->e + i] = w->m[i];
-        for (int r = 0; r < a->e; r++) acc[r * a->e + i] = w->sum[i * a->E + r];
-        acc[a->e * a->e + i] = w->den[i];
-    }
+    for (int i = 0; i < a->e; i++) a->end_m[j * a->e + i] = w->m[i];
+    linear_give(a, a->end, j, NULL, 1.0, w);
 }
 
 /* A token joins the sums, in units that it raises. */
@@ -624,13 +636,7 @@ static void linear_sweep_keys(const linear_in *a, int64_t b, int64_t h, const fl
     int64_t blocks = tm_ceil(a->T, LINEAR_T), j = b * a->H + h;
     linear_start(a, w);
     linear_levels(a, tops + blocks * E, w->m);
-    if (a->g_end) {
-        const double *acc = a->g_end + j * (a->e + 1) * a->e;
-        for (int c = 0; c < a->e; c++) {
-            for (int r = 0; r < a->e; r++) w->sum[c * E + r] = acc[r * a->e + c];
-            w->den[c] = -acc[a->e * a->e + c];
-        }
-    }
+    if (a->g_end) linear_take(a, a->g_end, j, NULL, -1.0, w);
     for (int64_t i = blocks - 1; i >= 0; i--) {
         int64_t t0 = i * LINEAR_T;
         int n = (int)tm_min(LINEAR_T, a->T - t0);
@@ -649,14 +655,11 @@ static void linear_sweep_keys(const linear_in *a, int64_t b, int64_t h, const fl
         memcpy(w->m, m, sizeof(float) * a->e);
     }
     if (!a->g_past) return;
-    double scale[E], *acc = a->g_past + j * (a->e + 1) * a->e;
+    double scale[E];
     float top[E];
     linear_units(a, j, top, m, scale);
-    for (int c = 0; c < a->e; c++) {
-        double by = scale[c] * exp(-fabs((double)w->m[c] - m[c]));
-        for (int r = 0; r < a->e; r++) acc[r * a->e + c] = w->sum[c * E + r] * by;
-        acc[a->e * a->e + c] = -w->den[c] * by;
-    }
+    for (int c = 0; c < a->e; c++) scale[c] *= exp(-fabs((double)w->m[c] - m[c]));
+    linear_give(a, a->g_past, j, scale, -1.0, w);
 }
 
 static void linear_backward_head(const linear_in *a, int64_t b, int64_t h, const float *den, const float *slow, void *dq, void *dk, void *dv, linear_work *w) {
