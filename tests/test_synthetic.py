@@ -73,6 +73,21 @@ def test_what_is_held_out_never_comes_in_training(task):
         drawn.held_out("tests", 1)
 
 
+def test_examples_come_once_an_epoch_in_new_orders():
+    drawn = Synthetic("addition", 64, 64, longest=6, examples=20)
+    batches = [drawn.batch(8, seed=3, step=step) for step in range(10)]  # 4 epochs
+    tokens, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    rows = [tuple(row) for row in torch.cat([tokens, targets], 1).tolist()]
+    epochs = [rows[at : at + 20] for at in range(0, 80, 20)]
+    assert all(sorted(epoch) == sorted(epochs[0]) for epoch in epochs)
+    assert len(set(epochs[0])) == 20 and len(set(map(tuple, epochs))) == 4
+    assert torch.equal(drawn.batch(8, seed=3, step=7)[0], batches[7][0])
+    assert not set(map(tuple, drawn.batch(20, seed=4, step=0)[0].tolist())) & {tuple(r) for r in tokens.tolist()}
+    assert torch.equal(drawn.held_out("valid", 50)[0], replace(drawn, examples=None).held_out("valid", 50)[0])
+    with pytest.raises(MixerError, match="addition: examples is at least 1, or None .* got 0"):
+        replace(drawn, examples=0)
+
+
 @pytest.mark.parametrize("step", [4, 8])
 def test_going_back_and_on_again_gives_the_same_bits(whole, tmp_path, step):
     run = Path(shutil.copytree(whole, tmp_path / "run"))

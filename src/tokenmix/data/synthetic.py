@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from ..errors import MixerError
 from ..system.config import nearest
 from .characters import CHARACTER_TASKS, CHARACTERS, FILL, LETTERS, Options, rows_of
 from .recall import IGNORED, check_recall, recall_batch
-from .sampler import MASK, mix64
+from .sampler import MASK, mix64, permuted
 
 SYNTHETIC_TASKS = ("recall", *CHARACTER_TASKS)
 HELD_OUT = ("valid", "test")
@@ -34,6 +35,8 @@ class Synthetic:
         pad: "addition" and "multiplication": zeros in front of operands and results, so that both operands have one
             length and all results of two lengths too.
         symbols: "copy", "reverse" and "selective_copy": number of different symbols.
+        examples: number of sequences that training goes through again and again, each time in a new order; they are
+            kept in memory. None: every batch is drawn anew.
 
     Raises:
         MixerError: for an unknown task, or a shape that does not fit it.
@@ -47,10 +50,15 @@ class Synthetic:
     longest: int = 8
     pad: bool = False
     symbols: int = 10
+    examples: int | None = None
 
     def __post_init__(self) -> None:
         if self.task not in SYNTHETIC_TASKS:
             raise MixerError(f"there is no synthetic task {self.task!r}; {nearest(self.task, SYNTHETIC_TASKS)}.")
+        if self.examples is not None and self.examples < 1:
+            raise MixerError(
+                f"{self.task}: examples is at least 1, or None for sequences that are drawn anew; got {self.examples}."
+            )
         if self.task == "recall":
             check_recall(seq_len=self.seq_len, pairs=self.pairs, vocab=self.vocab, who="recall")
             return
@@ -102,7 +110,14 @@ class Synthetic:
 
     def batch(self, batch: int, *, seed: int, step: int) -> tuple[Tensor, Tensor]:
         """Draw the training batch of a step: tokens and targets (B, T), both int64."""
-        return self.draw(batch, _generator(mix64(seed * 0x9E3779B97F4A7C15 + step) | 1))
+        if self.examples is None:
+            return self.draw(batch, _generator(mix64(seed * 0x9E3779B97F4A7C15 + step) | 1))
+        tokens, targets = _examples(self, seed)
+        rows = []
+        for index in range(step * batch, (step + 1) * batch):
+            epoch, rank = divmod(index, self.examples)
+            rows.append(permuted(rank, self.examples, mix64(mix64(seed) + epoch)))
+        return tokens[rows], targets[rows]
 
     def held_out(self, split: str, sequences: int) -> tuple[Tensor, Tensor]:
         """Draw the split "valid" or "test": tokens and targets (B, T), both int64, the same for all seeds of training.
@@ -147,6 +162,12 @@ class Synthetic:
         if name not in HELD_OUT:
             raise MixerError(f"{self.task} has no split {name!r}; choose one of {', '.join(('train', *HELD_OUT))}.")
         return HELD_OUT.index(name)
+
+
+@lru_cache(maxsize=1)
+def _examples(sequences: Synthetic, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the sequences that training with this seed goes through: tokens and targets (examples, T), both int64."""
+    return replace(sequences, examples=None).batch(sequences.examples, seed=seed, step=0)
 
 
 def _generator(seed: int) -> torch.Generator:

@@ -104,6 +104,8 @@ class SyntheticDataConfig(Json):
         longest: largest size in training; ``tokenmix eval --lengths`` goes beyond.
         pad: "addition" and "multiplication": whether numbers are padded with zeros to one length.
         symbols: "copy", "reverse" and "selective_copy": number of different symbols, at least 2.
+        examples: number of sequences that training goes through again and again, at least 1 and kept in memory; None:
+            every batch is drawn anew.
         vocab: number of tokens in the vocabulary, at most the model's; None: the model's.
         held_out: sequences of the validation split, and of the test split, at least 1.
         kind: "synthetic"; tells this config from ``DataConfig``.
@@ -116,6 +118,7 @@ class SyntheticDataConfig(Json):
     longest: int = 8
     pad: bool = False
     symbols: int = 10
+    examples: int | None = None
     vocab: int | None = None
     held_out: int = 512
     kind: str = "synthetic"
@@ -136,6 +139,7 @@ class SyntheticDataConfig(Json):
                 longest=self.longest,
                 pad=self.pad,
                 symbols=self.symbols,
+                examples=self.examples,
             )
         except MixerError as why:
             raise MixerError(f"config: data: {why}") from None
