@@ -273,6 +273,48 @@ def test_a_model_without_lengths_has_no_limit():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"name": "aft_full"},
+        {"name": "aft_local", "window": 4, "bias": None},
+        {"name": "attention", "heads": 2, "positions": {"name": "learned"}},
+        {"name": "synthesizer_factorized_dense", "heads": 2},
+        {"name": "synthesizer_mixture", "heads": 2, "parts": ["attention", "factorized_dense"]},
+        {"name": "gmlp", "max_len": 30},
+    ],
+    ids=lambda spec: spec["name"],
+)
+def test_resize_stretches_what_has_a_length_and_keeps_the_config_true(spec):
+    model = make((spec, ATTENTION), max_len=30)
+    weights = model.positions.weight.detach().clone()
+    assert model.resize(30).max_len == 30 and torch.equal(model.positions.weight, weights)
+    with pytest.raises(MixerError, match="max_len=30, got 75 tokens"):
+        model(tokens(length=75))
+    assert model.resize(75) is model and model.max_len == 75
+    # index i reads the old table at (i + 0.5) * 30 / 75 - 0.5: 2 at 0.5, between rows 0 and 1; 7 at row 2.5
+    torch.testing.assert_close(model.positions.weight[2], weights[0] * 0.5 + weights[1] * 0.5)
+    again = LM(model.config)
+    again.load_state_dict(model.state_dict())
+    x = tokens(length=75)
+    torch.testing.assert_close(again.eval()(x), model.eval()(x), rtol=0, atol=0)
+
+
+def test_resize_refuses_what_it_cannot_stretch_and_changes_nothing():
+    model = make(({"name": "aft_full"}, ATTENTION), max_len=30)
+    model.blocks[1].mixer.max_len = 30  # a mixer of a user's, with parameters per position and no resize
+    model.blocks[1].mixer.resize = None
+    before = {name: a.clone() for name, a in model.state_dict().items()}
+    with pytest.raises(MixerError, match="cannot be stretched; build the model for 60 tokens"):
+        model.resize(60)
+    assert model.config.max_len == 30 and all(torch.equal(a, before[n]) for n, a in model.state_dict().items())
+    for wrong in (0, True, 2.5):
+        with pytest.raises(MixerError, match="LM.resize: max_len must be a positive integer, got"):
+            model.resize(wrong)
+    free = make(({"name": "aft_simple"},), positions=None)
+    assert free.resize(50).max_len is None
+
+
 def test_states_can_be_reordered():
     model, x = make(MODELS["hybrid"]), tokens()
     _, state = model.extend(x[:, :10], model.init_state(3))

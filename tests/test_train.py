@@ -474,10 +474,20 @@ def test_evaluation_and_samples_of_a_run(run, text):
         sample_run(run, n=25, prompt=b"12 times")
 
 
+def test_windows_beyond_the_length_of_a_model_need_a_resize(run):
+    with pytest.raises(MixerError, match="built with max_len=32, got 48 tokens"):
+        evaluate_run(run, seq_len=48, max_bytes=200)
+    found = evaluate_run(run, seq_len=48, max_bytes=200, resize=True)
+    model, cfg = load_run(run)
+    wanted = evaluate(model.resize(48), open_task(cfg).corpus.split("test"), seq_len=48, max_bytes=200)
+    assert (found.seq_len, found.resized, found.bits_per_byte) == (48, 48, wanted.bits_per_byte)
+    assert "the model stretched to 48 tokens" in found.text()
+
+
 def test_options_that_an_evaluation_does_not_have_are_refused(run):
     before = (run / "metrics.jsonl").read_bytes()
     for options, words in (
-        ({"max_images": 3}, "takes stride, seq_len, max_bytes, by_context, scaling; leave out max_images"),
+        ({"max_images": 3}, "takes stride, seq_len, max_bytes, by_context, scaling, resize; leave out max_images"),
         ({"scaling": "ntk"}, "has no rotary positions to scale"),
         ({"max_bytes": -5}, "max_bytes must be at least 1, got -5"),  # not all bytes but the last five
     ):

@@ -176,6 +176,9 @@ class Evaluate:
     """Text: rule for rotary positions in windows longer than those of training: linear, ntk, yarn or llama3, whose
     factor is then the ratio of the lengths, or a whole rule as JSON."""
 
+    resize: bool = False
+    """Text: stretch learned positions and all other parameters per position to --seq-len first."""
+
     beams: int | None = None
     """Pairs of texts: targets that are followed at once while the model writes; 0: it writes nothing. Default: 5."""
 
@@ -236,6 +239,7 @@ class Evaluate:
             scaling=parse_object(self.scaling, '{"name": "ntk", "factor": 4}', "eval: ", "scaling")
             if self.scaling and self.scaling.startswith("{")
             else self.scaling,
+            resize=self.resize or None,
             beams=self.beams,
             length_penalty=self.length_penalty,
             max_texts=self.max_texts,

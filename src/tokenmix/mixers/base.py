@@ -141,6 +141,10 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
         """Return the promises that this instance cannot keep, with reasons: ``waivers``, narrowed by its options."""
         return dict(self.waivers)
 
+    def options_of_length(self) -> dict[str, Any]:
+        """Return the options that ``max_len`` determined, because they were not given, and that ``resize`` keeps."""
+        return {}
+
     def refuse(self, why: str) -> NoReturn:
         """Raise ``MixerError`` in the name of this mixer."""
         raise MixerError(f"{type(self).__name__}: {why}.")

@@ -294,6 +294,9 @@ class SynthesizerFactorizedDense(Mixer):
         self.logits = parts_of.FactorizedDenseTables(heads, share_heads, each, max_len, factor=factor, bias=bias)
         self.pair_bias = parts_of.build_pair_bias(self, pair_bias, heads)
 
+    def options_of_length(self) -> dict[str, Any]:
+        return {"factor": self.logits.factor}
+
     def resize(self, max_len: int) -> None:
         """Interpolate B to ``max_len`` positions; a stays."""
         parts_of.resize_part(self, [self.logits], max_len)

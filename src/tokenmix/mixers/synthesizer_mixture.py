@@ -138,6 +138,10 @@ class SynthesizerMixture(Mixer):
     def _weights(self, x: Tensor) -> Tensor:
         return x.new_zeros(0) if self.alpha is None else self.alpha
 
+    def options_of_length(self) -> dict[str, Any]:
+        dense: Any = self._modules["factorized_dense"]
+        return {} if dense is None else {"factor": dense.factor}
+
     def resize(self, max_len: int) -> None:
         """Interpolate every table to ``max_len`` positions."""
         parts_of.resize_part(self, [self._modules[name] for name in synth.LOGITS if name in self.parts], max_len)  # type: ignore[misc]  # none of these is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -136,6 +136,39 @@ class LM(Trunk):
                 given["positions"] = at
         x, _ = self._placed(tokens, at, key_mask, ())
         return self.read(x, **given)
+
+    def resize(self, max_len: int) -> LM:
+        """Stretch everything that has a length to ``max_len`` tokens, in place, and return the model.
+
+        The table of learned positions and the mixers' parameters per position are interpolated linearly, so that
+        position i moves to i * new / old. What has no length stays as it is.
+
+        Raises:
+            MixerError: for a length below 1, and for a mixer that cannot be stretched; then nothing has changed.
+        """
+        if not isinstance(max_len, int) or isinstance(max_len, bool) or max_len < 1:
+            raise MixerError(f"LM.resize: max_len must be a positive integer, got {max_len!r}.")
+        mixers = tuple(
+            _of_length({**spec, **block.mixer.options_of_length()}, max_len)
+            for spec, block in zip(self.config.mixers, self.blocks, strict=False)  # further blocks repeat the specs
+        )
+        positions = self.config.positions
+        if isinstance(positions, dict) and positions["name"] == "learned":
+            positions = _of_length(positions, max_len)
+        config = replace(self.config, max_len=max_len, mixers=mixers, positions=positions)
+        bound = [block.mixer for block in self.blocks if block.mixer.max_len is not None]
+        for mixer in bound:
+            if getattr(mixer, "resize", None) is None:
+                raise MixerError(
+                    f"LM.resize: {type(mixer).__name__} has parameters per position that cannot be stretched; build "
+                    + f"the model for {max_len} tokens."
+                )
+        if self.longest_added() is not None:
+            self.positions.resize(max_len)
+        for mixer in bound:
+            mixer.resize(max_len)
+        self.config = config
+        return self
 
     def init_state(self, batch_size: int, *, device: torch.device | None = None) -> LMState:
         """Return the state before the first token.
@@ -281,6 +314,11 @@ class LM(Trunk):
                 f"LM.generate: a prompt of {length} tokens and n={n} exceed max_len={self.max_len}; "
                 + f"n can be at most {most}."
             )
+
+
+def _of_length(spec: dict[str, Any], max_len: int) -> dict[str, Any]:
+    """Return a spec whose own ``max_len``, if it gives one, is another."""
+    return {**spec, "max_len": max_len} if "max_len" in spec else spec
 
 
 def _shared_padding(key_mask: Tensor) -> int:

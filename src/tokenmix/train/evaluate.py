@@ -34,6 +34,8 @@ class EvalResult:
     by_context: tuple[tuple[int, int, float], ...] | None = None
     scaling: dict[str, Any] | None = None
     """The rule by which rotary positions were scaled; None: as in training."""
+    resized: int | None = None
+    """The length to which everything that has one was stretched; None: as in training."""
 
     def text(self) -> str:
         """Return the result as one readable line."""
@@ -41,6 +43,7 @@ class EvalResult:
             f"{self.bits_per_byte:.4f} bits/byte over {self.bytes:,} bytes, windows of {self.seq_len} moved by "
             + f"{self.stride}"
             + (f", rotary positions scaled by {json.dumps(self.scaling)}" if self.scaling else "")
+            + (f", the model stretched to {self.resized} tokens" if self.resized else "")
         )
         parts = [f"\n{least:>8} to {most:<6} {bits:.4f}" for least, most, bits in self.by_context or ()]
         return whole + ("\n   bytes of context  bits/byte" + "".join(parts) if parts else "")

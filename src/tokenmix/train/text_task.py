@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +37,7 @@ class TextTask(Task):
     """Train a language model on a corpus."""
 
     metric = "bits_per_byte"
-    options = ("stride", "seq_len", "max_bytes", "by_context", "scaling")
+    options = ("stride", "seq_len", "max_bytes", "by_context", "scaling", "resize")
     shares_tokens = True
 
     def __init__(self, config: RunConfig, folder: Path | None = None):
@@ -86,15 +87,31 @@ class TextTask(Task):
         return {"bpb": loss / math.log(2)}
 
     def evaluate(
-        self, model: Any, split: str, *, scaling: str | dict[str, Any] | None = None, **options: Any
+        self,
+        model: Any,
+        split: str,
+        *,
+        scaling: str | dict[str, Any] | None = None,
+        resize: bool | None = None,
+        **options: Any,
     ) -> EvalResult:
-        """Score the model on a split; the options are those of ``train.evaluate``, and a rule for rotary positions."""
+        """Score the model on a split; the options are those of ``train.evaluate``.
+
+        Args:
+            scaling: rule for rotary positions in windows longer than those of training; see ``positions.rescaled``.
+            resize: whether a copy of the model is scored that ``resize`` has stretched to the windows.
+        """
         given = {
             "batch_size": self.train.eval_batch,
             "seq_len": self.data.seq_len,
             "precision": self.train.precision,
             **options,
         }
+        if resize:
+            if not hasattr(model, "resize") or model.max_len is None:
+                raise MixerError(f"eval: {type(model).__name__} has nothing to resize: no part of it has a length.")
+            found = self.evaluate(copy.deepcopy(model).resize(given["seq_len"]), split, scaling=scaling, **options)
+            return replace(found, resized=given["seq_len"])
         if scaling is None:
             return evaluate(model, self.corpus.split(split), **given)
         with rescaled(model, scaling, old=self.data.seq_len, new=given["seq_len"]) as rule:
