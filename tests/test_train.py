@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -482,6 +483,20 @@ def test_windows_beyond_the_length_of_a_model_need_a_resize(run):
     wanted = evaluate(model.resize(48), open_task(cfg).corpus.split("test"), seq_len=48, max_bytes=200)
     assert (found.seq_len, found.resized, found.bits_per_byte) == (48, 48, wanted.bits_per_byte)
     assert "the model stretched to 48 tokens" in found.text()
+
+
+def test_scores_with_scaled_positions_are_kept(text, tmp_path):
+    rotary = {"name": "attention", "heads": 2, "positions": {"name": "rotary"}}
+    out = tmp_path / "run"
+    short = config(text, mixers=(rotary,), steps=2, csv=True)
+    train(replace(short, model=replace(short.model, positions=None)), out)
+    found = evaluate_run(out, seq_len=64, max_bytes=300, scaling="ntk")
+    last = RunDir(out).read_metrics()[-1]
+    assert (last["scaling"], last["seq_len"]) == ({"name": "ntk", "factor": 2.0}, 64) == (found.scaling, found.seq_len)
+    assert read_run(out).evals[-1] == last
+    with pytest.raises(MixerError, match="no reader knows such a line: .*surprise"):
+        RunDir(out).append({**last, "surprise": [1, 2]})
+    assert RunDir(out).read_metrics()[-1] == last
 
 
 def test_options_that_an_evaluation_does_not_have_are_refused(run):

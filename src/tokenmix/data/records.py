@@ -55,6 +55,7 @@ def _whole(record: dict[str, Any]) -> bool:
         "layer_loss": dict,
         "quality": dict,
         "by_context": dict,
+        "scaling": dict,
         "image_size": list,
         "by_noise": dict,
         "iou": dict,

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..data.records import bad_text, read_records
+from ..data.records import bad_text, parse_records, read_records
 from ..errors import MixerError
 from ..system.files import check_free, whole_file, whole_folder, write_json
 from ..system.lock import locked
@@ -91,12 +91,19 @@ class RunDir:
             raise MixerError(f"{self.path / name} is not readable JSON ({why}).") from None
 
     def append(self, line: dict[str, Any]) -> None:
-        """Append one line to metrics.jsonl, after ending a line that a kill cut short."""
+        """Append one line to metrics.jsonl, after ending a line that a kill cut short.
+
+        Raises:
+            MixerError: for a line that ``read_metrics`` would skip.
+        """
+        new = json.dumps(line).encode() + b"\n"
+        if not parse_records(new)[0]:
+            raise MixerError(f"metrics.jsonl: no reader knows such a line: {new[:200]!r}.")
         with self.metrics.open("ab+") as f:
             end = f.seek(0, os.SEEK_END)
             f.seek(max(end - 1, 0))
             torn = f.read(1) not in (b"", b"\n")
-            f.write(b"\n" * torn + json.dumps(line).encode() + b"\n")
+            f.write(b"\n" * torn + new)
 
     def sync_metrics(self) -> None:
         """Flush metrics.jsonl to the disk, so that no checkpoint is ahead of it."""
