@@ -288,10 +288,12 @@ def test_a_model_without_lengths_has_no_limit():
 def test_resize_stretches_what_has_a_length_and_keeps_the_config_true(spec):
     model = make((spec, ATTENTION), max_len=30)
     weights = model.positions.weight.detach().clone()
-    assert model.resize(30).max_len == 30 and torch.equal(model.positions.weight, weights)
+    assert model.resize(30).max_len == 30
+    assert torch.equal(model.positions.weight, weights)
     with pytest.raises(MixerError, match="max_len=30, got 75 tokens"):
         model(tokens(length=75))
-    assert model.resize(75) is model and model.max_len == 75
+    assert model.resize(75) is model
+    assert model.max_len == 75
     # index i reads the old table at (i + 0.5) * 30 / 75 - 0.5: 2 at 0.5, between rows 0 and 1; 7 at row 2.5
     torch.testing.assert_close(model.positions.weight[2], weights[0] * 0.5 + weights[1] * 0.5)
     again = LM(model.config)
@@ -307,7 +309,8 @@ def test_resize_refuses_what_it_cannot_stretch_and_changes_nothing():
     before = {name: a.clone() for name, a in model.state_dict().items()}
     with pytest.raises(MixerError, match="cannot be stretched; build the model for 60 tokens"):
         model.resize(60)
-    assert model.config.max_len == 30 and all(torch.equal(a, before[n]) for n, a in model.state_dict().items())
+    assert model.config.max_len == 30
+    assert all(torch.equal(a, before[n]) for n, a in model.state_dict().items())
     for wrong in (0, True, 2.5):
         with pytest.raises(MixerError, match="LM.resize: max_len must be a positive integer, got"):
             model.resize(wrong)

@@ -80,7 +80,8 @@ def test_examples_come_once_an_epoch_in_new_orders():
     rows = [tuple(row) for row in torch.cat([tokens, targets], 1).tolist()]
     epochs = [rows[at : at + 20] for at in range(0, 80, 20)]
     assert all(sorted(epoch) == sorted(epochs[0]) for epoch in epochs)
-    assert len(set(epochs[0])) == 20 and len(set(map(tuple, epochs))) == 4
+    assert len(set(epochs[0])) == 20
+    assert len(set(map(tuple, epochs))) == 4
     assert torch.equal(drawn.batch(8, seed=3, step=7)[0], batches[7][0])
     assert not set(map(tuple, drawn.batch(20, seed=4, step=0)[0].tolist())) & {tuple(r) for r in tokens.tolist()}
     assert torch.equal(drawn.held_out("valid", 50)[0], replace(drawn, examples=None).held_out("valid", 50)[0])

@@ -112,7 +112,7 @@ class Synthetic:
         """Draw the training batch of a step: tokens and targets (B, T), both int64."""
         if self.examples is None:
             return self.draw(batch, _generator(mix64(seed * 0x9E3779B97F4A7C15 + step) | 1))
-        tokens, targets = _examples(self, seed)
+        tokens, targets = _examples(replace(self, examples=None), self.examples, seed)
         rows = []
         for index in range(step * batch, (step + 1) * batch):
             epoch, rank = divmod(index, self.examples)
@@ -165,9 +165,9 @@ class Synthetic:
 
 
 @lru_cache(maxsize=1)
-def _examples(sequences: Synthetic, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the sequences that training with this seed goes through: tokens and targets (examples, T), both int64."""
-    return replace(sequences, examples=None).batch(sequences.examples, seed=seed, step=0)
+def _examples(drawn: Synthetic, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the sequences that training with this seed goes through: tokens and targets (count, T), both int64."""
+    return drawn.batch(count, seed=seed, step=0)
 
 
 def _generator(seed: int) -> torch.Generator:
