@@ -113,10 +113,25 @@ def test_the_closed_form_tells_planted_bugs(planted):
 @pytest.mark.parametrize("spec", SPECS, ids=NAMES)
 def test_consecutive_positions_are_any_positions(spec):
     bias = built(spec)
-    for rows, keys in (((0, 6), 6), ((4, 9), 11), ((700, 705), 3), ((0, 0), 4), ((0, 3), 0)):
+    for rows, keys in (((0, 6), 6), ((4, 9), 11), ((700, 705), 3), ((697, 703), 702), ((0, 0), 4), ((0, 3), 0)):
         at = torch.arange(*rows)[None]
         want = bias(at, torch.arange(keys)[None], torch.float64)
         torch.testing.assert_close(bias(rows, keys, torch.float64), want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("limit", [1.0, 0.9, 600 / 700, 0.0], ids=["beyond", "between", "at a query", "none"])
+def test_gradients_of_consecutive_positions_are_those_of_any(limit):
+    """FIRE computes queries below its L, 700 times ``limit``, once for each distance."""
+    bias = built({"name": "fire", "hidden": 5, "threshold": 700.0})
+    with torch.no_grad():
+        bias.length.fill_(limit)
+    weight = torch.randn(1, bias.heads, 60, 640, dtype=torch.float64)
+    rows, cols = torch.arange(580, 640)[None], torch.arange(640)[None]
+    near, far = (
+        torch.autograd.grad((bias(*given, torch.float64) * weight).sum(), list(bias.parameters()))
+        for given in (((580, 640), 640), (rows, cols))
+    )
+    torch.testing.assert_close(near, far, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=NAMES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil, isfinite
 from typing import Any, NoReturn
 
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
+from ..kernels.backend import exporting, watched
 from ..kernels.precision import exact
 from .checks import check_integers, chosen, number, whole
 
@@ -101,9 +103,7 @@ class PairPositions(nn.Module):
             at = torch.arange(start, stop, device=device)[None]
             return self.between(at, torch.arange(keys, device=device)[None], dtype)
         every = self.of_distance(torch.arange(start - keys + 1, stop, device=device), dtype)  # T + S - 1 distances
-        t, s = torch.arange(stop - start, device=device), torch.arange(keys, device=device)
-        which = t[:, None] - s + keys - 1
-        return every.index_select(-1, which.flatten()).unflatten(-1, (stop - start, keys))[None]
+        return _spread(every, stop - start, keys)
 
     def taps(self, first: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Compute the bias (H, count) of the distances first, first - 1, ..., as windows take it."""
@@ -331,14 +331,43 @@ class Fire(PairPositions):
     def between(self, rows: Tensor, cols: Tensor, dtype: torch.dtype) -> Tensor:
         """Compute the bias for pairs of positions."""
         kind = _wide(dtype)
+        reach = torch.maximum(rows.to(kind), self._limit(kind))
+        return self._bias((rows[:, :, None] - cols[:, None]).to(kind), reach[:, :, None]).permute(0, 3, 1, 2)
+
+    def leading(
+        self, start: int, stop: int, keys: int, dtype: torch.dtype, device: torch.device | None = None
+    ) -> Tensor:
+        """Compute the bias for consecutive positions; below L it depends on the distance alone."""
+        near = self._rows_below_limit(start, stop) if keys else 0
+        if not near:
+            return super().leading(start, stop, keys, dtype, device)
+        kind = _wide(dtype)
+        every = self._bias(torch.arange(start - keys + 1, start + near, device=device).to(kind), self._limit(kind))
+        parts = [_spread(every.T, near, keys)]
+        if start + near < stop:
+            parts.append(super().leading(start + near, stop, keys, dtype, device))
+        return torch.cat(parts, 2)
+
+    def _rows_below_limit(self, start: int, stop: int) -> int:
+        """Count the queries start .. stop - 1 at positions below L, where L can be read without waiting for it."""
+        if watched() or exporting() or torch.jit.is_tracing() or not self.length.is_cpu:
+            return 0
+        limit = abs(float(self.length.detach()) * self.threshold)
+        return max(0, ceil(min(limit, stop)) - start) if isfinite(limit) else 0
+
+    def _limit(self, kind: torch.dtype) -> Tensor:
+        """Return L, a number."""
+        return (self.length.to(kind) * self.threshold).abs()
+
+    @exact
+    def _bias(self, distance: Tensor, reach: Tensor) -> Tensor:
+        """Compute f(psi(|distance|) / psi(reach)) with the heads as the last axis."""
         c, up, up_bias, down, down_bias = (
-            a.to(kind) for a in (self.c, self.up, self.up_bias, self.down, self.down_bias)
+            a.to(distance.dtype) for a in (self.c, self.up, self.up_bias, self.down, self.down_bias)
         )
-        near = torch.log(c.abs() * (rows[:, :, None] - cols[:, None]).abs().to(kind) + 1)
-        limit = (self.length.to(kind) * self.threshold).abs()
-        far = torch.log(c.abs() * torch.maximum(rows.to(kind), limit) + 1) + 1e-6
-        ratio = (near / far[:, :, None])[..., None]
-        return F.linear(F.relu(ratio * up + up_bias), down, down_bias).permute(0, 3, 1, 2)
+        near = torch.log(c.abs() * distance.abs() + 1)
+        far = torch.log(c.abs() * reach + 1) + 1e-6
+        return F.linear(F.relu((near / far)[..., None] * up + up_bias), down, down_bias)
 
 
 PAIR_POSITIONS: dict[str, type[PairPositions]] = {
@@ -389,6 +418,13 @@ def t5_buckets(buckets: int, max_distance: int) -> list[int]:
             step += 1
         found.append(n if n < half else min(half + step, buckets - 1))
     return found
+
+
+def _spread(every: Tensor, rows: int, keys: int) -> Tensor:
+    """Return the bias (1, H, rows, keys) of consecutive positions from that of all their distances, least first."""
+    t, s = torch.arange(rows, device=every.device), torch.arange(keys, device=every.device)
+    which = t[:, None] - s + keys - 1
+    return every.index_select(-1, which.flatten()).unflatten(-1, (rows, keys))[None]
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -34,7 +34,7 @@ LONGEST = {  # where it is not that of the shape
 }
 MAX_LEN = 4096  # bounds nothing but mixers that have a length
 VOCAB = 64
-OPTIM = replace(MUON, lr=0.003, muon_lr=0.02, decay=0.5)
+OPTIM = replace(MUON, lr=0.0015, muon_lr=0.02, decay=0.5)
 DIGITS = {"digits": [0, 9], "max_len": 1024}
 ABACUS, COUPLED = ({"name": name, **DIGITS} for name in ("abacus", "coupled"))
 INJECTED, LOOPED = LoopConfig(inject="add", every="layer"), LoopConfig(16, inject="add")
