@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -539,6 +540,32 @@ def test_classifiers_of_texts_are_compared_by_accuracy(tmp_path, inline):
     for row, rate in best.items():
         tried = {r["rate"]: r["score"] for r in found.of("tune", row)}
         assert tried[rate] == max(tried.values())
+
+
+def test_runs_start_from_those_of_another_sweep(tmp_path, inline):
+    films = "".join(f"a {('bad', 'good')[i % 2]} film number {i}\t{i % 2}\n" for i in range(200))
+    (tmp_path / "all.tsv").write_text("sentence\tlabel\n" + films)
+    small = {"model.dim": 16, "model.layers": 1, "model.vocab": 300, "train.batch_size": 8, "data.max_tokens": 16}
+    rows, data = {"attention": {}, "hydra": {}}, {"data.source": "reviews", "data.path": str(tmp_path / "all.tsv")}
+    first = SweepPlan("masked", rows, rates=(1e-3,), seeds=(0,), steps=4, changes=small | data)
+    second = replace(first, recipe="sentences", seeds=(0, 1), init=True)
+    with pytest.raises(MixerError, match="starts from the runs of another sweep; give its folder as --init"):
+        sweep(second, tmp_path / "out")
+    with pytest.raises(MixerError, match="starts from random weights; leave out --init"):
+        sweep(first, tmp_path / "masked", init=tmp_path)
+    with pytest.raises(MixerError, match="row 'attention' has no final run to start from in .*masked; finish that"):
+        sweep(second, tmp_path / "out", init=tmp_path / "masked")
+    sweep(first, tmp_path / "masked")
+    found = sweep(second, tmp_path / "out", init=tmp_path / "masked")
+    for row in rows:
+        for seed in (0, 1):
+            config = RunDir(tmp_path / "out/runs/final" / row / f"rate_0.001_seed_{seed}").config()
+            start = Path(config.train.init)
+            assert start == tmp_path / "masked/runs/final" / row / "rate_0.001_seed_0"
+    assert json.loads(found.path.read_text())["plan"]["init"] is True
+    shutil.copytree(start, start.with_name("rate_0.002_seed_0"))
+    with pytest.raises(MixerError, match="has runs at several rates with seed 0; keep one to start from"):
+        sweep(second, tmp_path / "again", init=tmp_path / "masked")
 
 
 def test_a_table_names_the_machines_that_its_seconds_come_from(tmp_path):

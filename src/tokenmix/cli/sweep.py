@@ -71,6 +71,9 @@ class Sweep:
     """File of the results. Several sweeps may share one, each with some of the rows and seeds of a plan. Default:
     results.json in the folder of the sweep."""
 
+    init: Path | None = None
+    """Folder of another sweep with the same rows, for a plan whose runs start from the final runs of one ("init")."""
+
     json: bool = False
     """Print the results as JSON instead of the table."""
 
@@ -89,6 +92,7 @@ class Sweep:
             processes=self.processes,
             threads=self.threads,
             results=self.results,
+            init=self.init,
             tell=say_error,
         )
         say(found.path.read_text() if self.json else results_table(found).text())

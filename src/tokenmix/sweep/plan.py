@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import MixerError
@@ -49,6 +50,8 @@ class SweepPlan(Json):
         lengths: lengths beyond those of training at which final runs are scored too, which the table then shows:
             sizes of synthetic sequences, as by `tokenmix eval --lengths`, with the share of exact answers; for text,
             windows in bytes, with the bits per byte of what has more context than training had. Empty: none.
+        init: whether every run starts from the weights of a final run of another sweep with the same rows, whose folder
+            is given where the plan is carried out.
         modules: Python files that register mixers of your own (``register_mixer``), imported before anything else here
             and in every run; relative to the working directory.
     """
@@ -68,6 +71,7 @@ class SweepPlan(Json):
     hopeless: float | None = 0.1
     test_bytes: int | None = None
     lengths: tuple[int, ...] = ()
+    init: bool = False
     modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -203,10 +207,22 @@ def run_key(phase: Phase, row: str, rate: float, seed: int) -> str:
 
 
 class Jobs:
-    """Make the runs of a plan; the config of each row is built once, as it may have to read the data."""
+    """Make the runs of a plan; the config of each row is built once, as it may have to read the data.
 
-    def __init__(self, plan: SweepPlan, threads: int):
-        self.plan, self.threads = plan, threads
+    Args:
+        plan: the experiment.
+        threads: CPU threads of each run.
+        init: folder of the sweep from whose final runs these start; None: they start from random weights.
+
+    Raises:
+        MixerError: if the plan needs such a folder and there is none, or the other way round.
+    """
+
+    def __init__(self, plan: SweepPlan, threads: int, init: Path | None = None):
+        if plan.init != (init is not None):
+            starts = "the runs of another sweep; give its folder as" if plan.init else "random weights; leave out"
+            raise MixerError(f"sweep: this plan starts from {starts} --init.")
+        self.plan, self.threads, self.init = plan, threads, init
         self._configs: dict[str, RunConfig] = {}
 
     def config(self, row: str) -> RunConfig:
@@ -228,11 +244,26 @@ class Jobs:
         """Return the final run of a row with a seed."""
         return self._job("final", row, rate, seed, steps)
 
+    def init_of(self, row: str, seed: int, folder: Path) -> str:
+        """Return the run that a run of this row and seed starts from: that of the same seed, or else of the first.
+
+        Raises:
+            MixerError: if the sweep in ``folder`` has no final run of the row.
+        """
+        runs = folder / "runs" / "final" / row
+        for each in dict.fromkeys((seed, self.plan.seeds[0])):
+            found = sorted(runs.glob(f"rate_*_seed_{each}"))
+            if len(found) > 1:
+                raise MixerError(f"sweep: {runs} has runs at several rates with seed {each}; keep one to start from.")
+            if found:
+                return str(found[0].resolve())
+        raise MixerError(f"sweep: row {row!r} has no final run to start from in {folder}; finish that sweep first.")
+
     def _job(self, phase: Phase, row: str, rate: float, seed: int, steps: int) -> Job:
         """Return one run of the sweep, evaluated half-way (tuning) or eight times, and at its end."""
         config = self.config(row)
         scale = rate / config.optim.lr
-        changes = {
+        changes: dict[str, Any] = {
             "optim.lr": rate,
             "optim.muon_lr": config.optim.muon_lr * scale,
             "optim.warmup": min(config.optim.warmup, max(1, steps // 10)),
@@ -244,6 +275,8 @@ class Jobs:
             "train.keep": 1,
             "train.sample_bytes": 0,
         }
+        if self.init is not None:
+            changes["train.init"] = self.init_of(row, seed, self.init)
         return Job(phase, row, rate, seed, config.override(changes))
 
 

@@ -55,6 +55,7 @@ def sweep(
     processes: int = 1,
     threads: int = 1,
     results: Path | str | None = None,
+    init: Path | str | None = None,
     tell: Tell = lambda line: None,
 ) -> Results:
     """Run a plan into the folder ``out`` and return its results.
@@ -71,6 +72,7 @@ def sweep(
             sweeps may run beside it.
         results: results file, if it is kept elsewhere than in ``out``. Several sweeps may write to it at once, each
             with some of the rows and seeds of a plan.
+        init: folder of the sweep from whose final runs these start, row by row, if the plan says so.
         tell: called with a line about each finished run.
 
     Raises:
@@ -82,7 +84,7 @@ def sweep(
     found = Results.open(file, plan, shared=shared)
     plan = found.plan
     load_modules(plan.modules)
-    jobs = Jobs(plan, threads)
+    jobs = Jobs(plan, threads, None if init is None else Path(init))
     check_plan(jobs, processes)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out, f"sweep: another sweep is running in {out}; wait until it ends, or give another --out."):
