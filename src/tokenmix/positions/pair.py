@@ -367,7 +367,8 @@ class Fire(PairPositions):
         )
         near = torch.log(c.abs() * distance.abs() + 1)
         far = torch.log(c.abs() * reach + 1) + 1e-6
-        return F.linear(F.relu((near / far)[..., None] * up + up_bias), down, down_bias)
+        hidden = torch.addcmul(up_bias, (near / far)[..., None], up)  # the largest tensor: written once
+        return F.linear(F.relu_(hidden), down, down_bias)
 
 
 PAIR_POSITIONS: dict[str, type[PairPositions]] = {
