@@ -723,7 +723,7 @@ def test_text_is_scored_beyond_the_length_of_training(plan, tmp_path, inline):
     assert table.columns[-2:] == ["beyond", "spread beyond"]
     assert [line[0] for line in table.rows] == ["attention", "aft_simple"]
     assert table.rows[1][-2] == "not measured"
-    assert any("more context than training had, up to 64" in note for note in table.notes)
+    assert any("more context than training had, from the next power of two up to 64" in note for note in table.notes)
 
 
 def test_a_segmenter_s_classes_are_those_of_its_masks(tmp_path):

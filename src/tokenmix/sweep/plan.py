@@ -49,7 +49,8 @@ class SweepPlan(Json):
         test_bytes: leading bytes of the test split on which final language models are scored; None: no test.
         lengths: lengths beyond those of training at which final runs are scored too, which the table then shows:
             sizes of synthetic sequences, as by `tokenmix eval --lengths`, with the share of exact answers; for text,
-            windows in bytes, with the bits per byte of what has more context than training had. Empty: none.
+            windows in bytes, with the bits per byte of what has more context than training had, from the next power
+            of two on. Empty: none.
         init: whether every run starts from the weights of a final run of another sweep with the same rows, whose folder
             is given where the plan is carried out.
         modules: Python files that register mixers of your own (``register_mixer``), imported before anything else here

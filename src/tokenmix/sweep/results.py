@@ -309,7 +309,8 @@ def results_table(results: Results) -> Table:
         notes += [f"beyond: share of answers right throughout at sizes {', '.join(map(str, plan.lengths))}"]
         notes[-1] += " and their pairs, where the largest is beyond those of training"
     elif plan.lengths:
-        notes += [f"beyond: bits per byte of bytes with more context than training had, up to {max(plan.lengths):,}"]
+        what = "beyond: bits per byte of bytes with more context than training had, from the next power of two up to"
+        notes += [f"{what} {max(plan.lengths):,}"]
     shell, tuning = plan.shell or "the recipe's", f"not tuned: one rate, {plan.rates[0]:g}"
     if len(plan.rates) > 1:
         again = f", the best {plan.confirm} again over all of them" if plan.confirm > 1 else ""

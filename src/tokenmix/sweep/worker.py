@@ -151,7 +151,7 @@ def beyond(config: RunConfig, folder: Path, plan: dict[str, Any]) -> dict[str, A
 
     On synthetic sequences that is the share of exact answers at the sizes ``plan["lengths"]`` and their pairs, where
     the largest is beyond ``data.longest``; on text the bits per byte of bytes with more context than ``data.seq_len``,
-    in windows of the largest length, or None for a model that is not built for it.
+    from the next power of two on, in windows of the largest length, or None for a model that is not built for it.
 
     Raises:
         MixerError: for other data, and where nothing lies beyond.
