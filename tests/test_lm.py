@@ -272,7 +272,6 @@ def test_a_model_without_lengths_has_no_limit():
     assert sizes[0] == sizes[1]
 
 
-@torch.no_grad()
 @pytest.mark.parametrize(
     "spec",
     [
@@ -285,6 +284,7 @@ def test_a_model_without_lengths_has_no_limit():
     ],
     ids=lambda spec: spec["name"],
 )
+@torch.no_grad()
 def test_resize_stretches_what_has_a_length_and_keeps_the_config_true(spec):
     model = make((spec, ATTENTION), max_len=30)
     weights = model.positions.weight.detach().clone()
@@ -318,6 +318,7 @@ def test_resize_refuses_what_it_cannot_stretch_and_changes_nothing():
     assert free.resize(50).max_len is None
 
 
+@torch.no_grad()
 def test_states_can_be_reordered():
     model, x = make(MODELS["hybrid"]), tokens()
     _, state = model.extend(x[:, :10], model.init_state(3))

@@ -72,7 +72,8 @@ def sweep(
             sweeps may run beside it.
         results: results file, if it is kept elsewhere than in ``out``. Several sweeps may write to it at once, each
             with some of the rows and seeds of a plan.
-        init: folder of the sweep from whose final runs these start, row by row, if the plan says so.
+        init: folder of another sweep; each run starts from the weights of that sweep's final run of the same row. A
+            plan with ``init`` needs it, any other refuses it.
         tell: called with a line about each finished run.
 
     Raises:

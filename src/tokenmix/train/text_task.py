@@ -110,8 +110,8 @@ class TextTask(Task):
         if resize:
             if not hasattr(model, "resize") or model.max_len is None:
                 raise MixerError(f"eval: {type(model).__name__} has nothing to resize: no part of it has a length.")
-            found = self.evaluate(copy.deepcopy(model).resize(given["seq_len"]), split, scaling=scaling, **options)
-            return replace(found, resized=given["seq_len"])
+            model = copy.deepcopy(model).resize(given["seq_len"])
+            return replace(self.evaluate(model, split, scaling=scaling, **options), resized=model.max_len)
         if scaling is None:
             return evaluate(model, self.corpus.split(split), **given)
         with rescaled(model, scaling, old=self.data.seq_len, new=given["seq_len"]) as rule:
