@@ -1,13 +1,15 @@
 """Dialogues in the form of PersonaChat, and summaries from tables: files, splits, what fits, training, errors."""
 
+import gzip
 import json
+import random
 
 import pytest
 
 from tokenmix import MixerError
 from tokenmix.cli import main
 from tokenmix.data import Subwords, open_parallel
-from tokenmix.data.dialogues import fitted, read_dialogues
+from tokenmix.data.dialogues import fitted, is_dialogues, read_dialogues
 from tokenmix.recipes import RECIPES
 from tokenmix.train import evaluate_run, train, translate_run
 from tokenmix.train.pair_task import PairTask
@@ -106,6 +108,18 @@ def test_bad_dialogues_are_one_clear_line(tmp_path, lines, words):
 
 
 # --- what fits ---
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [(b"1 hi", True), (b"\xef\xbb\xbf1 hi", True), (b"1  hi", False), (b"11 hi", False), (b"", False)],
+)
+def test_dialogues_are_told_by_their_beginning_alone(tmp_path, start, expected):
+    # random bytes, of which gzip makes no less, so that the cut file still begins
+    (tmp_path / "train.txt.gz").write_bytes(gzip.compress(start + random.Random(0).randbytes(1 << 16))[:-1000])
+    assert is_dialogues(tmp_path / "train.txt.gz") == expected
+    with pytest.raises(MixerError, match="cannot be read"):
+        read_dialogues(tmp_path / "train.txt.gz")
 
 
 def test_what_fits_is_the_last_turn_the_personas_and_then_the_turns_before_it():

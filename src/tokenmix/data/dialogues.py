@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import MixerError
-from .lines import read_lines, read_text
+from .lines import read_lines, read_start
 
 YOUR, PARTNER = "your persona: ", "partner's persona: "
 THEM, YOU = "them: ", "you: "
@@ -38,8 +38,8 @@ class Dialogue(NamedTuple):
 
 
 def is_dialogues(path: Path) -> bool:
-    """Return whether a file holds dialogues, by its first line: the number 1, a space and more."""
-    return re.match(r"1 \S", read_text(path)) is not None
+    """Return whether a file holds dialogues, by its beginning: the number 1, a space and more."""
+    return re.match(rb"(\xef\xbb\xbf)?1 \S", read_start(path, 16)) is not None
 
 
 def read_dialogues(path: Path) -> list[Dialogue]:

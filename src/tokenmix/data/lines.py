@@ -6,7 +6,8 @@ import gzip
 import json
 import lzma
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,26 @@ def plain_name(path: Path) -> str:
     return path.stem if path.suffix in PACKED else path.name
 
 
+def read_start(path: Path, count: int) -> bytes:
+    """Return the first bytes of a file, which is unpacked if its name ends in .gz or .xz.
+
+    Raises:
+        MixerError: if the file cannot be read.
+    """
+    with _opened(path) as file:
+        start: bytes = file.read(count)
+    return start
+
+
 def read_text(path: Path) -> str:
     """Read a UTF-8 text file, which is unpacked if its name ends in .gz or .xz.
 
     Raises:
         MixerError: if the file cannot be read, is not UTF-8 or unpacks to far more than texts do.
     """
-    try:
-        with PACKED.get(path.suffix, open)(path, "rb") as file:
-            chunks = read_chunks(file)
-            raw = b"".join(Bounds().stream(path, chunks) if path.suffix in PACKED else chunks)
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as why:
-        raise MixerError(f"data: {path} cannot be read ({getattr(why, 'strerror', None) or why}).") from None
+    with _opened(path) as file:
+        chunks = read_chunks(file)
+        raw = b"".join(Bounds().stream(path, chunks) if path.suffix in PACKED else chunks)
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as why:
@@ -42,6 +51,16 @@ def read_text(path: Path) -> str:
             f"data: {path} is not UTF-8: byte {why.start} in line {line} is {raw[why.start]:#04x}; convert it, for "
             + "example with `iconv -f latin1 -t utf-8`."
         ) from None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a file, plain or packed, for reading bytes; what goes wrong while it is open becomes a MixerError."""
+    try:
+        with PACKED.get(path.suffix, open)(path, "rb") as file:
+            yield file
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as why:
+        raise MixerError(f"data: {path} cannot be read ({getattr(why, 'strerror', None) or why}).") from None
 
 
 def read_lines(path: Path) -> list[str]:
