@@ -7,14 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..functional.sums.taps import centre_of, pair_weights, silenced, weighed
-from .base import About, Arguments, Mixer
+from .base import About, Arguments
 from .cost import MixingCost
-from .parts.history import empty_window, join_rings, joined, newest, ring_bytes
+from .parts.history import joined, newest, ring_bytes
 from .parts.options import at_least, check_heads, true_or_false
-from .parts.shared import ring_chunk
+from .parts.window import WindowMixer
 
 
-class LightConv(Mixer):
+class LightConv(WindowMixer):
     """Lightweight convolution: y_t = W_o sum_j softmax_j(w^h)_j g_{t + j - s // 2} in head h, g = GLU(W_v x).
 
     Wu et al. 2019, arXiv:1901.10430, Eq. 2. Maps (B, T, D) to (B, T, D).
@@ -78,32 +78,17 @@ class LightConv(Mixer):
 
     def mixing_cost(self, T: int) -> MixingCost:
         flops = 2 * T * self.kernel_size * self.dim
-        return MixingCost(
-            flops, flops, 4 * T * self.dim * (6 if self.glu else 3), ring_bytes(self.kernel_size - 1, self.dim)
-        )
-
-    def empty_state(self, batch_size, *, device, dtype):
-        return empty_window(batch_size, self.dim, self.kernel_size - 1, device=device, dtype=dtype)
+        return MixingCost(flops, flops, 4 * T * self.dim * (6 if self.glu else 3), ring_bytes(self.halo, self.dim))
 
     @property
     def halo(self):
         return self.kernel_size - 1
 
-    @property
-    def only_halo(self):
-        return True
-
-    def join_states(self, earlier, later, fade):
-        return join_rings(earlier, later)[0]
-
-    def mix_chunk(self, x, state, *, positions, key_mask):
-        return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
-
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
         return window_step(self, values(self, x), self.kernel[None, None], state, positions, valid, holes)
 
 
-class DynamicConv(Mixer):
+class DynamicConv(WindowMixer):
     """Dynamic convolution: y_t = W_o sum_j softmax_j(W^h_q g_t)_j g_{t + j - s // 2} in head h.
 
     g = GLU(W_v x), and each token generates its own window. Wu et al. 2019, arXiv:1901.10430, Eq. 4. Maps (B, T, D) to
@@ -165,24 +150,11 @@ class DynamicConv(Mixer):
 
     def mixing_cost(self, T: int) -> MixingCost:
         kept = 4 * T * (self.dim * (6 if self.glu else 3) + 5 * self.heads * self.kernel_size)
-        return MixingCost(2 * T * self.kernel_size * self.dim, None, kept, ring_bytes(self.kernel_size - 1, self.dim))
-
-    def empty_state(self, batch_size, *, device, dtype):
-        return empty_window(batch_size, self.dim, self.kernel_size - 1, device=device, dtype=dtype)
+        return MixingCost(2 * T * self.kernel_size * self.dim, None, kept, ring_bytes(self.halo, self.dim))
 
     @property
     def halo(self):
         return self.kernel_size - 1
-
-    @property
-    def only_halo(self):
-        return True
-
-    def join_states(self, earlier, later, fade):
-        return join_rings(earlier, later)[0]
-
-    def mix_chunk(self, x, state, *, positions, key_mask):
-        return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
         g = values(self, x)
@@ -212,4 +184,4 @@ def window_step(mixer, g, kernel, state, positions, valid, holes):
     taps = kernel.double().softmax(-1).to(v.dtype)
     weights = pair_weights(taps, positions, state.positions, centre_of(mixer.kernel_size, True), causal=True)
     y = weighed(weights, v.unflatten(-1, (mixer.heads, -1))).flatten(2)
-    return y.to(g.dtype), newest(state, mixer.kernel_size - 1, holes=holes)
+    return y.to(g.dtype), newest(state, mixer.halo, holes=holes)

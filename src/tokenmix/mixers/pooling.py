@@ -7,15 +7,15 @@ from torch import Tensor
 
 from ..functional.pooling import mean_of_pairs, windows
 from ..functional.sums.taps import silenced
-from .base import About, Arguments, Mixer
+from .base import About, Arguments
 from .cost import MixingCost
-from .parts.history import empty_window, join_rings, joined, newest, ring_bytes
+from .parts.history import joined, newest, ring_bytes
 from .parts.options import at_least, one_of, true_or_false
-from .parts.shared import ring_chunk
 from .parts.unprojected import Unprojected
+from .parts.window import WindowMixer
 
 
-class Pooling(Mixer):
+class Pooling(WindowMixer):
     """PoolFormer: y_t = mean of the valid tokens in the window around t, minus x_t.
 
     Yu et al. 2022, arXiv:2111.11418, Eq. 4. Maps (B, T, D) to (B, T, D).
@@ -82,24 +82,11 @@ class Pooling(Mixer):
         return (x,), {**options, "causal": self.causal, "key_mask": key_mask}
 
     def mixing_cost(self, T: int) -> MixingCost:
-        return MixingCost(self.ndim * T * self.window * self.dim, None, 0, ring_bytes(self.window - 1, self.dim))
-
-    def empty_state(self, batch_size, *, device, dtype):
-        return empty_window(batch_size, self.dim, self.window - 1, device=device, dtype=dtype)
+        return MixingCost(self.ndim * T * self.window * self.dim, None, 0, ring_bytes(self.halo, self.dim))
 
     @property
     def halo(self):
         return self.window - 1
-
-    @property
-    def only_halo(self):
-        return True
-
-    def join_states(self, earlier, later, fade):
-        return join_rings(earlier, later)[0]
-
-    def mix_chunk(self, x, state, *, positions, key_mask):
-        return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
         state = joined(state, valid, positions, values=x)
@@ -109,4 +96,4 @@ class Pooling(Mixer):
         )
         if self.subtract:
             y = y - v[:, state.values.shape[1] - x.shape[1] :]
-        return y.to(x.dtype), newest(state, self.window - 1, holes=holes)
+        return y.to(x.dtype), newest(state, self.halo, holes=holes)
