@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from tokenmix import demo
 from tokenmix.bench import Decoding
+from tokenmix.demo.lanes import interrupts_later
 from tokenmix.demo.plan import RATES
 from tokenmix.demo.tables import ALONE, SPREAD, against_gzip, best, fastest, ranking
 from tokenmix.report import read_run
@@ -182,6 +184,35 @@ def children(pid: int) -> list[int]:
     return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
 
 
+def count_threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+def test_ctrl_c_waits_until_a_process_has_started():
+    # which needs what the parent writes to it; the signal goes to whichever thread does not block it
+    end, before = threading.Event(), signal.signal(signal.SIGINT, signal.default_int_handler)
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    steps = []
+
+    def interrupted() -> None:
+        with interrupts_later():
+            os.kill(os.getpid(), signal.SIGINT)
+            for step in range(100):
+                time.sleep(0.001)
+                steps.append(step)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        assert len(steps) == 100
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+        end.set()
+        thread.join()
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_a_stopped_demo_leaves_no_process(tmp_path, number, code):
@@ -192,6 +223,9 @@ def test_a_stopped_demo_leaves_no_process(tmp_path, number, code):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         assert "Timing" in run.stdout.readline()
         while len(started := children(run.pid)) < 2:
+            time.sleep(0.05)
+        # nobody can keep a process quiet whose parent is killed before it has said what to do
+        while number == signal.SIGKILL and not any(count_threads(pid) > 1 for pid in started):
             time.sleep(0.05)
         run.send_signal(number)
         errors = run.stderr.read()  # ends when the last process that holds it has ended

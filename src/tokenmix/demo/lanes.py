@@ -94,7 +94,7 @@ class Running:
         # slower.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         self.process = CONTEXT.Process(target=_work, args=(sender, threads, *task))
-        with _interrupts_later():
+        with interrupts_later():
             self.process.start()
         sender.close()
 
@@ -120,16 +120,26 @@ class Running:
 
 
 @contextlib.contextmanager
-def _interrupts_later() -> Iterator[None]:
-    """Hold Ctrl-C back inside the block; processes that start there never see it, so that only the parent answers."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def interrupts_later() -> Iterator[None]:
+    """Hold Ctrl-C back inside the block; processes that start there never see it, so that only the parent answers.
+
+    Those processes inherit the mask. In this one it covers a single thread: another may still take the signal, for
+    which Python interrupts the main thread, so that the handler waits too.
+    """
+    held: list[int] = []
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, lambda number, frame: held.append(number)) if main else None
+    masks = hasattr(signal, "pthread_sigmask")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masks else set()
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if masks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if main:
+            signal.signal(signal.SIGINT, handler)
+        if held:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _work(sender: Connection, threads: int, task: Callable[..., Any], args: tuple[Any, ...]) -> None:
