@@ -55,6 +55,7 @@ def state() -> tuple[Claim, ...]:
                 Number("errors removed", "87", "%", error_removed, "recomputed from the printed rows"),
             ),
             code="recipes.arithmetic.build",
+            small="quality.md#sums-longer-than-those-of-training",
         ),
         Claim(
             "Input injection and looping",
@@ -62,6 +63,7 @@ def state() -> tuple[Claim, ...]:
             "against sixteen.",
             trained({"injection alone": "about 50", "8 x 2 against 16 x 1": "about 50"}, "% fewer"),
             code="models.looped.Loop",
+            small="quality.md#eight-applications-by-the-size-of-the-block",
         ),
         Claim(
             "Table 3, parameters",
@@ -89,6 +91,7 @@ def state() -> tuple[Claim, ...]:
             "Sorting gains from the embeddings too; the numbers are not at hand.",
             trained({"accuracies": "not at hand"}),
             code="recipes.arithmetic.build",
+            small="quality.md#products-and-sorted-numbers",
         ),
     )
 

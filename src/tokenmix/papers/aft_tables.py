@@ -37,6 +37,7 @@ def density() -> tuple[Claim, ...]:
             ),
             code="recipes.aft_cifar10_density",
             command=TRAIN.format(name, "density", "table2/aft_local_256_24x256") + " --train.steps 200",
+            small="density.md#measured",
         ),
         Claim(
             "Table 2, speed and memory",
@@ -72,6 +73,7 @@ def text() -> tuple[Claim, ...]:
             ),
             code="recipes.aft_enwik8",
             command=TRAIN.format(name, "table4", "table4/aft_local_32_24x256") + stdlib,
+            small="quality.md#in-the-papers-blocks",
         ),
         Claim(
             "Table 4, speed and memory",
@@ -91,12 +93,14 @@ def text() -> tuple[Claim, ...]:
             of_recipe(name, "table5/", quality, "bits/char", label=BOTH),
             code="mixers.aft.AFTLocal",
             command=TRAIN.format(name, "window_8", "table5/window_8") + stdlib,
+            small="quality.md#aft-local-by-window",
         ),
         Claim(
             "Table 6",
             "Longer contexts than 1,024 help, although the window stays 32.",
             of_recipe(name, "table6/", quality, "bits/char", label=BOTH),
             code="mixers.aft.AFTLocal",
+            small="quality.md#by-sequence-length",
         ),
     )
 

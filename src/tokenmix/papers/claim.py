@@ -73,6 +73,7 @@ class Claim:
         equation: equation as text, "" where there is none.
         code: dotted path of what implements it below ``tokenmix``, such as "functional.hydra.hydra".
         command: command of at most 90 seconds that shows it; None for that which computes the numbers.
+        small: section of the documentation that has the same question at a small size: "page.md#section".
     """
 
     section: str
@@ -81,6 +82,7 @@ class Claim:
     equation: str = ""
     code: str = ""
     command: str | None = None
+    small: str = ""
 
 
 @dataclass(frozen=True)

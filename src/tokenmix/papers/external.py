@@ -120,6 +120,7 @@ def trained_claims() -> tuple[Claim, ...]:
             "self-attention; the numbers are not at hand.",
             trained({"accuracies": "not at hand"}),
             code="models.segmentation.Segmenter",
+            small="dense.md#measured",
         ),
         Claim(
             "Detection, generation, point clouds",

@@ -102,6 +102,7 @@ def state() -> tuple[Claim, ...]:
             trained(results, "%", source=OFFICIAL),
             "",
             "models.mae.MAE",
+            small="vision.md#measured",
         ),
         Claim(
             "Recipe",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from .claim import VERDICTS, Claim, Number, Paper, Value, located, written
 from .ours import measured_elsewhere, recorded
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 INTRODUCTION = """# Claims of the papers
 
@@ -17,6 +21,7 @@ the same table, `tokenmix paper KEY --run` computes it.
   architecture around the mixer, the task, tokens, tuned rates, paired seeds and a spread. The verdicts are then
   *confirmed*, *contradicted*, *no difference* or *cannot be tested at this size*. Single short runs, which the log and
   other pages report, are no verdict.
+- *In small models* leads to where the same question was put to models that train on one machine.
 - *Not built yet*: the library lacks what the claim is about.
 
 Second-hand numbers are those that were not read in the document itself. A value in brackets was measured here under
@@ -59,7 +64,13 @@ def _claim(paper: Paper, claim: Claim, ours: dict[str, Value]) -> list[str]:
     rows = [row(claim, number, ours) for number in claim.numbers]
     parts.append("\n".join(["| number | printed | ours | verdict |", "|---|---|---|---|", *rows]))
     reasons = [f"- {number.name}: {number.why}." for number in claim.numbers if number.why]
-    return [*parts, "\n".join(reasons)] if reasons else parts
+    parts += ["\n".join(reasons)] if reasons else []
+    return [*parts, f"In small models: [{title(claim.small)}]({claim.small})."] if claim.small else parts
+
+
+def title(place: str) -> str:
+    """Return the title of the page of the documentation that holds a section, "page.md#section"."""
+    return (DOCS / place.partition("#")[0]).read_text().partition("\n")[0].removeprefix("# ")
 
 
 def row(claim: Claim, number: Number, ours: dict[str, Value]) -> str:

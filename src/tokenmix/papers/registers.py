@@ -54,6 +54,7 @@ def built() -> tuple[Claim, ...]:
                 }
             ),
             code="anatomy.outliers.find_outliers",
+            small="anatomy.md#small-models-trained-here",
         ),
         Claim(
             "Number of registers",
