@@ -48,14 +48,14 @@ quick: setup
 # tests/suites.py lists what `make test` leaves to `make test-more`. Neither runs the tests marked slow or browser.
 test: setup
 	@$(MAKE) -j2 lint docs
-	$(PYTEST) -n 2 -m "not more and not slow and not browser"
+	$(PYTEST) -n 2 --dist worksteal -m "not more and not slow and not browser"
 
 test-more: setup
-	$(PYTEST) -n 2 -m "more and not slow and not browser"
+	$(PYTEST) -n 2 --dist worksteal -m "more and not slow and not browser"
 
 test-all: setup
 	@$(MAKE) -j2 lint docs
-	$(PYTEST) -n 2 -m "not browser"
+	$(PYTEST) -n 2 --dist worksteal -m "not browser"
 	$(MAKE) test-browser
 
 test-browser: setup
