@@ -94,7 +94,9 @@ class Facts(nn.Module):
     """
 
     knows_positions: ClassVar[bool] = False
-    """Whether the mixer tells positions apart by itself, with ``modern_options``, so that a model need not add any."""
+    """Whether each token knows by itself, with ``modern_options``, where others stand from it, so that a model need not
+    add positions. A dense Synthesizer does not: its tokens choose among positions and do not know their own.
+    """
     modern_options: ClassVar[dict[str, Any]] = {}
     """Options that the mixer takes in models of the "modern" shell, unless its spec sets them."""
 

@@ -67,7 +67,6 @@ class SynthesizerDense(Mixer):
     about = About(
         _PAPER, "synthetic", "T^2 D", "T^2 H", idea="softmax of logits made from each token alone", tier="core"
     )
-    knows_positions = True
     form = "synthesizer_dense"
     carries = ("v_proj", "out_proj")  # its q_proj is the hidden layer of an MLP
 
@@ -263,7 +262,6 @@ class SynthesizerFactorizedDense(Mixer):
     about = About(
         _PAPER, "synthetic", "T^2 D", "T^2 H", idea="dense, each row of logits from two short ones", tier="core"
     )
-    knows_positions = True
     form = "synthesizer_factorized_dense"
     carries = ("v_proj", "out_proj")
 

@@ -55,7 +55,6 @@ class SynthesizerMixture(Mixer):
         idea="logits of several Synthesizers and of dot products, with learned weights",
         tier="core",
     )
-    knows_positions = True
     form = "synthesizer_mixture"
     carries = QKVO
 
