@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tokenmix import MixerError
+from cases import CASES, DIM, FIRST, forms
+from tokenmix import MIXERS, MixerError, build_mixer
 from tokenmix.models import (
     MLP,
     ImageDensity,
@@ -116,3 +117,30 @@ def test_a_density_model_takes_a_shell():
     config = ImageDensityConfig(dim=8, size=(2, 2), mixers=(SIMPLE,), layers=1, values=4)
     model = ImageDensity(in_shell(config, "modern"))
     assert model(torch.randint(4, (2, 12))).shape == (2, 12, 4)
+
+
+TWO_SIDED = {CASES[case][0]: CASES[case][1] for case in FIRST.values() if (case, False) in forms()}
+
+
+@torch.no_grad()
+def where_one_token_stands(name: str) -> float:
+    """Return how much the outputs of equal tokens differ by their place beside one that is not equal."""
+    mixer = build_mixer(name, dim=DIM, **(MIXERS[name].modern_options | TWO_SIDED[name])).double().eval()
+    for p in mixer.parameters():  # some weights of pairs begin at 0
+        p += 0.1 * torch.randn_like(p)
+    x = torch.randn(DIM, dtype=torch.float64).repeat(1, 8, 1)
+    x[:, 3] += 1.0
+    y = mixer(x)[0]
+    return float((y[[0, 1, 2, 5, 6, 7]] - y[4]).abs().max())
+
+
+@pytest.mark.parametrize("name", [name for name in TWO_SIDED if MIXERS[name].knows_positions])
+def test_a_mixer_that_needs_no_added_positions_tells_where_a_token_stands(name):
+    assert where_one_token_stands(name) > 1e-6
+
+
+@pytest.mark.parametrize("name", ["synthesizer_dense", "synthesizer_factorized_dense", "aft_simple", "hydra", "linear"])
+def test_one_that_does_not_tell_has_learned_positions_in_the_modern_shell(name):
+    assert where_one_token_stands(name) < 1e-12
+    spec = {"name": name, **TWO_SIDED[name]}
+    assert in_shell(replace(LANGUAGE, mixers=(spec,)), "modern").positions == "learned"
