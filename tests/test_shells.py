@@ -119,7 +119,7 @@ def test_a_density_model_takes_a_shell():
     assert model(torch.randint(4, (2, 12))).shape == (2, 12, 4)
 
 
-TWO_SIDED = {CASES[case][0]: CASES[case][1] for case in FIRST.values() if (case, False) in forms()}
+TWO_SIDED = dict(CASES[case] for case, causal in forms() if not causal and case in FIRST.values())
 
 
 @torch.no_grad()

@@ -88,6 +88,7 @@ def test_links_of_the_chinese_readme_are_those_of_the_readme_and_exist():
         set(re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / name).read_text())) for name in ("README.md", "README.zh.md")
     )
     own = {"README.md", "docs/from-attention-to-aft.zh.md"}
+    assert theirs
     assert theirs - own == ours - {"README.zh.md"} - own
     assert [path for path in theirs if not (ROOT / path).exists()] == []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 from . import PAPERS
@@ -10,7 +10,9 @@ from .ours import write
 from .page import page
 
 if __name__ == "__main__":
-    every = tuple(PAPERS.values())
+    parser = argparse.ArgumentParser(prog="python -m tokenmix.papers", description="Write our values and the page.")
+    parser.add_argument("files", nargs="*", type=Path, help="where to write the page of claims")
+    given, every = parser.parse_args(), tuple(PAPERS.values())
     write(every)
-    for file in map(Path, sys.argv[1:]):
+    for file in given.files:
         file.write_text(page(every))
