@@ -131,7 +131,7 @@ class ImageSampler:
         """
         chosen, how = self.indices(step), self.augment
         g = ops.generator(self.seed, step, 0)
-        keys = [ops.key_of(self.seed, step * self.batch_size + i, 1) for i in range(len(chosen))]
+        keys = self._keys(step, len(chosen))
         images = self._resized_images(chosen, keys)
         if how.crop in ("pad", "reflect"):
             images = ops.pad_crop(images, how.pad, how.crop == "reflect", g)
@@ -151,6 +151,13 @@ class ImageSampler:
             how.cutmix,
             random.Random(ops.key_of(self.seed, step, 2)),
         )
+
+    def _keys(self, step: int, images: int) -> list[int]:
+        """Return the key of each image's own draws; 0 if there are none, as thousands of keys take milliseconds."""
+        how = self.augment
+        if how.crop != "resized" and self.policy is None and not how.colour:
+            return [0] * images
+        return [ops.key_of(self.seed, step * self.batch_size + i, 1) for i in range(images)]
 
     def _resized_images(self, chosen: list[int], keys: list[int]) -> Tensor:
         """Return the images at the requested size, uint8."""

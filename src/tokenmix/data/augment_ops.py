@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from .image_source import pil_to_tensor, tensor_to_pil
-from .sampler import mix64, permuted
+from .sampler import mix64, permuted_ranks
 
 Box = tuple[int, int, int, int]  # top, left, height, width
 
@@ -39,11 +39,14 @@ def visits(step: int, batch: int, images: int, *, seed: int, repeats: int = 1) -
 
     Every epoch visits each image ``repeats`` times in a row, in an order of its own.
     """
-    out = []
-    for i in range(step * batch, (step + 1) * batch):
-        epoch, rank = divmod(i, images * repeats)
-        out.append(permuted(rank // repeats, images, mix64(seed * 0x9E3779B97F4A7C15 + epoch)))
-    return out
+    at = torch.arange(step * batch, (step + 1) * batch)
+    epochs, ranks = at // (images * repeats), at % (images * repeats) // repeats
+    return torch.cat(
+        [
+            permuted_ranks(ranks[epochs == epoch], images, mix64(seed * 0x9E3779B97F4A7C15 + epoch))
+            for epoch in epochs.unique().tolist()
+        ]
+    ).tolist()
 
 
 def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
@@ -78,20 +81,10 @@ def pad_crop(images: Tensor, pad: int, reflect: bool, g: torch.Generator) -> Ten
         raise MixerError(
             f"Augment: crop='reflect' needs a pad below the size of the images, got pad={pad} with {height}x{width}."
         )
-    offset = torch.randint(-pad, pad + 1, (2, n, 1), generator=g)
-    rows, cols = offset[0] + torch.arange(height), offset[1] + torch.arange(width)
-    inside = ((rows >= 0) & (rows < height))[:, None, :, None] & ((cols >= 0) & (cols < width))[:, None, None, :]
-    rows, cols = (
-        end - 1 - (end - 1 - x.abs()).abs() if reflect else x.clamp(0, end - 1)
-        for x, end in ((rows, height), (cols, width))
-    )
-    cut = images[
-        torch.arange(n)[:, None, None, None],
-        torch.arange(images.shape[1])[:, None, None],
-        rows[:, None, :, None],
-        cols[:, None, None, :],
-    ]
-    return cut if reflect else cut * inside
+    top, left = torch.randint(0, 2 * pad + 1, (2, n), generator=g)
+    sides = (pad, pad, pad, pad)
+    padded = F.pad(images.float(), sides, mode="reflect").to(images.dtype) if reflect else F.pad(images, sides)
+    return padded.unfold(2, height, 1).unfold(3, width, 1)[torch.arange(n), :, top, left]
 
 
 def window(images: Tensor, size: tuple[int, int], g: torch.Generator) -> Tensor:

@@ -68,3 +68,36 @@ def permuted(index: int, n: int, key: int) -> int:
         index = (left << half) | right
         if index < n:
             return index
+
+
+def permuted_ranks(ranks: Tensor, n: int, key: int) -> Tensor:
+    """Return ``permuted`` of every rank of a tensor, int64 (N,), in a few operations on the whole of it."""
+    half = max(1, ((n - 1).bit_length() + 1) // 2)
+    low = (1 << half) - 1
+    found = ranks.clone()
+    outside = torch.arange(len(ranks))
+    while len(outside):
+        left, right = found[outside] >> half, found[outside] & low
+        for r in range(4):
+            left, right = right, left ^ (_mixed(_mixed((right << 8) | r) ^ _signed(key)) & low)
+        found[outside] = (left << half) | right
+        outside = outside[found[outside] >= n]
+    return found
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Return ``mix64`` of every number of a tensor, as signed 64-bit numbers."""
+    x = x + _signed(0x9E3779B97F4A7C15)
+    x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Shift signed 64-bit numbers to the right as if they had no sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(x: int) -> int:
+    """Return the signed 64-bit number with the bits of ``x``."""
+    return x - (1 << 64) if x >= 1 << 63 else x
