@@ -117,6 +117,7 @@ def record(
         "cpu_seconds": round(cpu_seconds, 1),
         "peak_mib": summary["peak_mib"],
         "cpu": cpu_name(),
+        "device": opened.env()["device"],
         "parameters": opened.env()["parameters"],
         "curve": [
             [
