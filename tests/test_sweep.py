@@ -150,12 +150,14 @@ def test_any_kill_leaves_the_same_table(plan, tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
     command = [sys.executable, "-m", "tokenmix", "sweep", str(tmp_path / "plan.json"), "--out", str(tmp_path / "cut")]
     for wanted, number in ((1, signal.SIGKILL), (2, signal.SIGTERM)):  # the final runs take seconds to start
-        process = subprocess.Popen([*command, "--processes", "2"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        with (tmp_path / "said").open("w") as said:
+            process = subprocess.Popen([*command, "--processes", "2"], stderr=said, stdout=said)
         results = tmp_path / "cut" / "results.json"
         while process.poll() is None and not (
             results.exists() and len(json.loads(results.read_text())["runs"]) >= wanted
         ):
             time.sleep(0.05)
+        assert process.poll() is None, (tmp_path / "said").read_text()
         os.kill(process.pid, number)
         assert process.wait() == (-9 if number == signal.SIGKILL else 143)
     before = json.loads(results.read_text())["runs"]
@@ -573,7 +575,7 @@ def test_a_table_names_the_machines_that_its_seconds_come_from(tmp_path):
     found.machine = {"cpu": "one"}
     assert not any("machines" in note for note in results_table(found).notes)
     found.runs["final/attention/0"]["cpu"] = "another"
-    assert "seconds: of runs on different machines (another, one)" in results_table(found).notes
+    assert "seconds and peak MiB: of runs on different machines (another, one)" in results_table(found).notes
 
 
 def test_rows_of_a_plan_can_be_run_alone(plan, tmp_path, inline, capsys):

@@ -145,6 +145,14 @@ def test_killed_three_times_it_gives_the_same_bits(tmp_path, text):
     assert "inside a checkpoint" in said[2]
 
 
+def test_the_peak_memory_of_a_run_is_that_of_its_steps_whichever_process_made_them(run):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line |= {"peak_mib": 1e6} if line["kind"] == "train" and line["step"] == 6 else {}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert resume(run)["peak_mib"] == 1e6
+
+
 def test_a_resumed_run_without_checkpoint_starts_again(run, whole):
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").mkdir()

@@ -295,8 +295,8 @@ def results_table(results: Results) -> Table:
         lines.append(line)
     notes = [f"score: {results.metric()} on validation, mean over the seeds; spread: standard deviation over them."]
     notes += [f"{name}: {value:.3f} on the same bytes" for name, value in results.yardsticks.items()]
-    machines = sorted({r.get("cpu", results.machine.get("cpu")) or "" for r in results.runs.values()})
-    notes += [f"seconds: of runs on different machines ({', '.join(machines)})"] * (len(machines) > 1)
+    machines = sorted({_machine(r, results) for r in results.runs.values()})
+    notes += [f"seconds and peak MiB: of runs on different machines ({', '.join(machines)})"] * (len(machines) > 1)
     notes += ["*: the best rate is the lowest or the highest that was tried"] * any("*" in line[4] for line in lines)
     notes += ["+: another rate that led in tuning has no run over all steps yet"] * any(
         "+" in line[4] for line in lines
@@ -316,6 +316,12 @@ def results_table(results: Results) -> Table:
         again = f", the best {plan.confirm} again over all of them" if plan.confirm > 1 else ""
         tuning = f"tuned over {len(plan.rates)} rates x {plan.tune:g} of the steps each{again}, seed {plan.seeds[0]}"
     return Table(f"{plan.recipe}, shell: {shell}, equal {plan.equal}; {tuning}", columns, lines, notes)
+
+
+def _machine(record: Record, results: Results) -> str:
+    """Return the name of the device that a run was trained on: a GPU's, or the CPU's."""
+    device = record.get("device", "cpu")
+    return device if device != "cpu" else record.get("cpu", results.machine.get("cpu")) or ""
 
 
 def markdown(table: Table) -> str:

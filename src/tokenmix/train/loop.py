@@ -346,16 +346,16 @@ class Trainer:
         """Return the summary of the run as a dictionary."""
         p, unit, metric = self.progress, self.task.unit, self.task.metric
         done = p.step * self.task.units()
-        last = next(
-            (x for x in reversed(self.run_dir.read_metrics()) if x["kind"] == "eval" and x["split"] == "valid"), None
-        )
+        lines = self.run_dir.read_metrics()
+        last = next((x for x in reversed(lines) if x["kind"] == "eval" and x["split"] == "valid"), None)
+        peaks = [x["peak_mib"] for x in lines if x["kind"] == "train"]  # this process may have made no step of the run
         return {
             "run": str(self.run_dir.path),
             "step": p.step,
             unit: done,
             "seconds": round(p.seconds, 3),
             f"{unit}_per_s": round(done / max(p.seconds, 1e-9), 1),
-            "peak_mib": peak_mib(self.device),
+            "peak_mib": max([peak_mib(self.device), *peaks]),
             f"valid_{metric}": last.get(metric) if last else None,
             "best_step": p.best_step,
             f"best_{metric}": p.best_score,
