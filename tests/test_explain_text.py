@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -269,6 +271,9 @@ def test_a_run_on_texts_in_subwords_is_shown_what_it_was_trained_on(tmp_path, re
     config = RECIPES[recipe].config("attention").override({**small, "data.source": str(tmp_path / "all.tsv")})
     train(config, tmp_path / "run", verbose=False)
     (found,) = runs.explain_runs([tmp_path / "run"], "the black cat")
+    other = Path(shutil.copytree(tmp_path / "run", tmp_path / "second" / "run"))
+    named = [made.name for made in runs.explain_runs([tmp_path / "run", other], "the black cat")]
+    assert named == [f"{tmp_path.name}/run", "second/run"]
     words = Subwords.load(tmp_path / "run" / "tokenizer.json")
     assert found.source.ids == [START, *words.encode("the black cat")] + [END] * ends
     if recipe == "sentences":

@@ -37,8 +37,8 @@ function strip(values, name, most = largest(values)) {
 function matrix(given) {
   const {rows: asking, cols, values, allowed, at, pick, name, show = number} = given;
   const seen = values.map((line, i) => line.filter((_, j) => !allowed || allowed[i][j]));
-  const most = given.most || largest(seen.flat()), dense = given.dense || cols.length > 11;
-  const upright = Math.max(...cols.map(word => word.length)) > 2, room = given.dense || given.small ? SMALL : WIDE;
+  const most = given.most || largest(seen.flat()), dense = given.dense || cols.length > (given.small ? 6 : 11);
+  const upright = Math.max(...cols.map(word => word.length)) > (dense ? 2 : 5), room = given.dense || given.small ? SMALL : WIDE;
   const cell = (v, i, j) => {
     const hidden = allowed && !allowed[i][j], told = hidden ? t("hidden") : show(v);
     const chosen = at && at[0] === i && at[1] === j;
@@ -51,7 +51,7 @@ function matrix(given) {
   const head = el("thead", {}, el("tr", {}, el("th"), cols.map(word => el("th", {scope: "col"}, word))));
   const body = el("tbody", {}, values.map((line, i) => el(`tr${at && at[0] === i ? ".chosen" : ""}`, {},
     el("th", {scope: "row", onclick: () => pick(i, at ? at[1] : 0)}, asking[i]), line.map((v, j) => cell(v, i, j)))));
-  const made = el(`table.matrix${dense ? ".dense" : ""}${dense && upright ? ".upright" : ""}`, {"data-matrix": given.id || "", "aria-label": name,
+  const made = el(`table.matrix${dense ? ".dense" : ""}${upright ? ".upright" : ""}`, {"data-matrix": given.id || "", "aria-label": name,
     style: dense ? `--cell: clamp(.5rem, min(${(room / cols.length).toFixed(3)}rem, (100vw - 5rem) / ${cols.length}), 1.35rem)` : null}, head, body);
   return el("div.scroll", {}, made);
 }

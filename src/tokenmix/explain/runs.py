@@ -11,6 +11,7 @@ from torch import nn
 from ..data.characters import CHARACTER_TASKS
 from ..data.subwords import END, START, Subwords
 from ..errors import MixerError
+from ..system.text import named_apart
 from ..train import load_run
 from ..train.data_config import DataConfig, DocumentDataConfig, LabelDataConfig, SyntheticDataConfig
 from ..train.label_task import LABELS, joined
@@ -34,10 +35,7 @@ def explain_runs(runs: list[Path], text: str) -> list[Explained]:
         raise MixerError("explain: no run was given; give at least one run directory.")
     if not text.strip():
         raise MixerError("explain: the text is empty; give one, such as --text 'The ball is blue'.")
-    names = [run.resolve().name for run in runs]
-    if len(set(names)) < len(names):
-        names = [str(run) for run in runs]
-    return [explain(*open_explainable(run), text, name) for run, name in zip(runs, names, strict=True)]
+    return [explain(*open_explainable(run), text, name) for run, name in zip(runs, named_apart(runs), strict=True)]
 
 
 def open_explainable(run: Path) -> tuple[nn.Module, Tokenizer]:

@@ -156,7 +156,7 @@ function drawMixers() {
     if (many) shown.push(choice(t("channel"), [...Array(site.weights.shape[0]).keys()].map(i => String(i + 1)), channel,
       i => set({run: n, head: i}), `channel${n}`), map(run, site, rows(site.weights, channel), `${t("channel")} ${channel + 1}`, {dense: true, id: `channel-${n}`}));
     return el("figure", {"data-run": n}, el("h3", {}, `${run.name}: ${place(site)}`), el("p.note", {}, t("note", {written: run.written, loss: loss(run.loss)})),
-      effective(run, site, {id: `run-${n}`, small: true}), el("figcaption", {}, sumsText(site)), ...shown);
+      effective(run, site, {id: `run-${n}`, small: DATA.runs.length > 1}), el("figcaption", {}, sumsText(site)), ...shown);
   });
   return [p("mixers_text"), DATA.runs.length > 1 ? null : p("mixers_one"), el("div.side", {}, found)].filter(Boolean);
 }

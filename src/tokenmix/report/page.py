@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import MixerError
 from ..models import MAE, PointClassifier, PointSegmenter, ViT
 from ..system.files import whole_file
-from ..system.text import Table
+from ..system.text import Table, named_apart
 from .biases import bias_pictures
 from .clouds import cloud_pictures
 from .differences import differences_table, not_comparable
@@ -20,7 +20,7 @@ from .figures import Picture, loss_curves
 from .lengths import length_pictures
 from .mixtures import mixture_pictures, mixture_table, mixtures
 from .pictures import attention_pictures
-from .runs import TEXT, Run, load_model, named_apart, read_run
+from .runs import TEXT, Run, load_model, read_run
 from .tables import facts_table, iou_table, noise_table, summary_table
 from .vision import Section, run_images, vision_section
 

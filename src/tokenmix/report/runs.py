@@ -13,6 +13,7 @@ from typing import Any
 from ..data.metrics_csv import write_csv
 from ..data.records import bad_text, read_records
 from ..errors import MixerError
+from ..system.text import named_apart
 
 NUMBERS = ("parameters", "state_bytes_per_row", "state_context")  # of env.json, in tables
 WEIGHTS, AVERAGE = "model.safetensors", "ema.safetensors"  # a run that averages its weights is scored with the average
@@ -169,16 +170,6 @@ def read_run(path: Path | str) -> Run:
         drawn=sorted((path / "samples").glob("*.png")),
         weights=_newest_weights(path / "checkpoints"),
     )
-
-
-def named_apart(paths: Sequence[Path]) -> list[str]:
-    """Name run directories by their last folder, and those of the same name by as many folders as tell them apart."""
-    found = [path.resolve() for path in paths]
-    names = {path: path.name for path in found}
-    for depth in range(2, max((len(path.parts) for path in found), default=0)):
-        given = list(names.values())
-        names |= {path: "/".join(path.parts[-depth:]) for path, name in names.items() if given.count(name) > 1}
-    return [names[path] for path in found]
 
 
 def write_metrics(run_dirs: Sequence[Path | str], out: Path | str) -> Path:

@@ -13,7 +13,8 @@ from ..data.records import parse_records
 from ..errors import MixerError
 from ..system.config import nearest
 from ..system.lock import look
-from .runs import Metric, Run, metric_of, named_apart, on_most_data
+from ..system.text import named_apart
+from .runs import Metric, Run, metric_of, on_most_data
 
 DEPTH = 6
 """Levels of folders in which runs are searched."""

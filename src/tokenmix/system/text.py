@@ -1,9 +1,11 @@
-"""Tables and numbers as text for a terminal or a page."""
+"""Tables, numbers and names of folders as text for a terminal or a page."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 MISSING = "not measured"
 """What stands where a number is missing."""
@@ -70,3 +72,13 @@ def _three(n: float, step: int, units: tuple[str, ...]) -> str:
 def _figures(n: float) -> str:
     """Format a number below a thousand with three figures."""
     return f"{n:.{2 if n < 9.995 else 1 if n < 99.95 else 0}f}"
+
+
+def named_apart(paths: Sequence[Path]) -> list[str]:
+    """Name run directories by their last folder, and those of the same name by as many folders as tell them apart."""
+    found = [path.resolve() for path in paths]
+    names = {path: path.name for path in found}
+    for depth in range(2, max((len(path.parts) for path in found), default=0)):
+        given = list(names.values())
+        names |= {path: "/".join(path.parts[-depth:]) for path, name in names.items() if given.count(name) > 1}
+    return [names[path] for path in found]
