@@ -22,6 +22,7 @@ from tokenmix.models import EncoderConfig, LMConfig, LoopConfig, build_model
 from tokenmix.recipes import RECIPES
 from tokenmix.train import load_run, train
 from tokenmix.train.data_config import PairDataConfig, SyntheticDataConfig
+from tokenmix.train.runs import classify_run, fill_run, sample_run
 
 TEXT = "To be, or not to be"
 NEAR = {"rtol": 1e-4, "atol": 1e-5}
@@ -282,3 +283,19 @@ def test_a_run_on_texts_in_subwords_is_shown_what_it_was_trained_on(tmp_path, re
         (pair,) = runs.explain_runs([tmp_path / "run"], "the cat\tmilk")
         assert pair.source.ids == [START, *words.encode("the cat"), END, *words.encode("milk"), END]
     assert len(render([found], "en")) < 5 << 20
+    other = Subwords.train(["nothing of the kind"] * 9, 280)
+    (tmp_path / "run" / "tokenizer.json").write_text(other.json)
+    read = {
+        "masked": lambda run: fill_run(run, "the <mask> cat"),
+        "subwords": lambda run: sample_run(run, prompt=b"the black"),
+        "sentences": lambda run: classify_run(run, "the black cat"),
+    }[recipe]
+    start = RECIPES[recipe].config("attention").override({**small, "data.source": str(tmp_path / "all.tsv")})
+    start = start.override({"train.init": str(tmp_path / "run")})
+    for call in (
+        lambda: runs.explain_runs([tmp_path / "run"], "the black cat"),
+        lambda: read(tmp_path / "run"),
+        lambda: train(start, tmp_path / "next", verbose=False),
+    ):
+        with pytest.raises(MixerError, match=r"run.tokenizer.json changed since the run began"):
+            call()

@@ -15,7 +15,7 @@ from ..system.text import named_apart
 from ..train import load_run
 from ..train.data_config import DataConfig, DocumentDataConfig, LabelDataConfig, SyntheticDataConfig
 from ..train.label_task import LABELS, joined
-from ..train.subword_task import TOKENIZER
+from ..train.subword_task import TOKENIZER, read_tokenizer
 from .characters import Bytes, Characters
 from .collect import explain
 from .explained import Explained, Tokenizer
@@ -52,7 +52,7 @@ def open_explainable(run: Path) -> tuple[nn.Module, Tokenizer]:
     if saved.is_file():
         if isinstance(config.data, DocumentDataConfig | LabelDataConfig) and kind != "seq2seq":
             return model, Framed(run, ends=kind == "encoder")
-        return model, Subwords.load(saved)
+        return model, read_tokenizer(run)
     return model, _characters(run, config.data)
 
 
@@ -64,7 +64,7 @@ class Framed(Subwords):
     """
 
     def __init__(self, run: Path, *, ends: bool):
-        super().__init__((run / TOKENIZER).read_text(), str(run / TOKENIZER))
+        super().__init__(read_tokenizer(run).json, str(run / TOKENIZER))
         self.ends, known = ends, run / LABELS
         self.labels: list[str] = json.loads(known.read_text())["labels"] if known.is_file() else []
 

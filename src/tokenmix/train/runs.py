@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.metrics_csv import append_csv
-from ..data.subwords import END, MASK, SPECIAL, START, Subwords
+from ..data.subwords import END, MASK, SPECIAL, START
 from ..errors import MixerError
 from ..models import build_model
 from ..system.config import nearest
@@ -26,7 +26,7 @@ from .flow_task import draw_images, in_turn
 from .label_task import LABELS, joined
 from .pair_task import write_texts
 from .rundir import RunDir
-from .subword_task import TOKENIZER
+from .subword_task import read_tokenizer
 from .synthetic_task import answer
 from .tasks import open_task
 from .text_task import continue_bytes
@@ -183,7 +183,7 @@ def sample_run(
     if isinstance(config.data, DocumentDataConfig):
         if n is not None:
             raise MixerError(f"sample: the model of {path} counts subwords, not bytes; leave the number of bytes out.")
-        words = Subwords.load(Path(path) / TOKENIZER)
+        words = read_tokenizer(Path(path))
         return continue_text(model, words, prompt.decode(errors="replace"), config.data.max_tokens, **sampling).encode()
     if n is None:
         longest: Any = model.max_len
@@ -216,7 +216,7 @@ def translate_run(
     model, config = load_run(path, step=step, device=device)
     if config.model.kind != "seq2seq":
         raise MixerError(f"{path} holds a model of kind {config.model.kind!r}, not an encoder-decoder.")
-    subwords, data = Subwords.load(Path(path) / TOKENIZER), cast(PairDataConfig, config.data)
+    subwords, data = read_tokenizer(Path(path)), cast(PairDataConfig, config.data)
     spans = isinstance(config.data, DocumentDataConfig)
     tokens = subwords.encode_marked(text) if spans else subwords.encode(text.strip())
     if not tokens or len(tokens) >= data.max_tokens:
@@ -254,7 +254,7 @@ def fill_run(
         raise MixerError(f"{path} holds no encoder of masked texts, which `tokenmix train masked` makes.")
     if n < 1:
         raise MixerError(f"sample: the number of guesses must be at least 1, got {n}.")
-    words = Subwords.load(Path(path) / TOKENIZER)
+    words = read_tokenizer(Path(path))
     tokens = [START, *words.encode_marked(text), END]
     places = [i for i, token in enumerate(tokens) if token == MASK]
     if not places or len(tokens) > config.data.max_tokens:
@@ -283,7 +283,7 @@ def classify_run(
             f"sample: the classifier of {path} reads {found['texts']} text{'s' * (found['texts'] > 1)}, got "
             + f"{len([text for text in texts if text.strip()])}; give --prompt, with a tab between two texts."
         )
-    words = Subwords.load(Path(path) / TOKENIZER)
+    words = read_tokenizer(Path(path))
     tokens = joined([words.encode(text.strip()) for text in texts], config.data.max_tokens)
     shares = model(torch.tensor([tokens], device=next(model.parameters()).device))[0].float().softmax(-1).tolist()
     return sorted(zip(found["labels"], shares, strict=True), key=lambda each: -each[1])

@@ -15,9 +15,27 @@ from ..data.rows import Rows
 from ..data.subwords import Subwords
 from ..errors import MixerError
 from .config import RunConfig
+from .rundir import RunDir
 from .task import Task
 
 TOKENIZER = "tokenizer.json"
+
+
+def read_tokenizer(run: Path) -> Subwords:
+    """Load the tokenizer that a run keeps.
+
+    Raises:
+        MixerError: if it is not the one that the run was trained with, whose numbers mean other texts.
+    """
+    found = Subwords.load(run / TOKENIZER)
+    env = RunDir(run).env() if (run / "env.json").is_file() else {}
+    then = env.get("texts", {}).get("tokenizer", found.sha256)
+    if then != found.sha256:
+        raise MixerError(
+            f"{run / TOKENIZER} changed since the run began: sha256 was {str(then)[:16]}..., "
+            + f"is {found.sha256[:16]}...; restore the old one."
+        )
+    return found
 
 
 def token_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -61,13 +79,15 @@ class SubwordTask(Task):
     def _tokenizer(self, folder: Path | None) -> Subwords:
         """Return the run's own tokenizer, else that of the config or of the weights to start from, else a new one."""
         if folder is not None:
-            return Subwords.load(folder / TOKENIZER)
+            return Subwords.load(folder / TOKENIZER)  # check_same holds it against the run's record
         given = self.data.tokenizer
         if given is None and self.train.init is not None and (Path(self.train.init) / TOKENIZER).is_file():
             given = str(Path(self.train.init) / TOKENIZER)
-        if given is None:
+            found = read_tokenizer(Path(self.train.init))
+        elif given is None:
             return Subwords.train(self.texts(), self.model.vocab, sentinels=self.sentinels)
-        found = Subwords.load(given)
+        else:
+            found = Subwords.load(given)
         if found.vocab > self.model.vocab:
             raise MixerError(
                 f"{given} has {found.vocab:,} tokens, more than model.vocab={self.model.vocab:,}; set model.vocab to "
