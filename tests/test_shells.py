@@ -37,6 +37,7 @@ def test_a_shell_sets_blocks_and_positions():
     assert in_shell(modern, "paper").norm_type == "layer"
     assert [shell_of(c) for c in (LANGUAGE, modern, replace(modern, mlp="relu2"))] == ["paper", "modern", "custom"]
     assert [shell_of(in_shell(VISION, shell)) for shell in ("paper", "modern")] == ["paper", "modern"]
+    assert in_shell(find_model("pvt_tiny"), "paper") == find_model("pvt_tiny")
 
 
 def test_what_a_spec_sets_itself_stays():

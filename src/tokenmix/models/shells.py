@@ -28,13 +28,15 @@ def in_shell(config: Any, shell: str) -> Any:
     such as Abacus. Weights that write to the residual stream are scaled down by the depth in both shells.
 
     Raises:
-        MixerError: for an unknown shell, and for a model whose blocks are fixed (a pyramid, EAMLP).
+        MixerError: for an unknown shell, and for "modern" with a model whose blocks are fixed (a pyramid, EAMLP).
     """
     if shell not in SHELLS:
         raise MixerError(f"there is no shell {shell!r}; choose 'paper' or 'modern'.")
     known = {field.name for field in fields(config)}
     if "norm_type" not in known:
-        raise MixerError(f"a model of kind {config.kind!r} has the blocks of its paper, and no shell to choose.")
+        if shell == "paper":
+            return config
+        raise MixerError(f"a model of kind {config.kind!r} has the blocks of its paper, and no other shell.")
     if shell == "paper":
         changes: dict[str, Any] = PAPER
     else:
