@@ -170,6 +170,17 @@ def test_any_kill_leaves_the_same_table(plan, tmp_path):
     assert all(found.runs[key] == record for key, record in before.items())
 
 
+def test_a_worker_whose_sweep_was_killed_before_it_could_look_trains_nothing(plan, tmp_path):
+    job = Jobs(replace(plan, rows={"aft_simple": {}}), 1).tune("aft_simple", 1e-3)
+    said = {"run": str(tmp_path / "run"), "outcome": str(tmp_path / "outcome.json"), "config": job.config.to_json()}
+    said |= {"limits": {}, "test_bytes": None, "lengths": [], "final": False, "probe": False, "modules": []}
+    for parent, trains in ((os.getppid(), False), (os.getpid(), True)):
+        (tmp_path / "job.json").write_text(json.dumps(said | {"parent": parent}))
+        ended = subprocess.run([sys.executable, "-m", "tokenmix.sweep.worker", str(tmp_path / "job.json")], check=False)
+        assert (tmp_path / "run").exists() == (tmp_path / "outcome.json").exists() == trains
+        assert ended.returncode == (0 if trains else 1)
+
+
 def test_a_hopeless_rate_is_given_up_half_way(plan, tmp_path, inline):
     """A rate of 1e-9 learns nothing, so it misses the limit that the rate before it has set."""
     plan = replace(plan, rows={"aft_simple": {}, "hydra": {}}, rates=(1e-9, 3e-2), seeds=(0,), hopeless=0.01, steps=40)

@@ -233,6 +233,7 @@ class Queue:
         write_json(
             jobs / f"{name}.json",
             {
+                "parent": os.getpid(),
                 "run": str(folder.resolve()),
                 "outcome": str(outcome.resolve()),
                 "config": job.config.to_json(),

@@ -37,8 +37,8 @@ WRITTEN = ("bleu", "chrf", "rouge_l")
 
 def main(path: str) -> int:
     """Carry out the job of a file and write its outcome."""
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     job = json.loads(Path(path).read_text())
+    _end_with_parent(job["parent"])
     if job.get("cores") and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, job["cores"])
     load_modules(job["modules"])
@@ -195,9 +195,18 @@ def probe(config: RunConfig, folder: Path) -> dict[str, Any]:
 
 
 def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(WATCHED)
-    os._exit(1)
+    """End this process when the sweep that started it has ended, as it may have while torch was being imported."""
+    if os.name == "nt":  # there a virtual environment's Python is started by a process in between
+        parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCHED)
+        os._exit(1)
+
+    if os.getppid() != parent:
+        os._exit(1)
+    threading.Thread(target=watch, daemon=True).start()
 
 
 if __name__ == "__main__":
