@@ -33,6 +33,7 @@ from tokenmix.sweep.plan import Job, Jobs, run_key
 from tokenmix.sweep.results import markdown
 from tokenmix.sweep.run import Queue, middle_first
 from tokenmix.system.lock import locked
+from tokenmix.train import evaluate_run
 from tokenmix.train.rundir import RunDir
 
 ROOT = Path(__file__).parents[1]
@@ -297,6 +298,20 @@ def test_the_page_of_a_sweep_shows_table_verdicts_curves_and_what_is_left(tmp_pa
     assert check_page(write_sweep_page(empty, [], page, refresh=None)) == []
     assert "0 of 18 runs have ended. The sweep was stopped" in page.read_text()
     assert "not measured" not in page.read_text()
+
+
+def test_a_sweep_on_images_scores_the_test_split_by_size_of_class(tmp_path, inline):
+    changes = {"data.source": "digits", "data.long_tail": 100.0, "train.eval_every": 3, "train.save_every": 3}
+    plan = SweepPlan("aft_cifar10_classify", {"aft_simple": {}}, (1e-3,), (0, 1), steps=3, changes=changes)
+    found = sweep(plan, tmp_path)
+    table = results_table(found)
+    for record in found.finals("aft_simple"):
+        run = next(tmp_path.glob(f"runs/final/aft_simple/*_seed_{record['seed']}"))
+        score = evaluate_run(run, split="test", record=False)
+        assert record["test_top1"] == pytest.approx(100 * score.top1, abs=1e-3)
+        assert record["test_top1_few"] == pytest.approx(100 * score.top1_few, abs=1e-3)
+    assert {"test %", "spread test %", "many %", "medium %", "few %"} <= set(table.columns)
+    assert "test %, many %, medium %, few %: of the images of the test split" in table.notes
 
 
 def test_a_sweep_on_images_counts_images(tmp_path):

@@ -254,8 +254,15 @@ def spread(values: list[float]) -> float | None:
     return stdev(values) if len(values) > 1 else None
 
 
-MEASURES = {"bleu": "BLEU", "chrf": "chrF", "rouge_l": "ROUGE-L"}
-"""Measures of what encoder-decoders write, by their names in a record."""
+WRITTEN = {"bleu": "BLEU", "chrf": "chrF", "rouge_l": "ROUGE-L"}
+CLASSIFIED = {
+    "test_top1": "test %",
+    "test_top1_many": "many %",
+    "test_top1_medium": "medium %",
+    "test_top1_few": "few %",
+}
+MEASURES = WRITTEN | CLASSIFIED
+"""Measures on the test split, by their names in a record: of what encoder-decoders write, and of classified images."""
 
 
 def results_table(results: Results) -> Table:
@@ -302,9 +309,12 @@ def results_table(results: Results) -> Table:
         "+" in line[4] for line in lines
     )
     notes += ["state bytes: what a model holds after one sequence; not measured where a mixer cannot stream"] * stated
-    notes += [f"{', '.join(MEASURES[name] for name in measures)}: of the test split, written with 5 beams"] * bool(
-        measures
-    )
+    for of, how in (
+        (WRITTEN, "of the test split, written with 5 beams"),
+        (CLASSIFIED, "of the images of the test split"),
+    ):
+        named = [title for name, title in of.items() if name in measures]
+        notes += [f"{', '.join(named)}: {how}"] * bool(named)
     if plan.lengths and results.higher_is_better():
         notes += [f"beyond: share of answers right throughout at sizes {', '.join(map(str, plan.lengths))}"]
         notes[-1] += " and their pairs, where the largest is beyond those of training"
