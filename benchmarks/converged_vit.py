@@ -88,9 +88,8 @@ def main() -> None:
     parser.add_argument("--tune", type=int, default=0, help="steps of further training")
     args = parser.parse_args()
     device, file = pick_device("auto"), HERE / "results/converged_vit.json"
-    found: dict[str, Any] = (
-        json.loads(file.read_text()) if file.is_file() else {"sizes": {}, "swapped": {}, "tuned": {}}
-    )
+    found: dict[str, Any] = {"anatomy": {}, "sizes": {}, "swapped": {}, "tuned": {}}
+    found |= json.loads(file.read_text()) if file.is_file() else {}
     name = torch.cuda.get_device_name() if device.type == "cuda" else cpu_name()
     found |= {"machine": name, "torch": torch.__version__, "images": args.images}
     for row in ROWS:
