@@ -121,6 +121,7 @@ def images() -> tuple[Claim, ...]:
             ),
             code="recipes.aft_imagenet",
             command=TRAIN.format(name, "table7", "table7/aft_conv_tiny_k11_h32") + " --train.steps 200",
+            small="vision.md#cifar-10-at-equal-cost",
         ),
         Claim(
             "Table 7, speed and memory",
@@ -134,6 +135,7 @@ def images() -> tuple[Claim, ...]:
             "there.",
             trained({"small, kernel 15, 384 heads, tested at 384": "81.6"}, "%"),
             code="mixers.aft_conv.AFTConv",
+            small="vision.md#the-trained-models-taken-further",
         ),
         Claim(
             "Section 5.3, global connectivity",

@@ -130,6 +130,7 @@ def accuracy() -> tuple[Claim, ...]:
             trained({"best mix over DeiT-B": "about 1", "two layers": "better than none"}, "points"),
             code="models.named.replace_layers",
             command=train.format("fig4/last_2"),
+            small="vision.md#the-trained-models-taken-further",
         ),
         Claim(
             "Tables 1 to 3",
@@ -138,6 +139,7 @@ def accuracy() -> tuple[Claim, ...]:
             trained({"accuracies": "not at hand"}),
             code="recipes.hydra_imagenet",
             command=train.format("kernel/tanh"),
+            small="vision.md#cifar-10-at-equal-cost",
         ),
         Claim(
             "Figure 3",
