@@ -55,7 +55,7 @@ test-more: setup
 
 test-all: setup
 	@$(MAKE) -j2 lint docs
-	$(PYTEST) -n 2 --dist worksteal -m "not browser"
+	$(PYTEST) -n 2 --dist worksteal --durations 40 --durations-min 15 -m "not browser"
 	$(MAKE) test-browser
 
 test-browser: setup

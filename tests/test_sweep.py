@@ -272,9 +272,11 @@ def test_bad_rows_and_machines_are_refused_before_anything_runs(plan, tmp_path, 
     with pytest.raises(MixerError, match="processes and threads must be positive"):
         sweep(plan, tmp_path / "out", processes=0)
     assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(run_module, "memory_available", lambda: 1 << 20)
+    monkeypatch.setattr(run_module, "memory_available", lambda device: 1 << 20)
     with pytest.raises(MixerError, match=r"2 processes need .* by their measured peaks, and 1.00 MiB are free"):
         sweep(replace(plan, rows={"aft_simple": {}}), tmp_path / "out", processes=2)
+    monkeypatch.setattr(worker, "probe", None)  # one process has no trial
+    assert sweep(replace(plan, rows={"aft_simple": {}}, rates=(1e-3,), seeds=(0,)), tmp_path / "one").done() == 1
     assert cli.main(["sweep", "text", "--out", str(tmp_path / "two"), "--rates", "0.1"]) == 2
     assert capsys.readouterr().err.strip() == "error: sweep: rows is empty; give at least one."
 

@@ -17,7 +17,7 @@ from statistics import median
 from ..errors import MixerError
 from ..system.files import whole_file, write_json
 from ..system.lock import locked
-from ..system.machine import cpu_name, memory_available
+from ..system.machine import cpu_name, memory_available, pick_device
 from ..system.text import size
 from ..train import RunConfig
 from ..train.stopping import asked_to_stop
@@ -285,7 +285,12 @@ class Queue:
         return found
 
     def check_memory(self) -> None:
-        """Measure the peak memory of each row in a short trial, and refuse more processes than fit."""
+        """Measure the peak memory of each row in a short trial, and refuse more processes than fit.
+
+        A single process has no trial: where it does not fit, the trial would not either.
+        """
+        if self.processes == 1:
+            return
         peaks = {}
         for row in self.plan.rows:
             if any(r["row"] == row for r in self.found.runs.values()):
@@ -305,7 +310,7 @@ class Queue:
             if self.processes <= len(peaks)
             else (max(peaks.values()) * self.processes)
         )
-        free = memory_available()
+        free = memory_available(pick_device(self.jobs.config(next(iter(self.plan.rows))).train.device).type)
         if free is not None and together * 2**20 > free:
             raise MixerError(
                 f"sweep: {self.processes} processes need {size(together * 2**20)} by their measured peaks, and "

@@ -19,7 +19,7 @@ import torch
 from ..errors import MixerError
 from ..models import build_model
 from ..system.files import write_json
-from ..system.machine import cpu_name, peak_mib
+from ..system.machine import cpu_name, peak_mib, pick_device
 from ..train import DataConfig, RunConfig, SyntheticDataConfig, evaluate_run, resume, train
 from ..train.config import known_fields
 from ..train.loop import Diverged
@@ -194,13 +194,14 @@ def beyond(config: RunConfig, folder: Path, plan: dict[str, Any]) -> dict[str, A
 
 def probe(config: RunConfig, folder: Path) -> dict[str, Any]:
     """Train two steps and evaluate once, to measure memory and speed."""
+    on_gpu = pick_device(config.train.device).type == "cuda"
     changes = {"train.steps": 2, "train.eval_every": 2, "train.save_every": 2, "optim.warmup": 0, "train.log_every": 1}
     if config.data.kind == "text":
         changes["train.eval_bytes"] = min(config.train.eval_bytes or 1 << 30, 4 * config.train.eval_batch * 256)
     summary = train(config.override(changes), folder, verbose=False)
     lines = [line for line in RunDir.open(folder).read_metrics() if line["kind"] == "train"]
     return {
-        "peak_mib": max(summary["peak_mib"], peak_mib(torch.device("cpu"))),
+        "peak_mib": max(summary["peak_mib"], 0.0 if on_gpu else peak_mib(torch.device("cpu"))),
         "step_seconds": lines[-1]["seconds"] - lines[-2]["seconds"],
     }
 
