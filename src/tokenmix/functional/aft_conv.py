@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ..kernels.backend import Backend, choose
+from ..kernels.backend import Backend, choose, exporting
 from ..kernels.operator import Operator
 from ..kernels.precision import exact
 from .layout.checks import check_flags, check_key_mask
 from .sums.band import aft_band, band_sums, causal_sums, window_ratio
 from .sums.filtered import capped, factors_of, finished, literal_factors, over_factors, plain_sums, tap_sums
 from .sums.gates import Gate, check_gate, gated
+from .sums.grid import grid_sums
 from .sums.nonfinite import over_pairs, over_window
 from .sums.outside import FILTERS, OUTSIDES, Filters, Outside
 from .sums.softmax import Sums, hidden_sums, kernel_sums, literal, merge_heads, over_visible, ratio_of, split_heads64
@@ -48,8 +49,8 @@ def aft_conv(
 
     y_t = gate(q_t) * sum_s exp(k_s^i + w^i_{s-t}) v_s / sum_s exp(k_s^i + w^i_{s-t}) in head i, with w = 0 outside the
     kernel. The paper writes it as conv(exp(k) v, exp(w) - 1) + sum exp(k) v, which cancels for large w; the sums here
-    have positive terms only. Takes time O(T s D) in 1-D, and O(T^2 D) on grids, with a prefix or with positions, where
-    the dense form runs; the C kernel for 2-D grids takes O(T s^2 D).
+    have positive terms only. Takes time O(T s D) in 1-D and O(T s^n D) on a grid of n axes; with positions, and on
+    grids with ``outside="none"``, other filters or no division, O(T^2 D), where the dense form runs.
 
     Args:
         q, v: (B, T, D); channel c belongs to head c // (D / h).
@@ -85,14 +86,38 @@ def aft_conv(
     if where != "eager":
         run = _runner(kernel, q.shape[1], grid, prefix, key_mask, causal)
         return kernel_sums(where, run, q, k, v, gate, causal=causal, key_mask=key_mask)
-    size, windowed = kernel.shape[-1], kernel.ndim == 2 and not prefix and positions is None
+    cells = grid or (q.shape[1] - prefix,)
+    return _summed(q, k, v, kernel, cells, prefix, outside, filters, divide, causal, key_mask, positions, gate)
+
+
+def _summed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kernel: Tensor,
+    grid: tuple[int, ...],
+    prefix: int,
+    outside: Outside,
+    filters: Filters,
+    divide: bool,
+    causal: bool,
+    key_mask: Tensor | None,
+    positions: Tensor | None,
+    gate: Gate | None,
+) -> Tensor:
+    """Compute the result by sums in float64: over a window, over a grid, or over all pairs."""
+    size, plain, ordered = kernel.shape[-1], filters == "exp" and divide, positions is None
+    windowed = kernel.ndim == 2 and not prefix and ordered
+    gridded = not windowed and ordered and plain and outside == "zero" and not causal
+    gridded = gridded and not exporting()  # onnxruntime convolves no float64
     reach = (1 - size, 0) if causal else (-(size // 2), size // 2)
-    place = grid or (q.shape[1] - prefix,), prefix, positions
-    pairs = None if windowed else _dense_weights(kernel, *place, causal, q.device)
+    pairs = None if windowed or gridded else _dense_weights(kernel, grid, prefix, positions, causal, q.device)
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kd, vd = split_heads64(k, v, key_mask, kernel.shape[0])
-        if plain:
+        if gridded:
+            y = ratio_of(grid_sums(kd, vd, kernel, grid, prefix))
+        elif plain:
             y = _divided(kd, vd, kernel, reach, pairs, outside, key_mask, causal)
         else:
             given = kernel, reach, pairs, outside, causal, filters, divide
@@ -225,6 +250,8 @@ def _check_places(T: int, grid: Any, prefix: Any, positions: Tensor | None) -> N
     tokens = prefix + prod(sizes) if sizes else max(prefix, T)
     if positions is None and tokens != T:
         raise MixerError(f"aft_conv: grid={grid} with prefix={prefix} means {tokens} tokens, got {T}.")
+    if 0 in sizes and T:
+        raise MixerError(f"aft_conv: grid={grid} has no cells beside prefix={prefix}; every size must be at least 1.")
 
 
 def _eager(

@@ -186,8 +186,10 @@ class AFTConv(Mixer):
         D, h, ring = self.dim, self.heads, self.kernel_size - 1
         flops = 2 * (self.kernel_size**self.ndim + 1) * T * (D + h)
         plain = self.filters == "signed" or not self.divide and self.outside == "none"  # sums without exponentials
-        kept = 60 * T * D + 240 * h * T if self.ndim == 1 else 60 * T * D + 16 * h * T * T  # grids: dense pairs
+        kept = 60 * T * D + (240 * h * T if self.ndim == 1 else 16 * h * T * T)  # grids: dense pairs
         kept = kept // 2 if plain and self.ndim == 1 else kept
+        if self.ndim > 1 and self.filters == "exp" and self.divide and self.outside == "zero":
+            kept = T * (32 * D + 35 * h)
         return MixingCost(
             flops=flops, counted=None, activations=kept, state=ring * (4 * D + 4 * h + 9) + 8 * (D + 2 * h) + 8
         )

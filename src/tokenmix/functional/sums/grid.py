@@ -1,0 +1,56 @@
+"""Sums of AFT-conv over a grid of one, two or three axes, in time linear in the number of cells.
+
+Every row sees every key; a key's weight differs from 1 only inside the window around the row. The window is a depthwise
+convolution. What lies outside of it is not the whole less the window, which cancels, but a sum of positive parts: the
+cells beyond the window along the first axis, then, among those within it there, the ones beyond it along the next.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .softmax import WEIGHT_CAP, Sums, products
+
+CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+def grid_sums(k: Tensor, v: Tensor, kernel: Tensor, grid: tuple[int, ...], prefix: int) -> Sums:
+    """Compute the sums of all tokens: ``prefix`` ones, whose weight to and from every token is 1, then the cells.
+
+    Args:
+        k, v: (B, h, T, 1) and (B, h, T, g, 1), float64.
+        kernel: log-weights (h, s), (h, s, s) or (h, s, s, s).
+    """
+    m, terms = products(k, v)
+    first, cells = terms[:, :, :prefix], terms[:, :, prefix:, :, 0]
+    B, h, _, parts = cells.shape
+    x = cells.movedim(-1, 1).reshape(B * parts, h, *grid)
+    weight = torch.exp(kernel.double().clamp_max(WEIGHT_CAP))[:, None]
+    total = CONVOLUTIONS[len(grid)](x, weight, padding=kernel.shape[-1] // 2, groups=h)
+    total = total + _beyond(x, 2, kernel.shape[-1])
+    rows = total.reshape(B, parts, h, -1).movedim(1, -1)[..., None] + first.sum(2, keepdim=True)
+    if prefix:
+        rows = torch.cat([terms.sum(2, keepdim=True).expand_as(first), rows], 2)
+    return Sums(m, torch.zeros_like(m), rows)
+
+
+def _beyond(x: Tensor, axis: int, size: int) -> Tensor:
+    """Sum, for each cell of x (N, h, *grid), the cells outside of the window of ``size`` cells along each axis >= axis.
+
+    Sizes of 1 stand for all cells of an axis, as all see the same sum.
+    """
+    later = tuple(range(axis + 1, x.ndim))
+    lines = x.sum(later, keepdim=True) if later else x
+    found = _older(lines, axis, size) + _older(lines.flip(axis), axis, size).flip(axis)
+    if later:
+        sides = (0, 0) * len(later) + (size // 2, size // 2)
+        found = found + _beyond(F.pad(x, sides).unfold(axis, size, 1).sum(-1), axis + 1, size)
+    return found
+
+
+def _older(x: Tensor, axis: int, size: int) -> Tensor:
+    """Return, for each line along an axis, the sum of the lines before the window around it."""
+    n = x.shape[axis]
+    return F.pad(x.cumsum(axis).movedim(axis, -1), (size // 2 + 1, 0))[..., :n].movedim(-1, axis)
