@@ -23,6 +23,9 @@ def arguments(grid, prefix, size, scale, heads=3, dim=6):
     return [a.requires_grad_() for a in (q, k, v, kernel)], torch.rand(2, T, generator=g) > 0.3
 
 
+@pytest.mark.parametrize(
+    "form_of", [{}, {"filters": "signed"}, {"divide": False}, {"filters": "signed", "divide": False}]
+)
 @pytest.mark.parametrize("scale", [1.0, 40.0])
 @pytest.mark.parametrize(
     ("grid", "prefix", "size"),
@@ -36,9 +39,9 @@ def arguments(grid, prefix, size, scale, heads=3, dim=6):
         ((3, 4, 5), 1, 3),
     ],
 )
-def test_the_sums_over_a_grid_equal_the_dense_form(monkeypatch, grid, prefix, size, scale):
+def test_the_sums_over_a_grid_equal_the_dense_form(monkeypatch, grid, prefix, size, scale, form_of):
     given, valid = arguments(grid, prefix, size, scale)
-    options = {"grid": grid, "prefix": prefix, "backend": "eager"}
+    options = {"grid": grid, "prefix": prefix, "backend": "eager", **form_of}
     for key_mask in (None, valid):
         found = aft_conv(*given, key_mask=key_mask, **options)
         up = torch.randn(found.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -50,7 +50,7 @@ def aft_conv(
     y_t = gate(q_t) * sum_s exp(k_s^i + w^i_{s-t}) v_s / sum_s exp(k_s^i + w^i_{s-t}) in head i, with w = 0 outside the
     kernel. The paper writes it as conv(exp(k) v, exp(w) - 1) + sum exp(k) v, which cancels for large w; the sums here
     have positive terms only. Takes time O(T s D) in 1-D and O(T s^n D) on a grid of n axes; with positions, and on
-    grids with ``outside="none"``, other filters or no division, O(T^2 D), where the dense form runs.
+    grids with ``outside="none"``, O(T^2 D), where the dense form runs.
 
     Args:
         q, v: (B, T, D); channel c belongs to head c // (D / h).
@@ -108,7 +108,7 @@ def _summed(
     """Compute the result by sums in float64: over a window, over a grid, or over all pairs."""
     size, plain, ordered = kernel.shape[-1], filters == "exp" and divide, positions is None
     windowed = kernel.ndim == 2 and not prefix and ordered
-    gridded = not windowed and ordered and plain and outside == "zero" and not causal
+    gridded = not windowed and ordered and outside == "zero" and not causal
     gridded = gridded and not exporting()  # onnxruntime convolves no float64
     reach = (1 - size, 0) if causal else (-(size // 2), size // 2)
     pairs = None if windowed or gridded else _dense_weights(kernel, grid, prefix, positions, causal, q.device)
@@ -116,7 +116,8 @@ def _summed(
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kd, vd = split_heads64(k, v, key_mask, kernel.shape[0])
         if gridded:
-            y = ratio_of(grid_sums(kd, vd, kernel, grid, prefix))
+            signed = filters == "signed"
+            y = finished(grid_sums(capped(kd, divide), vd, kernel, grid, prefix, signed=signed), divide)
         elif plain:
             y = _divided(kd, vd, kernel, reach, pairs, outside, key_mask, causal)
         else:

@@ -188,7 +188,7 @@ class AFTConv(Mixer):
         plain = self.filters == "signed" or not self.divide and self.outside == "none"  # sums without exponentials
         kept = 60 * T * D + (240 * h * T if self.ndim == 1 else 16 * h * T * T)  # grids: dense pairs
         kept = kept // 2 if plain and self.ndim == 1 else kept
-        if self.ndim > 1 and self.filters == "exp" and self.divide and self.outside == "zero":
+        if self.ndim > 1 and self.outside == "zero":
             kept = T * (32 * D + 35 * h)
         return MixingCost(
             flops=flops, counted=None, activations=kept, state=ring * (4 * D + 4 * h + 9) + 8 * (D + 2 * h) + 8

@@ -16,24 +16,37 @@ from .softmax import WEIGHT_CAP, Sums, products
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
-def grid_sums(k: Tensor, v: Tensor, kernel: Tensor, grid: tuple[int, ...], prefix: int) -> Sums:
+def grid_sums(
+    k: Tensor, v: Tensor, kernel: Tensor, grid: tuple[int, ...], prefix: int, *, signed: bool = False
+) -> Sums:
     """Compute the sums of all tokens: ``prefix`` ones, whose weight to and from every token is 1, then the cells.
 
     Args:
         k, v: (B, h, T, 1) and (B, h, T, g, 1), float64.
-        kernel: log-weights (h, s), (h, s, s) or (h, s, s, s).
+        kernel: (h, s), (h, s, s) or (h, s, s, s), log-weights, or if ``signed`` what is added to a weight of 1 in the
+            numerator alone.
     """
     m, terms = products(k, v)
-    first, cells = terms[:, :, :prefix], terms[:, :, prefix:, :, 0]
-    B, h, _, parts = cells.shape
-    x = cells.movedim(-1, 1).reshape(B * parts, h, *grid)
-    weight = torch.exp(kernel.double().clamp_max(WEIGHT_CAP))[:, None]
-    total = CONVOLUTIONS[len(grid)](x, weight, padding=kernel.shape[-1] // 2, groups=h)
-    total = total + _beyond(x, 2, kernel.shape[-1])
-    rows = total.reshape(B, parts, h, -1).movedim(1, -1)[..., None] + first.sum(2, keepdim=True)
+    first, cells = terms[:, :, :prefix], terms[:, :, prefix:, :, 0].movedim(-1, 1)  # (B, g + 1, h, cells)
+    if signed:
+        near = _window(cells[:, :-1], kernel.double(), grid)
+        total = F.pad(near, (0, 0) * 2 + (0, 1)) + cells.sum(-1, keepdim=True)
+    else:
+        near = _window(cells, torch.exp(kernel.double().clamp_max(WEIGHT_CAP)), grid)
+        lines = cells.flatten(0, 1).unflatten(-1, grid)
+        total = near + _beyond(lines, 2, kernel.shape[-1]).expand_as(lines).reshape(cells.shape)
+    rows = total.movedim(1, -1)[..., None] + first.sum(2, keepdim=True)
     if prefix:
         rows = torch.cat([terms.sum(2, keepdim=True).expand_as(first), rows], 2)
     return Sums(m, torch.zeros_like(m), rows)
+
+
+def _window(x: Tensor, weights: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """Sum x (B, parts, h, cells) over the window around each cell with weights (h, s, ...)."""
+    lines = x.flatten(0, 1).unflatten(-1, grid)
+    convolve = CONVOLUTIONS[len(grid)]
+    near = convolve(lines, weights[:, None], padding=weights.shape[-1] // 2, groups=weights.shape[0])
+    return near.reshape(x.shape)
 
 
 def _beyond(x: Tensor, axis: int, size: int) -> Tensor:
