@@ -313,7 +313,7 @@ def test_a_sweep_on_images_scores_the_test_split_by_size_of_class(tmp_path, inli
         assert record["test_top1"] == pytest.approx(100 * score.top1, abs=1e-3)
         assert record["test_top1_few"] == pytest.approx(100 * score.top1_few, abs=1e-3)
     assert {"test %", "spread test %", "many %", "medium %", "few %"} <= set(table.columns)
-    assert "test %, many %, medium %, few %: of the images of the test split" in table.notes
+    assert "test %, many %, medium %, few %: right on the test split" in table.notes
 
 
 def test_a_sweep_on_images_counts_images(tmp_path):
@@ -589,8 +589,12 @@ def test_runs_start_from_those_of_another_sweep(tmp_path, inline):
     found = sweep(second, tmp_path / "out", init=tmp_path / "masked")
     for row in rows:
         for seed in (0, 1):
-            config = RunDir(tmp_path / "out/runs/final" / row / f"rate_0.001_seed_{seed}").config()
-            start = Path(config.train.init)
+            run = tmp_path / "out/runs/final" / row / f"rate_0.001_seed_{seed}"
+            start = Path(RunDir(run).config().train.init)
+            right = evaluate_run(run, split="test", record=False).accuracy
+            assert found.runs[run_key("final", row, 1e-3, seed)]["test_accuracy"] == pytest.approx(
+                100 * right, abs=1e-3
+            )
             assert start == tmp_path / "masked/runs/final" / row / "rate_0.001_seed_0"
     assert json.loads(found.path.read_text())["plan"]["init"] is True
     shutil.copytree(start, start.with_name("rate_0.002_seed_0"))

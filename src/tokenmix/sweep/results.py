@@ -260,9 +260,10 @@ CLASSIFIED = {
     "test_top1_many": "many %",
     "test_top1_medium": "medium %",
     "test_top1_few": "few %",
+    "test_accuracy": "test %",
 }
 MEASURES = WRITTEN | CLASSIFIED
-"""Measures on the test split, by their names in a record: of what encoder-decoders write, and of classified images."""
+"""Measures on the test split, by their names in a record: of what encoder-decoders write, and of classifiers."""
 
 
 def results_table(results: Results) -> Table:
@@ -311,7 +312,7 @@ def results_table(results: Results) -> Table:
     notes += ["state bytes: what a model holds after one sequence; not measured where a mixer cannot stream"] * stated
     for of, how in (
         (WRITTEN, "of the test split, written with 5 beams"),
-        (CLASSIFIED, "of the images of the test split"),
+        (CLASSIFIED, "right on the test split"),
     ):
         named = [title for name, title in of.items() if name in measures]
         notes += [f"{', '.join(named)}: {how}"] * bool(named)

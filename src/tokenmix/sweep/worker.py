@@ -33,8 +33,8 @@ WATCHED = 1.0
 
 WRITTEN = ("bleu", "chrf", "rouge_l")
 """Measures of written targets."""
-CLASSIFIED = ("top1", "top1_many", "top1_medium", "top1_few")
-"""Shares of images whose class is found, of all and of classes by their size."""
+CLASSIFIED = ("top1", "top1_many", "top1_medium", "top1_few", "accuracy")
+"""Shares of images whose class is found, of all and of classes by their size, and of texts whose label is."""
 
 
 def main(path: str) -> int:
@@ -70,7 +70,7 @@ def run(config: RunConfig, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
         found |= beyond(config, folder, job)
     if job["final"] and config.data.kind == "pairs":
         found |= written(config, folder)
-    if job["final"] and found["metric"] == "top1":
+    if job["final"] and (found["metric"] == "top1" or config.data.kind == "labels"):
         found |= classified(config, folder)
     return found | ({"state_bytes": state_bytes(config)} if job["final"] and config.model.kind == "lm" else {})
 
@@ -152,9 +152,9 @@ def written(config: RunConfig, folder: Path) -> dict[str, float]:
 
 
 def classified(config: RunConfig, folder: Path) -> dict[str, float]:
-    """Return the percentage of images of the test split whose class a run finds, by name of the measure."""
+    """Return the percentage of images or texts of the test split that a run classifies rightly, by measure."""
     score = evaluate_run(folder, device=config.train.device, record=False)
-    found = {name: getattr(score, name) for name in CLASSIFIED}
+    found = {name: getattr(score, name, None) for name in CLASSIFIED}
     return {f"test_{name}": round(100 * value, 3) for name, value in found.items() if value is not None}
 
 
