@@ -279,6 +279,7 @@ def pretraining() -> tuple[Claim, ...]:
                 ),
             ),
             code="mixers.synthesizer.SynthesizerRandom",
+            small="text.md#scores",
         ),
         Claim(
             "C4, speed",
@@ -330,12 +331,14 @@ def transfer() -> tuple[Claim, ...]:
             "GLUE and SuperGLUE",
             "Alone, Synthesizers lose clearly on pairs of sentences; with attention they are better than it.",
             trained(glue, source=SECOND_HAND, built=False),
+            small="text.md#scores",
         ),
         Claim(
             "Dialogue, summarisation",
             "On PersonaChat the dense form alone is best; on CNN/DM dense with attention is.",
             trained({"directions": "a direction"}, source=SECOND_HAND),
             code="recipes.translation",
+            small="encoder-decoders.md#scores",
         ),
         Claim(
             "Replication, Narang et al.",
