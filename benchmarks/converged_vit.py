@@ -140,7 +140,7 @@ def tuned(model: Any, config: RunConfig, args: argparse.Namespace) -> float:
         config.train, steps=args.tune, batch_size=BATCH, init=str(begin), eval_every=args.tune, save_every=args.tune
     )
     out = args.out / f"{len(list(args.out.iterdir()))}"
-    train(replace(config, model=model.config, optim=optim, train=loop, row=None), out, verbose=False)
+    train(replace(config, model=model.config, optim=optim, train=loop, row=""), out, verbose=False)
     trained, own = load_run(out, device=pick_device("auto").type)
     return top1(trained, own, args.images)
 
