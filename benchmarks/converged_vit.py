@@ -4,9 +4,9 @@
     python -m benchmarks.converged_vit SWEEP --data CIFAR --out runs/converged [--tune 300]
 
 Without ``--tune`` nothing is trained: the anatomy of each row, its top-1 at larger test sizes, and that of the softmax
-model with Hydra in its last k layers or in every second one, and with AFT-conv, whose new weights are random. With it,
-each of these is trained for so many steps, and so is the softmax model itself, which is the row of equal further
-compute. The first seed alone. What has been measured is not measured again.
+model with Hydra in its last k layers or in every second one, and with AFT-conv, whose new weights are random. With
+``--tune N`` some of these, and the softmax model to compare them with, are trained for N steps more. Only runs of seed
+0 are read. What has been measured is not measured again.
 """
 
 from __future__ import annotations
@@ -90,6 +90,8 @@ def main() -> None:
     device, file = pick_device("auto"), HERE / "results/converged_vit.json"
     found: dict[str, Any] = {"anatomy": {}, "sizes": {}, "swapped": {}, "tuned": {}}
     found |= json.loads(file.read_text()) if file.is_file() else {}
+    if found.get("images", args.images) != args.images:
+        parser.error(f"{file} holds scores of {found['images']} images; give --images {found['images']}, or delete it")
     name = torch.cuda.get_device_name() if device.type == "cuda" else cpu_name()
     found |= {"machine": name, "torch": torch.__version__, "images": args.images}
     for row in ROWS:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from .images import ImageData, ImageSplit
-from .sampler import mix64, permuted
+from .sampler import mix64, permuted_ranks
 
 SHOTS = ("many", "medium", "few")
 MANY, FEW = 100, 20  # many: more than 100 training images of a class; few: fewer than 20
@@ -102,7 +102,7 @@ def _some(labels: Tensor, c: int, n: int, seed: int) -> Tensor:
     """Return n indices of images of class c."""
     members = (labels == c).nonzero()[:, 0]
     key = mix64(mix64(seed) + c)
-    return members[[permuted(i, len(members), key) for i in range(n)]]
+    return members[permuted_ranks(torch.arange(n), len(members), key)]
 
 
 def shots_of(counts: list[int]) -> list[int] | None:

@@ -27,14 +27,10 @@ from ..train.rundir import RunDir
 from ..train.tasks import task_of
 from ..train.text_task import streaming_cost
 from .modules import load_modules
+from .results import CLASSIFIED, WRITTEN
 
 WATCHED = 1.0
 """Seconds between two looks at whether the parent still lives."""
-
-WRITTEN = ("bleu", "chrf", "rouge_l")
-"""Measures of written targets."""
-CLASSIFIED = ("top1", "top1_many", "top1_medium", "top1_few", "accuracy")
-"""Shares of images whose class is found, of all and of classes by their size, and of texts whose label is."""
 
 
 def main(path: str) -> int:
@@ -154,8 +150,8 @@ def written(config: RunConfig, folder: Path) -> dict[str, float]:
 def classified(config: RunConfig, folder: Path) -> dict[str, float]:
     """Return the percentage of images or texts of the test split that a run classifies rightly, by measure."""
     score = evaluate_run(folder, device=config.train.device, record=False)
-    found = {name: getattr(score, name, None) for name in CLASSIFIED}
-    return {f"test_{name}": round(100 * value, 3) for name, value in found.items() if value is not None}
+    found = {name: getattr(score, name.removeprefix("test_"), None) for name in CLASSIFIED}
+    return {name: round(100 * value, 3) for name, value in found.items() if value is not None}
 
 
 def beyond(config: RunConfig, folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
