@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from tokenmix.mixers import CORE, MIXERS
+from tokenmix.papers.ours import measured_sweep
 from tokenmix.report.taxonomy import MARK, page_of, taxonomy
 from tokenmix.sweep.page import comparison_table
-from tokenmix.sweep.plan import SweepPlan
-from tokenmix.sweep.results import Results, markdown, results_table
+from tokenmix.sweep.results import markdown, results_table
 from tokenmix.system.text import number
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
-PLANS = ROOT / "benchmarks/sweeps"
 EXPORTS = "<!-- exports -->"
 SIGNALS = "<!-- signals -->"
 SWEEP = re.compile(r"<!-- sweep (\w+) -->")
@@ -65,8 +64,10 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def sweep(name: str) -> str:
     """Return what a sweep has found: its table, how the rows compare with the first, and what is not run yet."""
-    plan = SweepPlan.from_json(json.loads((PLANS / f"{name}.json").read_text()))
-    results = Results.open(RESULTS / f"{name}.json", plan)
+    results = measured_sweep(name)
+    if results is None:
+        raise FileNotFoundError(f"docs: there is no plan benchmarks/sweeps/{name}.json.")
+    plan = results.plan
     command = f"`tokenmix sweep benchmarks/sweeps/{name}.json`"
     done = [row for row in plan.rows if results.scores(row)]
     if not done:

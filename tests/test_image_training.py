@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from tokenmix import MixerError, cli
-from tokenmix.data import Augment
+from tokenmix.data import Augment, open_images
 from tokenmix.models import ImageDensityConfig, ViTConfig, build_model
 from tokenmix.report import read_run, write_report
 from tokenmix.report.checks import check_page
@@ -311,6 +312,20 @@ def test_a_model_follows_its_images(tmp_path):
     assert (found.classes, found.channels, found.image_size) == (3, 3, (12, 10))
     found = match_data(replace(density(), data=ImageDataConfig(source=str(tmp_path / "some.npz")))).model
     assert (found.channels, found.size) == (3, (13, 11))
+
+
+def test_shrunk_images_are_what_a_model_follows_and_trains_on(tmp_path):
+    small = match_data(replace(density(steps=2), data=ImageDataConfig(shrink=2)))
+    assert small.model.size == (4, 4)
+    train(small, tmp_path / "run")
+    model = load_run(tmp_path / "run")[0].eval()
+    images = open_images("digits").split("valid").pixels[:40]
+    with torch.no_grad():
+        by_hand = model.bits(model.to_tokens(F.avg_pool2d(images.float(), 2).round().to(torch.uint8))).mean()
+    score = evaluate_run(tmp_path / "run", split="valid", max_images=40)
+    assert score.bits_per_dim == pytest.approx(float(by_hand), abs=1e-5)
+    with pytest.raises(MixerError, match=r"data.shrink must be at least 1, .*, got 0"):
+        train(replace(density(), data=ImageDataConfig(shrink=0)), tmp_path / "none")
 
 
 def test_the_command_line_on_images(tmp_path, capsys):

@@ -17,17 +17,22 @@ from tokenmix.cli.verbs import VERBS
 from tokenmix.papers import (
     PAPERS,
     VERDICTS,
+    Trial,
     agrees,
     computed,
+    decided,
     find_paper,
     located,
     measured_elsewhere,
+    ours,
     recorded,
     written,
 )
 from tokenmix.papers.aft import TABLE_7, TABLE_8
 from tokenmix.papers.page import page
 from tokenmix.recipes import RECIPES, find_recipe
+from tokenmix.sweep.plan import SweepPlan, run_key
+from tokenmix.sweep.results import Results
 
 ROOT = Path(__file__).parents[1]
 CLAIMS = [(paper, claim) for paper in PAPERS.values() for claim in paper.claims]
@@ -177,6 +182,52 @@ def test_the_page_is_that_of_the_table():
     assert (ROOT / "docs/claims.md").read_text() == page(tuple(PAPERS.values())), "write it anew: make tables"
 
 
+TRIALS = sorted({trial for _, claim in CLAIMS for trial in claim.trials}, key=str)
+
+
+@pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: trial.text())
+def test_what_is_tried_in_small_models_is_in_a_plan(trial):
+    plan = SweepPlan.from_json(json.loads((ROOT / f"benchmarks/sweeps/{trial.sweep}.json").read_text()))
+    assert {trial.row, trial.against} <= set(plan.rows)
+    assert decided(trial).verdict in VERDICTS[:4]
+
+
+def test_a_claim_that_is_tried_leads_to_where_it_is_reported():
+    assert [claim.section for _, claim in CLAIMS if claim.trials and not claim.small] == []
+
+
+@pytest.mark.parametrize(
+    ("scores", "verdict"),
+    [
+        ((0.80, 0.81, 0.80), "confirmed"),
+        ((0.60, 0.61, 0.60), "contradicted"),
+        ((0.60, 0.81, 0.70), "no difference"),
+        ((0.80, 0.81), "cannot be tested at this size"),
+        ((), "cannot be tested at this size"),
+    ],
+)
+def test_small_models_decide_by_the_protocol(scores, verdict, tmp_path, monkeypatch):
+    """A sign that is turned over, and seeds that are too few, are what this would not forgive."""
+    rates, seeds = (0.1, 0.2, 0.3), (0, 1, 2)
+    plan = SweepPlan("aft_cifar10_classify", rows={"a": {}, "b": {}}, rates=rates, seeds=seeds, shell="paper")
+    results = Results(tmp_path / "results/made.json", plan)
+    same = {"metric": "top1", "higher": True, "tokens": 9, "steps": 1, "seconds": 1.0, "peak_mib": 1.0, "curve": []}
+    for row, found in (("a", scores), ("b", (0.70, 0.71, 0.70))):
+        tuned = [("tune", rate, 0, 1 - rate) for rate in rates]
+        for phase, rate, seed, score in (*tuned, *(("final", 0.1, seed, score) for seed, score in enumerate(found))):
+            run = {"phase": phase, "row": row, "rate": rate, "seed": seed, "score": score}
+            results.runs[run_key(phase, row, rate, seed)] = run | same
+    results.save()
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps/made.json").write_text(json.dumps(plan.to_json()))
+    monkeypatch.setattr(ours, "BENCHMARKS", tmp_path)
+    monkeypatch.setattr(ours, "RESULTS", tmp_path / "results")
+    assert decided(Trial("made", "a", "better", "b")).verdict == verdict
+    swapped = {"confirmed": "contradicted", "contradicted": "confirmed"}
+    assert decided(Trial("made", "a", "worse", "b")).verdict == swapped.get(verdict, verdict)
+    assert decided(Trial("no_such_plan", "a", "better", "b")) is None
+
+
 def test_recipes_print_what_the_table_prints():
     rows = RECIPES["aft_imagenet"].rows
     for name, printed, _ in TABLE_7:
@@ -194,7 +245,8 @@ def test_the_list_names_every_source(capsys, monkeypatch):
     assert max(map(len, lines)) <= 100
     assert main(["papers", "--json"]) == 0
     found = {entry["key"]: entry for entry in json.loads(capsys.readouterr().out)}
-    assert found["livt"]["verdicts"] == {"confirmed": 7, "not yet": 4, "not built yet": 4}
+    assert found["livt"]["verdicts"] == {"confirmed": 7, "cannot be tested at this size": 4, "not built yet": 4}
+    assert sum(found["livt"]["small"].values()) == 2
 
 
 @pytest.mark.parametrize("key", PAPERS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
@@ -22,7 +22,7 @@ class Papers:
 
     def run(self) -> int:
         """Print one line for each source."""
-        from ..papers import PAPERS, VERDICTS, recorded
+        from ..papers import NOT_BUILT, PAPERS, TOO_LARGE, VERDICTS, recorded, tried
 
         found: list[dict[str, Any]] = [
             {
@@ -31,16 +31,18 @@ class Papers:
                 "year": paper.year,
                 "arxiv": paper.arxiv,
                 "verdicts": dict(paper.verdicts(recorded(paper))),
+                "small": dict(tried(paper)),
             }
             for paper in PAPERS.values()
         ]
         if self.json:
             say_json(found)
             return 0
-        used = [v for v in VERDICTS if any(v in entry["verdicts"] for entry in found)]
-        say(f"{'paper':14} {'year':5} {'  '.join(used)}  title")
+        used = {v: {TOO_LARGE: "too large", NOT_BUILT: "not built"}.get(v, v) for v in VERDICTS}
+        used = {v: head for v, head in used.items() if any(v in entry["verdicts"] for entry in found)}
+        say(f"{'paper':14} {'year':5} {'  '.join(used.values())}  title")
         for entry in found:
-            counts = "  ".join(f"{entry['verdicts'].get(v, 0) or '':>{len(v)}}" for v in used)
+            counts = "  ".join(f"{entry['verdicts'].get(v, 0) or '':>{len(head)}}" for v, head in used.items())
             head = f"{entry['key']:14} {entry['year']:5} {counts}  "
             say(shortened(head, entry["title"]))
         return 0
@@ -85,7 +87,11 @@ class ShowPaper:
 
 def as_json(paper: Paper, claims: tuple[Claim, ...], ours: dict[str, Value]) -> dict[str, Any]:
     """Return the claims as plain values."""
-    from ..papers import located
+    from ..papers import decided, located
+
+    def trials(claim: Claim) -> list[dict[str, Any]]:
+        outcomes = [(trial, decided(trial)) for trial in claim.trials]
+        return [asdict(trial) | outcome._asdict() for trial, outcome in outcomes if outcome is not None]
 
     def numbers(claim: Claim) -> list[dict[str, Any]]:
         return [
@@ -116,6 +122,7 @@ def as_json(paper: Paper, claims: tuple[Claim, ...], ours: dict[str, Value]) -> 
                 "line": "{}:{}".format(*located(claim.code)) if claim.code else "",
                 "command": paper.command(claim),
                 "numbers": numbers(claim),
+                "small": trials(claim),
             }
             for claim in claims
         ],
@@ -135,7 +142,7 @@ def as_text(paper: Paper, claims: tuple[Claim, ...], ours: dict[str, Value]) -> 
 
 def _claim_lines(paper: Paper, claim: Claim, ours: dict[str, Value]) -> list[str]:
     """Return the lines of one claim: its sentence, equation, code and command, then a row for each number."""
-    from ..papers import located
+    from ..papers import decided, located
 
     lines = ["", claim.section, *wrapped("  ", claim.says, 2)]
     if claim.equation:
@@ -158,6 +165,9 @@ def _claim_lines(paper: Paper, claim: Claim, ours: dict[str, Value]) -> list[str
         line = f"    {number.name:{names}}  {printed:>{widths[1]}}{found}  {verdict}"
         lines += beside(line, f"[{number.source}]") if number.source else [line]
         lines += wrapped("        ", number.why, 8) if number.why else []
+    for trial in claim.trials:
+        if (outcome := decided(trial)) is not None:
+            lines += wrapped("    ", f"in small models: {trial.text()}: {outcome.verdict}: {outcome.found}", 8)
     return lines
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
 import tarfile
 import warnings
 import zipfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
@@ -103,6 +105,29 @@ class ImageData:
             "classes": len(self.classes),
             "sha256": self.fingerprint,
         }
+
+
+def shrunk(data: ImageData, side: int) -> ImageData:
+    """Average the images of a set over squares of side x side pixels, rounded to whole values; kept in memory.
+
+    Raises:
+        MixerError: for files of different sizes, and for images whose sides are no multiples of ``side``.
+    """
+    splits = {name: _shrunk(data.name, split, side) for name, split in data.splits.items()}
+    print_of = hashlib.sha256(f"{data.fingerprint} shrunk by {side}".encode()).hexdigest()
+    return replace(data, fingerprint=print_of, splits=splits)
+
+
+def _shrunk(name: str, split: ImageSplit, side: int) -> ImageSplit:
+    if split.pixels is None or split.size is None:
+        raise MixerError(f"shrink: {name} has images of different sizes; shrinking takes images of one size.")
+    if any(n % side for n in split.size):
+        sides = " x ".join(map(str, split.size))
+        raise MixerError(
+            f"shrink: the images of {name} are {sides}, no multiples of {side}; choose another data.shrink."
+        )
+    parts = [F.avg_pool2d(part.float(), side).round_().to(torch.uint8) for part in split.pixels.split(1024)]
+    return replace(split, pixels=torch.cat(parts) if parts else split.pixels)
 
 
 def open_images(

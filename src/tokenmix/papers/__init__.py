@@ -6,13 +6,13 @@ from ..errors import MixerError
 from ..system.config import nearest
 from .abacus import PAPER as _abacus
 from .aft import PAPER as _aft
-from .claim import NOT_BUILT, NOT_YET, VERDICTS, Claim, Number, Paper, Value, agrees, located, written
+from .claim import NOT_BUILT, NOT_YET, TOO_LARGE, VERDICTS, Claim, Number, Paper, Trial, Value, agrees, located, written
 from .explained import PAPER as _explained
 from .external import PAPER as _external
 from .extrapolation import PAPER as _extrapolation
 from .hydra import PAPER as _hydra
 from .livt import PAPER as _livt
-from .ours import computed, measured_elsewhere, recorded
+from .ours import Outcome, computed, decided, measured_elsewhere, recorded, tried
 from .pvt import PAPER as _pvt
 from .registers import PAPER as _registers
 from .survey import PAPER as _survey
@@ -25,15 +25,20 @@ __all__ = [
     "NOT_YET",
     "Number",
     "PAPERS",
+    "Outcome",
     "Paper",
+    "TOO_LARGE",
+    "Trial",
     "VERDICTS",
     "Value",
     "agrees",
     "computed",
+    "decided",
     "find_paper",
     "located",
     "measured_elsewhere",
     "recorded",
+    "tried",
     "written",
 ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import places
-from .claim import Claim, Number, Paper
+from .claim import Claim, Number, Paper, Trial
 from .rows import trained
 
 SECOND_HAND, OFFICIAL = "second-hand", "official code"
@@ -56,6 +56,10 @@ def state() -> tuple[Claim, ...]:
             ),
             code="recipes.arithmetic.build",
             small="quality.md#sums-longer-than-those-of-training",
+            trials=(
+                Trial("addition", "abacus", "better", "fire"),
+                Trial("addition", "abacus_looped", "better", "abacus"),
+            ),
         ),
         Claim(
             "Input injection and looping",
@@ -64,6 +68,10 @@ def state() -> tuple[Claim, ...]:
             trained({"injection alone": "about 50", "8 x 2 against 16 x 1": "about 50"}, "% fewer"),
             code="models.looped.Loop",
             small="quality.md#eight-applications-by-the-size-of-the-block",
+            trials=(
+                Trial("addition", "abacus_injected", "better", "abacus"),
+                Trial("addition_blocks", "4 layers, 2 times", "better", "8 layers"),
+            ),
         ),
         Claim(
             "Table 3, parameters",
@@ -92,6 +100,7 @@ def state() -> tuple[Claim, ...]:
             trained({"accuracies": "not at hand"}),
             code="recipes.arithmetic.build",
             small="quality.md#products-and-sorted-numbers",
+            trials=(Trial("sort", "abacus", "better", "fire"),),
         ),
     )
 

@@ -10,23 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import MixerError
 
 Value = float | int | str
 Measure = Callable[[], Value]
 
-NOT_YET, NOT_BUILT = "not yet", "not built yet"
-VERDICTS = (
-    "confirmed",
-    "contradicted",
-    "no difference",
-    "cannot be tested at this size",
-    NOT_YET,
-    NOT_BUILT,
-)
-"""The verdicts. The third and fourth come from trained runs that keep the protocol of docs/evidence.md."""
+CONFIRMED, CONTRADICTED, NO_DIFFERENCE = "confirmed", "contradicted", "no difference"
+TOO_LARGE, NOT_YET, NOT_BUILT = "cannot be tested at this size", "not yet", "not built yet"
+VERDICTS = (CONFIRMED, CONTRADICTED, NO_DIFFERENCE, TOO_LARGE, NOT_YET, NOT_BUILT)
+"""The verdicts. Trained runs get one of the first four, by the protocol of docs/evidence.md."""
 PLAIN = re.compile(r"-?[\d,]*\d(\.\d+)?")
 
 
@@ -59,7 +53,28 @@ class Number:
         """Return the verdict on our value; None where nothing was computed."""
         if self.measure is None or ours is None:
             return self.without
-        return "confirmed" if agrees(self.printed, ours) else "contradicted"
+        return CONFIRMED if agrees(self.printed, ours) else CONTRADICTED
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A claim put to small models: one row of a sweep against another.
+
+    Args:
+        sweep: name of a plan under ``benchmarks/sweeps``.
+        row: row of the plan of which something is claimed.
+        claimed: what the paper says of it, "better" or "worse" than the other.
+        against: the other row.
+    """
+
+    sweep: str
+    row: str
+    claimed: Literal["better", "worse"]
+    against: str
+
+    def text(self) -> str:
+        """Return what is claimed, and where it was tried, as words."""
+        return f"{self.row} {self.claimed} than {self.against} ({self.sweep})"
 
 
 @dataclass(frozen=True)
@@ -74,6 +89,7 @@ class Claim:
         code: dotted path of what implements it below ``tokenmix``, such as "functional.hydra.hydra".
         command: command of at most 90 seconds that shows it; None for that which computes the numbers.
         small: section of the documentation that has the same question at a small size: "page.md#section".
+        trials: comparisons of small models that answer it by the protocol.
     """
 
     section: str
@@ -83,6 +99,7 @@ class Claim:
     code: str = ""
     command: str | None = None
     small: str = ""
+    trials: tuple[Trial, ...] = ()
 
 
 @dataclass(frozen=True)

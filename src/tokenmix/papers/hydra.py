@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from . import identities
-from .claim import Claim, Number, Paper
+from .claim import Claim, Number, Paper, Trial
 from .counts import complexity, mixing_ratio, mixing_share, saved
-from .rows import trained
+from .rows import timed, trained
 
 SECOND_HAND = "second-hand"
 FULL_HD = (1088, 1920)
@@ -122,6 +122,8 @@ def accuracy() -> tuple[Claim, ...]:
             trained({"softmax, more than 12 heads": "falls", "cosine, up to 768 heads": "flat"}),
             code="recipes.hydra_imagenet",
             command=train.format("fig2/linear_768_heads"),
+            small="vision.md#heads-slots-and-long-tails",
+            trials=(Trial("cifar10_heads", "softmax, 96", "worse", "softmax, 12"),),
         ),
         Claim(
             "Figure 4",
@@ -131,6 +133,7 @@ def accuracy() -> tuple[Claim, ...]:
             code="models.named.replace_layers",
             command=train.format("fig4/last_2"),
             small="vision.md#the-trained-models-taken-further",
+            trials=(Trial("cifar10_one_seed", "hydra, last 2 of 6", "better", "attention"),),
         ),
         Claim(
             "Tables 1 to 3",
@@ -159,7 +162,7 @@ def accuracy() -> tuple[Claim, ...]:
         Claim(
             "Replication, EasyCV, speed",
             "Milliseconds for one image on a V100: no Hydra, last 8 layers, all 12.",
-            trained({"no Hydra": "7.98", "last 8 layers": "6.78", "all 12 layers": "6.65"}, "ms", source=easycv),
+            timed({"no Hydra": "7.98", "last 8 layers": "6.78", "all 12 layers": "6.65"}, "ms", source=easycv),
             code="mixers.hydra.Hydra",
         ),
         Claim(

@@ -6,7 +6,7 @@ from typing import cast
 
 import torch
 
-from .claim import Claim, Measure, Number, Paper
+from .claim import Claim, Measure, Number, Paper, Trial
 from .identities import compared, drawn
 from .rows import trained
 
@@ -102,7 +102,11 @@ def state() -> tuple[Claim, ...]:
             trained(results, "%", source=OFFICIAL),
             "",
             "models.mae.MAE",
-            small="vision.md#measured",
+            small="vision.md#heads-slots-and-long-tails",
+            trials=(
+                Trial("cifar10_lt", "attention, balanced_bce", "better", "attention, cross_entropy"),
+                Trial("cifar10_lt", "attention, balanced_bce", "better", "attention, bce"),
+            ),
         ),
         Claim(
             "Recipe",

@@ -1,18 +1,26 @@
-"""Our values: computed anew, or as recorded in ``ours.json``, which `make tables` writes and a test computes again."""
+"""Our values: computed anew, or as recorded in ``ours.json``, which `make tables` writes and a test computes again.
+
+What small models say of a claim is read from the results of sweeps.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from .claim import Claim, Paper, Value
+from ..sweep.evidence import compare, plural
+from ..sweep.plan import SweepPlan
+from ..sweep.results import Results
+from .claim import CONFIRMED, CONTRADICTED, NO_DIFFERENCE, TOO_LARGE, Claim, Paper, Trial, Value
 
 RECORD = Path(__file__).parent / "ours.json"
-RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+RESULTS = BENCHMARKS / "results"
 
 
 @cache
@@ -52,6 +60,47 @@ def measured_elsewhere(result: str) -> float | None:
     for key in keys.split("/"):
         found = found[key]
     return float(found)
+
+
+class Outcome(NamedTuple):
+    """What a trial has found.
+
+    Attributes:
+        verdict: one of the first four of ``VERDICTS``.
+        found: the difference with its margin and seeds, or why there is none.
+    """
+
+    verdict: str
+    found: str
+
+
+def measured_sweep(name: str) -> Results | None:
+    """Return what the project's plan of this name has found so far; None outside of a checkout."""
+    file = BENCHMARKS / "sweeps" / f"{name}.json"
+    if not file.is_file():
+        return None
+    return Results.open(RESULTS / file.name, SweepPlan.from_json(json.loads(file.read_text())))
+
+
+def decided(trial: Trial) -> Outcome | None:
+    """Decide a trial from the results in ``benchmarks/results``; None outside of a checkout."""
+    results = measured_sweep(trial.sweep)
+    if results is None:
+        return None
+    if not results.scores(trial.row).keys() & results.scores(trial.against).keys():
+        return Outcome(TOO_LARGE, "not run")
+    found = compare(results, trial.row, trial.against)
+    margin = f" ± {found.margin:.3f}" if found.margin is not None else ""
+    text = f"{found.difference:+.3f}{margin} {results.metric()}, {plural(found.n, 'seed')}"
+    if found.verdict in ("better", "worse"):
+        return Outcome(CONFIRMED if found.verdict == trial.claimed else CONTRADICTED, text)
+    return Outcome(NO_DIFFERENCE if found.verdict == "no difference" else TOO_LARGE, text)
+
+
+def tried(paper: Paper) -> Counter[str]:
+    """Count the verdicts of a paper's trials."""
+    outcomes = [decided(trial) for claim in paper.claims for trial in claim.trials]
+    return Counter(outcome.verdict for outcome in outcomes if outcome is not None)
 
 
 def write(papers: tuple[Paper, ...], file: Path = RECORD) -> dict[str, dict[str, Value]]:

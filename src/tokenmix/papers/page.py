@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from .claim import VERDICTS, Claim, Number, Paper, Value, located, written
-from .ours import measured_elsewhere, recorded
+from .ours import decided, measured_elsewhere, recorded, tried
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
@@ -17,11 +19,14 @@ the same table, `tokenmix paper KEY --run` computes it.
 
 - A number that needs no training (a count, a formula, an identity between an equation and our code) is *confirmed* if
   ours, rounded to the printed digits, is the printed one, and *contradicted* if not; the reason stands below the table.
-- A number that needs training has the verdict *not yet*. It takes runs that keep to [the protocol](evidence.md): the
-  architecture around the mixer, the task, tokens, tuned rates, paired seeds and a spread. The verdicts are then
-  *confirmed*, *contradicted*, *no difference* or *cannot be tested at this size*. Single short runs, which the log and
-  other pages report, are no verdict.
-- *In small models* leads to where the same question was put to models that train on one machine.
+- A score of the papers' trained models *cannot be tested at this size*: it takes their data, sizes and weeks of GPUs.
+  The recipe that is named trains such a model.
+- *In small models* is the same question, put to models that train on one machine, by [the protocol](evidence.md): the
+  architecture around the mixer, the task, tokens, tuned rates, at least three paired seeds and a spread. It is
+  *confirmed* or *contradicted* if the 95 % interval of the difference leaves 0 out, *no difference* if not. With fewer
+  seeds, or not run, it *cannot be tested at this size*. That says nothing of the papers' sizes. The plans are in
+  `benchmarks/sweeps`: `tokenmix sweep benchmarks/sweeps/PLAN.json` runs one.
+- Speed and memory of the papers' machines are *not yet* measured.
 - *Not built yet*: the library lacks what the claim is about.
 
 Second-hand numbers are those that were not read in the document itself. A value in brackets was measured here under
@@ -35,14 +40,16 @@ def page(papers: tuple[Paper, ...]) -> str:
 
 def overview(papers: tuple[Paper, ...]) -> str:
     """Return the table of sources with their verdicts counted."""
-    head = f"| source | {' | '.join(VERDICTS)} |\n|---{'|---' * len(VERDICTS)}|"
-    rows = []
-    for paper in papers:
-        count = paper.verdicts(recorded(paper))
-        rows.append(
-            f"| [`{paper.key}`](#{paper.key}): {paper.title} | {' | '.join(str(count[v] or '') for v in VERDICTS)} |"
-        )
-    return "\n".join([head, *rows])
+    names = {paper: f"[`{paper.key}`](#{paper.key}): {paper.title}" for paper in papers}
+    numbers = {name: paper.verdicts(recorded(paper)) for paper, name in names.items()}
+    trials = {name: found for paper, name in names.items() if (found := tried(paper))}
+    return "\n\n".join([_counts("source", numbers, VERDICTS), _counts("in small models", trials, VERDICTS[:4])])
+
+
+def _counts(head: str, counts: Mapping[str, Counter[str]], verdicts: tuple[str, ...]) -> str:
+    """Return a table of counted verdicts, one line for each source."""
+    rows = [f"| {name} | {' | '.join(str(count[v] or '') for v in verdicts)} |" for name, count in counts.items()]
+    return "\n".join([f"| {head} | {' | '.join(verdicts)} |\n|---{'|---' * len(verdicts)}|", *rows])
 
 
 def section(paper: Paper) -> str:
@@ -65,7 +72,20 @@ def _claim(paper: Paper, claim: Claim, ours: dict[str, Value]) -> list[str]:
     parts.append("\n".join(["| number | printed | ours | verdict |", "|---|---|---|---|", *rows]))
     reasons = [f"- {number.name}: {number.why}." for number in claim.numbers if number.why]
     parts += ["\n".join(reasons)] if reasons else []
-    return [*parts, f"In small models: [{title(claim.small)}]({claim.small})."] if claim.small else parts
+    return [*parts, *_small(claim)]
+
+
+def _small(claim: Claim) -> list[str]:
+    """Return what small models say of a claim, and where."""
+    place = f"[{title(claim.small)}]({claim.small})" if claim.small else ""
+    if not claim.trials:
+        return [f"In small models: {place}."] if place else []
+    rows = [(trial, outcome) for trial in claim.trials if (outcome := decided(trial)) is not None]
+    table = ["| in small models | plan | difference | verdict |", "|---|---|---|---|"]
+    for trial, (verdict, found) in rows:
+        claimed = f"`{trial.row}` {trial.claimed} than `{trial.against}`"
+        table.append(f"| {claimed} | `{trial.sweep}` | {found} | {verdict} |")
+    return ["\n".join(table), *([f"More in {place}."] if place else [])]
 
 
 def title(place: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from . import identities
-from .claim import Claim, Measure, Number, Paper
+from .claim import Claim, Measure, Number, Paper, Trial
 from .counts import layer, on_meta
-from .rows import trained
+from .rows import timed, trained
 
 SECOND_HAND, NARANG = "second-hand", "Narang et al. 2021, a replication"
 VANILLA: dict[str, Any] = {"heads": 12, "qkv_bias": False, "out_bias": False, "bias": {"name": "t5"}}
@@ -226,6 +226,12 @@ def translation() -> tuple[Claim, ...]:
             trained(bleu, "BLEU", source=SECOND_HAND),
             code="mixers.synthesizer.SynthesizerRandom",
             small="encoder-decoders.md#scores",
+            trials=(
+                Trial("translation", "synthesizer_random", "worse", "attention"),
+                Trial("translation", "random_vanilla", "better", "attention"),
+                Trial("translation", "synthesizer_fixed", "worse", "synthesizer_random"),
+                Trial("translation", "synthesizer_dense", "better", "synthesizer_random"),
+            ),
         ),
         Claim(
             "LM1B",
@@ -233,6 +239,8 @@ def translation() -> tuple[Claim, ...]:
             "copies of the table disagree about the dense row.",
             trained({**ours, "dense + vanilla": "37.27"}, "perplexity", source=SECOND_HAND),
             code="mixers.synthesizer.SynthesizerDense",
+            small="quality.md#further-rows-one-seed",
+            trials=(Trial("enwik8_modern_one_seed", "synthesizer_dense", "worse", "attention"),),
         ),
         Claim(
             "LM1B, parameters",
@@ -280,12 +288,13 @@ def pretraining() -> tuple[Claim, ...]:
             ),
             code="mixers.synthesizer.SynthesizerRandom",
             small="text.md#scores",
+            trials=(Trial("masked_sst2", "synthesizer_random", "worse", "attention"),),
         ),
         Claim(
             "C4, speed",
             "Random weights train 60 % faster than DynamicConv.",
             (
-                *trained(steps, "steps/s", source=SECOND_HAND),
+                *timed(steps, "steps/s", source=SECOND_HAND),
                 Number("random faster than DynamicConv by", "about 60", "%", lambda: 100 * (4.26 / 2.65 - 1), printed),
             ),
             code="mixers.synthesizer.SynthesizerRandom",
@@ -332,6 +341,7 @@ def transfer() -> tuple[Claim, ...]:
             "Alone, Synthesizers lose clearly on pairs of sentences; with attention they are better than it.",
             trained(glue, source=SECOND_HAND, built=False),
             small="text.md#scores",
+            trials=(Trial("sentences_sst2", "synthesizer_random", "worse", "attention"),),
         ),
         Claim(
             "Dialogue, summarisation",
@@ -339,6 +349,7 @@ def transfer() -> tuple[Claim, ...]:
             trained({"directions": "a direction"}, source=SECOND_HAND),
             code="recipes.translation",
             small="encoder-decoders.md#scores",
+            trials=(Trial("docstrings", "dense_vanilla", "better", "attention"),),
         ),
         Claim(
             "Replication, Narang et al.",

@@ -53,6 +53,8 @@ class ImageDataConfig(Json):
             n * long_tail^(-c / (C - 1)), so that the last one has n / long_tail; 1: as many of each. None: all images.
         per_class: the n of ``long_tail``, at least 1; None: as many as the classes have.
         subset_seed: seed by which the images of ``long_tail`` are drawn.
+        shrink: the images are averaged over squares of so many pixels a side, rounded to whole values; their sides must
+            be multiples of it. 1: as they are.
         loss: loss of a classifier: "cross_entropy", "balanced_cross_entropy", "bce", "class_balanced_bce" or
             "balanced_bce"; see ``train.ClassLoss``.
         loss_tau: scale of the bias of the balanced losses, 0 or more.
@@ -77,6 +79,7 @@ class ImageDataConfig(Json):
     long_tail: float | None = None
     per_class: int | None = None
     subset_seed: int = 0
+    shrink: int = 1
     loss: str = "cross_entropy"
     loss_tau: float = 1.0
     loss_shift: float = 0.0
@@ -349,6 +352,10 @@ def check_images(data: ImageDataConfig, model: Any) -> None:
         raise MixerError(
             "config: data.long_tail is the images of the largest class over those of the smallest, at least 1 (1: as "
             + f"many of each), got {data.long_tail}."
+        )
+    if data.shrink < 1:
+        raise MixerError(
+            f"config: data.shrink must be at least 1, the side of the squares of pixels averaged, got {data.shrink}."
         )
     if data.per_class is not None and (data.long_tail is None or data.per_class < 1):
         raise MixerError(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..data.augment import ImageSampler, eval_batches, stream
 from ..data.bounds import Bounds
-from ..data.images import ImageData, open_images
+from ..data.images import ImageData, open_images, shrunk
 from ..data.long_tail import FEW, MANY, SHOTS, class_counts, long_tailed, shots_of
 from ..data.pixels import PixelSampler, pixel_batches, to_pixels
 from ..errors import MixerError
@@ -328,9 +328,9 @@ def open_set(data: ImageDataConfig, channels: int | None) -> ImageData:
         channels=channels,
         bounds=bounds,
     )
-    if data.long_tail is None:
-        return images
-    return long_tailed(images, data.long_tail, largest=data.per_class, seed=data.subset_seed)
+    if data.long_tail is not None:
+        images = long_tailed(images, data.long_tail, largest=data.per_class, seed=data.subset_seed)
+    return images if data.shrink == 1 else shrunk(images, data.shrink)
 
 
 def write_grid(path: Path, images: Tensor, *, columns: int = 8, scale: int = 4) -> None:
