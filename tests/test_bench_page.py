@@ -100,6 +100,23 @@ def test_models_become_tables():
     ]
 
 
+def test_models_of_images_become_a_table():
+    passes = {"inference": (120.0, 1.0, 99.6), "training": (30.55, 0.5, 1234.5)}
+    figures = {
+        f"{which}_{name}": value
+        for which, values in passes.items()
+        for name, value in zip(("images_per_s", "ratio", "peak_MiB"), values, strict=True)
+    }
+    model = {"parameters": 5_717_416, "giga_macs": 1.2536, **figures}
+    found = {"machine": MACHINE, "setting": "batch 8", "images": {"deit_tiny": model}}
+    assert table(found).splitlines()[2:] == [
+        "|  | parameters, M | multiply-accumulates, G | inference, images per second | inference, MiB "
+        "| training, images per second | training, MiB |",
+        "|---|---|---|---|---|---|---|",
+        "| `deit_tiny` | 5.7 | 1.25 | 120, **1.00x** | 100 | 30.6, **0.50x** | 1,234 |",
+    ]
+
+
 def test_the_legend_of_a_plot_stands_beside_its_lines_in_their_order(tmp_path, monkeypatch):
     rows = [
         row("aft_local:window=32", 0.2, T=64, name="aft_local", options={"window": 32}),

@@ -1,4 +1,4 @@
-"""Tables for pages, from results recorded with ``--json`` or by ``benchmarks/whole_models.py``.
+"""Tables for pages, from results recorded with ``--json`` or by ``benchmarks/{whole,image}_models.py``.
 
 ``python -m tokenmix.bench.page RESULTS PAGE...`` updates the tables of pages. A page asks for a result by name, ``<!--
 speed: NAME -->`` to ``<!-- /speed -->``.
@@ -25,6 +25,8 @@ def renew(markdown: str, results: Path) -> str:
 
 def table(found: dict[str, Any]) -> str:
     """Build the tables of one recorded result."""
+    if "images" in found:
+        return _images(found)
     return _models(found) if "tables" in found else _bench(found)
 
 
@@ -93,6 +95,21 @@ def _models(found: dict[str, Any]) -> str:
                     ),
                 )
             )
+    return "\n".join(lines)
+
+
+def _images(found: dict[str, Any]) -> str:
+    """Build a table of models of images, in inference and in training; the ratio is to the first of their group."""
+    passes = ("inference", "training")
+    heads = [f"{which}, {unit}" for which in passes for unit in ("images per second", "MiB")]
+    lines = [f"*{_machine(found['machine'])}; {found['setting']}*", ""]
+    lines += [_row("", "parameters, M", "multiply-accumulates, G", *heads), "|---" * (len(heads) + 3) + "|"]
+    for name, r in found["images"].items():
+        cells = [f"{r['parameters'] / 1e6:.1f}", f"{r['giga_macs']:.2f}"]
+        for which in passes:
+            speed, memory = r[f"{which}_images_per_s"], r[f"{which}_peak_MiB"]
+            cells += [f"{speed:.3g}, **{r[f'{which}_ratio']:.2f}x**", f"{memory:,.0f}"]
+        lines.append(_row(f"`{name}`", *cells))
     return "\n".join(lines)
 
 
