@@ -94,7 +94,7 @@ def test_pairs_of_one_source_are_in_one_split():
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda f: write(f / "train.de.gz", LINES["de"][:2]), "has 2 lines and"),
+        (lambda f: write(f / "train.de.gz", LINES["de"][:2]), "must have as many lines, got"),
         (lambda f: write(f / "train.en.gz", ["a", "", "b"]), "line 2 of"),
         (lambda f: (f / "train.en.gz").write_bytes(gzip.compress("a\nb\nö".encode("latin1"))), "is not UTF-8: byte 4"),
         (lambda f: (f / "val.de.gz").unlink(), "has no valid or validation or val or dev file that ends in .de"),

@@ -107,8 +107,8 @@ def _zipped(source: Path, target: Path) -> list[Row]:
     left, right = read_lines(source), read_lines(target)
     if len(left) != len(right):
         raise MixerError(
-            f"data: {source} has {len(left):,} lines and {target} has {len(right):,}; line n of one must translate "
-            + "line n of the other."
+            f"data: {source} and {target} must have as many lines, got {len(left):,} and {len(right):,}; line n of one "
+            + "must translate line n of the other."
         )
     return list(zip(left, right, strict=True))
 
