@@ -27,7 +27,7 @@ from tokenmix.report.differences import differences_table, not_comparable
 from tokenmix.report.figures import THEMES, both, colour_range, evaluations
 from tokenmix.report.runs import Run, readable
 from tokenmix.report.tables import summary_table
-from tokenmix.system.text import MISSING, number, size
+from tokenmix.system.text import MISSING, named_apart, number, size
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,14 @@ def page(runs, tmp_path_factory):
     return write_report(
         runs, tmp_path_factory.mktemp("page") / "report.html", tables=[extra], title="Tiny & real", lead=["One < two."]
     )
+
+
+def test_runs_of_a_sweep_are_named_with_their_rows():
+    """Two rows of a sweep were once "rate_0.016_seed_0" and "rate_0.016_seed_1" on a page that compared them."""
+    finals = [Path("a/runs/final") / row / f"rate_0.016_seed_{seed}" for row, seed in (("attention", 0), ("hydra", 1))]
+    assert named_apart(finals) == ["attention/rate_0.016_seed_0", "hydra/rate_0.016_seed_1"]
+    assert named_apart([Path("runs/one"), Path("runs/two")]) == ["one", "two"]
+    assert named_apart([Path("x/run"), Path("y/run"), Path("z")]) == ["x/run", "y/run", "z"]
 
 
 def test_page_passes_its_checks(page):

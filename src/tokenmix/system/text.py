@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,8 @@ MISSING = "not measured"
 """What stands where a number is missing."""
 TERMINAL = 120
 """Columns of a line where the terminal is wider, or where there is none."""
+SWEPT = re.compile(r"rate_.+_seed_\d+")
+"""The last folder of a run of a sweep; the one above is its row's."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +78,12 @@ def _figures(n: float) -> str:
 
 
 def named_apart(paths: Sequence[Path]) -> list[str]:
-    """Name run directories by their last folder, and those of the same name by as many folders as tell them apart."""
+    """Name run directories by their last folder, and those of the same name by as many folders as tell them apart.
+
+    A run of a sweep, whose last folder has only its rate and seed, is named with its row: "attention/rate_0.01_seed_0".
+    """
     found = [path.resolve() for path in paths]
-    names = {path: path.name for path in found}
+    names = {path: "/".join(path.parts[-2 if SWEPT.fullmatch(path.name) else -1 :]) for path in found}
     for depth in range(2, max((len(path.parts) for path in found), default=0)):
         given = list(names.values())
         names |= {path: "/".join(path.parts[-depth:]) for path, name in names.items() if given.count(name) > 1}
