@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from mkdocs.structure.files import File
 
 from tokenmix.explain import explain, render
 from tokenmix.explain.example import train_example
+from tokenmix.system.machine import torch_threads
 
 PAGE = "explain-example.html"
 TEXT = "The black cat drank the milk"
@@ -27,12 +27,9 @@ def example() -> str:
 
     One thread trains the models: several that wait for each other took ten times as long beside another process.
     """
-    made, threads = [], torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    made = []
+    with torch_threads(1):
         for name, (mixer, steps) in MODELS.items():
             model, words = train_example(mixer, steps=steps)
             made.append(explain(model, words, TEXT, name))
-    finally:
-        torch.set_num_threads(threads)
     return render(made)

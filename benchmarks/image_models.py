@@ -81,14 +81,14 @@ def group(names: tuple[str, ...], batch: int, budget: float) -> dict[str, dict[s
         name: {"parameters": sum(p.numel() for p in model.parameters()), "giga_macs": giga(name)}
         for name, model in models.items()
     }
+    made = {name: calls(model, images, labels) for name, model in models.items()}
     for which in ("inference", "training"):
-        made = {name: calls(model, images, labels)[which] for name, model in models.items()}
-        times = measure({name: sampler(call) for name, call in made.items()}, budget=budget)
-        for name, call in made.items():
+        times = measure({name: sampler(each[which]) for name, each in made.items()}, budget=budget)
+        for name, each in made.items():
             found[name] |= {
                 f"{which}_images_per_s": batch / times[name].wall,
                 f"{which}_ratio": times[names[0]].wall / times[name].wall,
-                f"{which}_peak_MiB": (peak_memory(call) or 0) / 2**20,
+                f"{which}_peak_MiB": (peak_memory(each[which]) or 0) / 2**20,
             }
     return found
 

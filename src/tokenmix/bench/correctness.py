@@ -24,8 +24,9 @@ from .. import functional
 from ..errors import MixerError
 from ..kernels.cpu import decode as step
 from ..mixers import MIXERS
+from ..system.machine import torch_threads
 from ..testing.inputs import adversarial_keys, noise
-from ..testing.measure import SIZE, TOLERANCE, Measure, adversarial_cases, cast, largest, one_thread
+from ..testing.measure import SIZE, TOLERANCE, Measure, adversarial_cases, cast, largest
 from ..testing.subject import roles
 from .cases import ATTENTION, SDPA, Subject, build, first_of, fused_attention, is_causal, op_args
 from .flops import Setting
@@ -226,7 +227,7 @@ def _against_itself(
         if exact is None:
             found.append((0.0 if bool(got.isfinite().all()) else float("inf"), tol, f"input {name}"))
             continue
-        with functional.use_backend("eager"), one_thread():
+        with functional.use_backend("eager"), torch_threads(1):
             want, shaken = (
                 exact(double, a)
                 for a in (

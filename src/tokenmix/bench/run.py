@@ -6,17 +6,15 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
-
-import torch
 
 from ..errors import MixerError
 from ..kernels.fast_linear import fast_linear
 from ..system.cuda_graph import graphed
-from ..system.machine import memory_available
+from ..system.machine import memory_available, torch_threads
 from .cases import SDPA, Prepared, Subject, is_causal, needed_bytes, prepare
 from .correctness import Verdict, gate
 from .flops import Setting, Work
@@ -72,7 +70,7 @@ def run(plan: Plan, tell: Tell = lambda text: None) -> dict[str, Any]:
 
     s = plan.setting
     with ExitStack() as stack:
-        stack.enter_context(_threads(plan.threads))
+        stack.enter_context(torch_threads(plan.threads))
         linear = stack.enter_context(fast_linear()) if plan.fast_linear else None
         other = stack.enter_context(Revision(plan.revision, tell)) if plan.revision else None
         tell("measuring the limits of this machine")
@@ -109,16 +107,6 @@ def run(plan: Plan, tell: Tell = lambda text: None) -> dict[str, Any]:
 def _kinds(plan: Plan) -> list[tuple[int, ...] | None]:
     """Return what to judge: sequences, and the first of the grids; a mixer may have a form for each."""
     return list({len(length): length if len(length) > 1 else None for length in reversed(plan.lengths)}.values())
-
-
-@contextmanager
-def _threads(n: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(n or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _limits(plan: Plan, largest: int) -> Limits:

@@ -87,11 +87,7 @@ class ShowPaper:
 
 def as_json(paper: Paper, claims: tuple[Claim, ...], ours: dict[str, Value]) -> dict[str, Any]:
     """Return the claims as plain values."""
-    from ..papers import decided, located
-
-    def trials(claim: Claim) -> list[dict[str, Any]]:
-        outcomes = [(trial, decided(trial)) for trial in claim.trials]
-        return [asdict(trial) | outcome._asdict() for trial, outcome in outcomes if outcome is not None]
+    from ..papers import located, outcomes
 
     def numbers(claim: Claim) -> list[dict[str, Any]]:
         return [
@@ -122,7 +118,7 @@ def as_json(paper: Paper, claims: tuple[Claim, ...], ours: dict[str, Value]) -> 
                 "line": "{}:{}".format(*located(claim.code)) if claim.code else "",
                 "command": paper.command(claim),
                 "numbers": numbers(claim),
-                "small": trials(claim),
+                "small": [asdict(trial) | outcome._asdict() for trial, outcome in outcomes(claim)],
             }
             for claim in claims
         ],
@@ -142,7 +138,7 @@ def as_text(paper: Paper, claims: tuple[Claim, ...], ours: dict[str, Value]) -> 
 
 def _claim_lines(paper: Paper, claim: Claim, ours: dict[str, Value]) -> list[str]:
     """Return the lines of one claim: its sentence, equation, code and command, then a row for each number."""
-    from ..papers import decided, located
+    from ..papers import located, outcomes
 
     lines = ["", claim.section, *wrapped("  ", claim.says, 2)]
     if claim.equation:
@@ -165,9 +161,8 @@ def _claim_lines(paper: Paper, claim: Claim, ours: dict[str, Value]) -> list[str
         line = f"    {number.name:{names}}  {printed:>{widths[1]}}{found}  {verdict}"
         lines += beside(line, f"[{number.source}]") if number.source else [line]
         lines += wrapped("        ", number.why, 8) if number.why else []
-    for trial in claim.trials:
-        if (outcome := decided(trial)) is not None:
-            lines += wrapped("    ", f"in small models: {trial.text()}: {outcome.verdict}: {outcome.found}", 8)
+    for trial, (verdict, found) in outcomes(claim):
+        lines += wrapped("    ", f"in small models: {trial.text()}: {verdict}: {found}", 8)
     return lines
 
 

@@ -12,7 +12,7 @@ from .external import PAPER as _external
 from .extrapolation import PAPER as _extrapolation
 from .hydra import PAPER as _hydra
 from .livt import PAPER as _livt
-from .ours import Outcome, computed, decided, measured_elsewhere, recorded, tried
+from .ours import Outcome, computed, decided, measured_elsewhere, outcomes, recorded, tried
 from .pvt import PAPER as _pvt
 from .registers import PAPER as _registers
 from .survey import PAPER as _survey
@@ -37,6 +37,7 @@ __all__ = [
     "find_paper",
     "located",
     "measured_elsewhere",
+    "outcomes",
     "recorded",
     "tried",
     "written",

@@ -190,32 +190,18 @@ def images() -> tuple[Claim, ...]:
 
 def appendix() -> tuple[Claim, ...]:
     """Return the claims of the appendix, whose numbers are not at hand."""
-    sweep = "cifar10_one_seed"
     rows = (
-        (
-            "Table 9",
-            "AFT-full with factors is better than with a bias for each pair.",
-            "table9/small_factors",
-            Trial(sweep, "aft_full", "better", "aft_full, plain bias"),
-        ),
-        (
-            "Table 10",
-            "AFT-conv needs gamma and beta over normalised filters.",
-            "table10/raw",
-            Trial(sweep, "aft_conv_k7_raw", "worse", "aft_conv_k7"),
-        ),
-        (
-            "Table 11",
-            "Larger filters are better, and 3 x 3 comes near DeiT already.",
-            "table11/k3",
-            Trial(sweep, "aft_conv_k11", "better", "aft_conv_k3"),
-        ),
-        (
-            "Table 12",
-            "Without the query, AFT-conv is clearly worse.",
-            "table12/k11_no_query",
-            Trial(sweep, "aft_conv_k7_no_query", "worse", "aft_conv_k7"),
-        ),
+        ("Table 9", "AFT-full with factors is better than with a bias for each pair.", "table9/small_factors"),
+        ("Table 10", "AFT-conv needs gamma and beta over normalised filters.", "table10/raw"),
+        ("Table 11", "Larger filters are better, and 3 x 3 comes near DeiT already.", "table11/k3"),
+        ("Table 12", "Without the query, AFT-conv is clearly worse.", "table12/k11_no_query"),
+    )
+    sweep = "cifar10_one_seed"
+    trials = (
+        Trial(sweep, "aft_full", "better", "aft_full, plain bias"),
+        Trial(sweep, "aft_conv_k7_raw", "worse", "aft_conv_k7"),
+        Trial(sweep, "aft_conv_k11", "better", "aft_conv_k3"),
+        Trial(sweep, "aft_conv_k7_no_query", "worse", "aft_conv_k7"),
     )
     return (
         *(
@@ -228,7 +214,7 @@ def appendix() -> tuple[Claim, ...]:
                 small=SMALL,
                 trials=(trial,),
             )
-            for section, says, row, trial in rows
+            for (section, says, row), trial in zip(rows, trials, strict=True)
         ),
         Claim(
             "Appendix, sparse filters",

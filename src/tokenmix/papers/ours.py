@@ -97,10 +97,14 @@ def decided(trial: Trial) -> Outcome | None:
     return Outcome(NO_DIFFERENCE if found.verdict == "no difference" else TOO_LARGE, text)
 
 
+def outcomes(claim: Claim) -> list[tuple[Trial, Outcome]]:
+    """Return what each trial of a claim has found; outside of a checkout none."""
+    return [(trial, outcome) for trial in claim.trials if (outcome := decided(trial)) is not None]
+
+
 def tried(paper: Paper) -> Counter[str]:
     """Count the verdicts of a paper's trials."""
-    outcomes = [decided(trial) for claim in paper.claims for trial in claim.trials]
-    return Counter(outcome.verdict for outcome in outcomes if outcome is not None)
+    return Counter(outcome.verdict for claim in paper.claims for _, outcome in outcomes(claim))
 
 
 def write(papers: tuple[Paper, ...], file: Path = RECORD) -> dict[str, dict[str, Value]]:

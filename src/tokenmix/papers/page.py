@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from .claim import VERDICTS, Claim, Number, Paper, Value, located, written
-from .ours import decided, measured_elsewhere, recorded, tried
+from .ours import measured_elsewhere, outcomes, recorded, tried
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
@@ -80,9 +80,8 @@ def _small(claim: Claim) -> list[str]:
     place = f"[{title(claim.small)}]({claim.small})" if claim.small else ""
     if not claim.trials:
         return [f"In small models: {place}."] if place else []
-    rows = [(trial, outcome) for trial in claim.trials if (outcome := decided(trial)) is not None]
     table = ["| in small models | plan | difference | verdict |", "|---|---|---|---|"]
-    for trial, (verdict, found) in rows:
+    for trial, (verdict, found) in outcomes(claim):
         claimed = f"`{trial.row}` {trial.claimed} than `{trial.against}`"
         table.append(f"| {claimed} | `{trial.sweep}` | {found} | {verdict} |")
     return ["\n".join(table), *([f"More in {place}."] if place else [])]

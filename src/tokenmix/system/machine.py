@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,17 @@ def cpu_name() -> str:
     """Return the processor's name, as the system reports it."""
     line = next((line for line in read_text("/proc/cpuinfo").splitlines() if line.startswith("model name")), None)
     return line.split(":", 1)[1].strip() if line else platform.processor() or platform.machine()
+
+
+@contextlib.contextmanager
+def torch_threads(n: int | None) -> Iterator[None]:
+    """Run torch on n threads inside; None: on as many as outside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def is_first_rank() -> bool:

@@ -6,13 +6,13 @@ The promise ``accurate_on_adversarial_keys`` and the gate of ``tokenmix bench`` 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..system.machine import torch_threads
 from . import inputs
 from .subject import Roles
 from .tolerances import ADVERSARIAL, BY_DTYPE, LOGIT_EPS
@@ -102,17 +102,6 @@ def largest(error: Tensor) -> float:
     return float(error.abs().max()) if bool(error.isfinite().all()) else float("inf")
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one thread inside: many small operations only make threads wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 class Part(NamedTuple):
     """The output, or the gradient of one argument: computed, exact, and the size that the error is relative to."""
 
@@ -166,7 +155,7 @@ class Measure:
         args = cast(case, self.dtype, self.device)
         true = cast(args, torch.float64)
         got, grads = derive(lambda a: self.run(*a, **options), args, backward=self.backward)
-        with one_thread():
+        with torch_threads(1):  # in many small operations threads only wait for each other
             want, wanted = derive(lambda a: self.exact(a, options), true, backward=self.backward)
             unit = self._unit(true, options)
         ratio = (got.double() - want) / unit

@@ -53,8 +53,8 @@ class ImageDataConfig(Json):
             n * long_tail^(-c / (C - 1)), so that the last one has n / long_tail; 1: as many of each. None: all images.
         per_class: the n of ``long_tail``, at least 1; None: as many as the classes have.
         subset_seed: seed by which the images of ``long_tail`` are drawn.
-        shrink: the images are averaged over squares of so many pixels a side, rounded to whole values; their sides must
-            be multiples of it. 1: as they are.
+        shrink: factor by which height and width are divided, at least 1: each square of shrink x shrink pixels becomes
+            one, their mean, rounded. Height and width must be multiples of it. 1: images as they are.
         loss: loss of a classifier: "cross_entropy", "balanced_cross_entropy", "bce", "class_balanced_bce" or
             "balanced_bce"; see ``train.ClassLoss``.
         loss_tau: scale of the bias of the balanced losses, 0 or more.

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..errors import MixerError
 from ..system.files import check_free, write_json
-from ..system.machine import pick_device
+from ..system.machine import pick_device, torch_threads
 from .checkpoint import check_can_save, list_steps, remove_checkpoint, sweep
 from .config import FIXED, RunConfig
 from .loop import Trainer
@@ -24,16 +21,6 @@ from .runs import pick_step
 from .sinks import check_sinks
 from .stopping import says_what_is_left
 from .world import World, joined, restarted
-
-
-@contextlib.contextmanager
-def _threads(n: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(n or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def train(
@@ -56,7 +43,7 @@ def train(
             return _resume(world_of, out, verbose=verbose, limits=limits)
         world, device = world_of(config), pick_device(config.train.device)
         check_free(out)
-        with says_what_is_left(Path(out)), _threads(config.train.threads):
+        with says_what_is_left(Path(out)), torch_threads(config.train.threads):
             trainer = Trainer(config, RunDir(out), device, verbose=verbose, limits=limits, world=world)
             env = environment(trainer.task.facts(), device)
             env |= {**trainer.facts, "resumed": []}
@@ -107,7 +94,7 @@ def _resume(
     check_sinks(config.train)
     world, device = world_of(config), pick_device(config.train.device)
     lock = run.lock() if world.first else nullcontext()
-    with says_what_is_left(run.path), lock, _threads(config.train.threads or env.get("threads")):
+    with says_what_is_left(run.path), lock, torch_threads(config.train.threads or env.get("threads")):
         if world.first:
             sweep(run.checkpoints)
         step = from_step if from_step is not None else (pick_step(run) if list_steps(run.checkpoints) else 0)
