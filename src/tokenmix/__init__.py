@@ -20,6 +20,7 @@ with collection_paused():  # which saves a fourth of this import
         state_bytes,
     )
     from .parallel import long_backward
+    from .system.version import __version__
 
 __all__ = [
     "Capabilities",
@@ -39,5 +40,3 @@ __all__ = [
     "state_bytes",
     "use_backend",
 ]
-
-__version__ = "0.1.0"

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from ..system.machine import cpu_name, memory_total, read_text
+from ..system.version import __version__
 from .flops import Work
 from .timing import measure, sampler
 
@@ -202,7 +203,6 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     """Describe the machine: name, cores, threads, memory, versions, kernels in use, and every setting known to change
     speed.
     """
-    from .. import __version__
     from ..kernels import cpu, triton
 
     return {

@@ -7,6 +7,7 @@ import os
 import platform
 from typing import Any
 
+from ..system.version import __version__
 from .output import wrapped
 
 EXTRAS = {
@@ -27,7 +28,6 @@ def diagnose() -> dict[str, Any]:
     """Return the state of this installation; ``broken`` lists what fails, each with its fix."""
     import torch
 
-    from .. import __version__
     from ..kernels.backend import AUTO_RULE, check_backend
 
     broken = []

@@ -15,6 +15,7 @@ from dataclasses import fields
 from typing import Any
 
 from ..errors import MixerError
+from ..system.version import __version__
 from .output import say
 
 OVERRIDE = re.compile(r"--([a-z_-]+(?:\.[a-z0-9_-]+)+)(?:=(.*))?", re.DOTALL)
@@ -60,8 +61,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     if argv[:1] == ["--version"]:
-        from .. import __version__
-
         say(f"tokenmix {__version__}")
         return 0
     try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from torch.utils import _pytree as pytree
 from ..errors import MixerError
 from ..models import evaluating
 from ..system.files import beside
+from ..system.version import __version__
 from .dynamic_shapes import Sizes, input_shapes, programs, short, varying
 from .inputs import Port, find_port, quietly
 from .onnx_model import KEY, OnnxModel, difference, stored
@@ -225,7 +225,7 @@ def _write(program: Any, port: Port, sizes: Sizes, model: Any, path: Path, opset
     assert made is not None
     _name_axes(made.model, program, port)
     about = {
-        KEY: _version(),
+        KEY: __version__,
         "kind": type(model).__name__,
         "form": "decode" if port.decodes else "forward",
         "config": _config(model) if port.config is None else port.config,
@@ -270,10 +270,6 @@ def _name_axes(model: Any, program: Any, port: Port) -> None:
         for axis, size in enumerate(value.shape or ()):
             if not isinstance(size, int) and size.value is not None:
                 value.shape[axis] = " ".join(names.get(word, word) for word in str(size.value).split(" "))
-
-
-def _version() -> str:
-    return sys.modules["tokenmix"].__version__  # not imported: the package imports rooms above this one
 
 
 def _config(model: Any) -> dict[str, Any]:

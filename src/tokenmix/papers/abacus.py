@@ -21,6 +21,11 @@ def error_removed() -> float:
 
 def state() -> tuple[Claim, ...]:
     """Return the claims."""
+    return (*encoding(), *sums(), *comparisons())
+
+
+def encoding() -> tuple[Claim, ...]:
+    """Return the claims of what stands in the text, and of the embeddings' ids."""
     return (
         Claim(
             "Data",
@@ -38,6 +43,12 @@ def state() -> tuple[Claim, ...]:
             "id = place in the run of digits + k",
             "positions.digits.AbacusPositions",
         ),
+    )
+
+
+def sums() -> tuple[Claim, ...]:
+    """Return the claims of trained models on addition."""
+    return (
         Claim(
             "Addition",
             "Trained on at most 20 digits; with the embeddings, input injection and one looped block solve longer "
@@ -73,6 +84,12 @@ def state() -> tuple[Claim, ...]:
                 Trial("addition_blocks", "4 layers, 2 times", "better", "8 layers"),
             ),
         ),
+    )
+
+
+def comparisons() -> tuple[Claim, ...]:
+    """Return the claims of sizes, of other positions and of sorting."""
+    return (
         Claim(
             "Table 3, parameters",
             "Sixteen layers with Abacus and injection; looping one layer needs a tenth of them.",

@@ -18,6 +18,7 @@ from ..errors import MixerError
 from ..system.files import check_free, whole_file, whole_folder, write_json
 from ..system.lock import locked
 from ..system.machine import cpu_name
+from ..system.version import __version__
 from .config import MOST_THREADS, RunConfig
 
 COMPARED = ("torch", "python", "threads", "machine", "cpu", "device")
@@ -164,8 +165,6 @@ def _wrong_env(env: Any) -> str | None:
 
 def environment(data: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """Collect what a run's numbers depend on besides its config; ``data`` holds the facts of its task."""
-    from .. import __version__
-
     return {
         "tokenmix": __version__,
         "git": git_revision(),
