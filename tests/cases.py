@@ -187,6 +187,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "max_len": 13,
             "heads": 2,
             "parts": ["dense", "random", "factorized_dense", "factorized_random", "attention"],
+            "alpha_per_head": True,
             "share_heads": True,
             "rank": 2,
         },

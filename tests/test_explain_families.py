@@ -126,11 +126,14 @@ def test_synthesizers_apply_softmax_to_numbers_of_their_own(spec):
 def test_a_mixture_tells_the_factor_of_each_part():
     site, mixer, _ = numbers({"name": "synthesizer_mixture", "heads": 2})
     assert site.family.given["parts"] == "random × 0.50, attention × 0.50"
-    for options in ({"join": "plus"}, {"join": "gated"}):
+    for options, factor in (
+        ({"join": "plus"}, "1.00"),
+        ({"join": "gated"}, "0.50"),
+        ({"join": "gated", "alpha_per_head": True}, "0.50 / 0.50"),
+    ):
         other = build_mixer("synthesizer_mixture", 16, heads=2, max_len=LENGTH, causal=True, **options)
         x = torch.zeros(1, 4, 16)
         args, given = other.functional_args(x)
-        factor = "1.00" if options["join"] == "plus" else "0.50"
         assert f"attention × {factor}" in family(other, (x, None), args, given).given["parts"]
 
 

@@ -150,7 +150,8 @@ def synthesizer(seed: int) -> Call:
     parts = names[: d.rng.randint(1, 5)]
     if join == "gated" or not ({"attention", "dense", "factorized_dense"} & set(parts)):
         parts = ["attention", *(p for p in parts if p != "attention"), *(("random",) if parts == ["attention"] else ())]
-    alpha = d.normal({"softmax": len(parts), "gated": 1, "plus": 0}[join])
+    count = {"softmax": len(parts), "gated": 1, "plus": 0}[join]
+    alpha = d.normal(d.heads, count) if count and d.one(True, False) else d.normal(count)
     v = d.normal(d.B, d.T, d.heads * d.one(1, 3))
     taken = tuple(tables[name] if name in parts else () for name in LOGITS)
     shared |= {"parts": parts, "join": join, "heads": d.heads, "scale": d.one(None, 1.0)}

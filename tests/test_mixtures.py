@@ -75,12 +75,53 @@ def test_the_weights_are_those_that_the_layer_computes_with():
     mixer, x = model.blocks[0].mixer, torch.randn(1, 6, 8)
     with torch.no_grad():
         mixer.alpha.copy_(torch.tensor([-60.0, 60.0, -60.0]))
-        assert mixer.part_weights() == pytest.approx({"random": 0, "dense": 1, "attention": 0})
+        assert mixer.part_weights() == [pytest.approx({"random": 0, "dense": 1, "attention": 0})]
         once = mixer(x)
         for name, weight in mixer.named_parameters():
             if name.startswith(("k_proj.", "random.")):
                 weight.normal_()
         torch.testing.assert_close(mixer(x), once)
+
+
+def test_heads_with_weights_of_their_own_have_a_bar_and_a_row_each(monkeypatch):
+    each = {**THREE, "alpha_per_head": True}
+    gate = {**GATED, "alpha_per_head": True}
+    model = pushed(build_model(LMConfig(dim=8, max_len=6, mixers=(each, gate, THREE), vocab=5)))
+    found = mixtures(model)
+    assert [(m.layer, m.head) for m in found] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, None)]
+    soft, gates = model.blocks[0].mixer.alpha.softmax(-1), model.blocks[1].mixer.alpha.sigmoid()
+    assert soft.shape == (2, 3)
+    assert found[1].weights == pytest.approx(dict(zip(THREE["parts"], soft[1].tolist(), strict=True)))
+    assert found[2].weights == pytest.approx(
+        {"attention": 1 - gates[0].item(), "dense": gates[0].item(), "random": gates[0].item()}
+    )
+    bars, _ = shown(monkeypatch, found)
+    assert [row for row, _, _ in bars[0]["random"]] == [0, 1, 2, 3, 4]
+    assert [row[2] for row in mixture_table([("run", found)]).rows] == [
+        "0, head 0",
+        "0, head 1",
+        "1, head 0",
+        "1, head 1",
+        "2",
+    ]
+    pictures = mixture_pictures("run", found)
+    assert "in each head" in pictures[0].caption
+    assert "layer 0, head 1: random" in pictures[0].alt
+
+
+def test_each_head_computes_with_its_own_weights():
+    """Heads with one-sided weights give what those heads give where the part stands alone."""
+    torch.manual_seed(0)
+    model = build_model(LMConfig(dim=8, max_len=6, mixers=({**THREE, "alpha_per_head": True},), vocab=5)).eval()
+    mixer, x = model.blocks[0].mixer, torch.randn(1, 6, 8)
+    mixer.out_proj = torch.nn.Identity()
+    with torch.no_grad():
+        whole = {}
+        for part in range(3):
+            mixer.alpha.copy_(60.0 * (2 * torch.eye(3)[part] - 1).expand(2, -1))
+            whole[part] = mixer(x)
+        mixer.alpha.copy_(60.0 * (2 * torch.eye(3)[[1, 2]] - 1))
+        torch.testing.assert_close(mixer(x), torch.cat([whole[1][..., :4], whole[2][..., 4:]], -1))
 
 
 def test_an_encoder_decoder_has_up_to_three_places(monkeypatch):

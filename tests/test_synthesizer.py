@@ -484,6 +484,7 @@ def test_a_context_is_refused(name):
         ("synthesizer_mixture", {"parts": ["sparse"]}, "parts"),
         ("synthesizer_mixture", {"join": "product"}, "join"),
         ("synthesizer_mixture", {"join": "gated", "parts": ["dense", "random"]}, "gated"),
+        ("synthesizer_mixture", {"join": "plus", "alpha_per_head": True}, "learns no alpha"),
     ],
 )
 def test_wrong_options_are_refused(name, options, said):
@@ -500,6 +501,10 @@ def test_wrong_arguments_of_the_forms_are_refused():
         lambda: functional.synthesizer_dense(v, v, (torch.zeros(3, 4, 5),)),
         lambda: functional.synthesizer_factorized_dense(v, v, (torch.zeros(2, 4, 2), torch.zeros(2, 4, 2))),
         lambda: functional.synthesizer_mixture(v, v, v, torch.zeros(1), (), (), (), (), parts=["dense"], heads=2),
+        lambda: functional.synthesizer_mixture(v, v, v, torch.zeros(2), (), (), (), (), parts=["attention"], heads=2),
+        lambda: functional.synthesizer_mixture(
+            v, v, v, torch.zeros(3, 1), (), (), (), (), parts=["attention"], heads=2
+        ),
     ):
         with pytest.raises(MixerError):
             call()

@@ -215,7 +215,7 @@ def _(mixer: SynthesizerMixture, ends: Ends, args: Any, options: Any) -> Family:
     T, how = ends[0].shape[1], {name: options[name] for name in ("parts", "join", "heads", "scale")}
     logits = synth.mixture_logits(q, k, alpha, dict(zip(synth.LOGITS, tables, strict=True)), T, T, **how)
     made = _synthesizer("synthesizer_mixture", mixer, logits, options)
-    shares = ", ".join(f"{part} × {share:.2f}" for part, share in _shares(mixer))
+    shares = ", ".join(f"{part} × {share}" for part, share in _shares(mixer))
     return made._replace(given={**made.given, "parts": shares})
 
 
@@ -243,14 +243,10 @@ def _synthesizer(key: str, mixer: Any, logits: Tensor, options: dict[str, Any]) 
     return Family(key, {"heads": mixer.heads}, (table,))
 
 
-def _shares(mixer: SynthesizerMixture) -> list[tuple[str, float]]:
-    """Return the factor of each part of a mixture."""
-    if mixer.alpha is None:
-        return [(part, 1.0) for part in mixer.parts]
-    if len(mixer.alpha) == len(mixer.parts):
-        return list(zip(mixer.parts, mixer.alpha.softmax(0).tolist(), strict=True))
-    a = float(mixer.alpha[0].detach().sigmoid())
-    return [(part, a if part in synth.LOGITS else 1 - a) for part in mixer.parts]
+def _shares(mixer: SynthesizerMixture) -> list[tuple[str, str]]:
+    """Write the factor of each part of a mixture, with those of all heads where each has its own."""
+    heads = mixer.part_weights() or [dict.fromkeys(mixer.parts, 1.0)]
+    return [(part, " / ".join(f"{own[part]:.2f}" for own in heads)) for part in mixer.parts]
 
 
 def _half_life(decay: float) -> float:

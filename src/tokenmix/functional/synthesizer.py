@@ -150,18 +150,18 @@ def mixture_logits(
     if join == "plus":
         return sum(each[1:], each[0])
     weights = part_weights(alpha, parts, join)
-    return sum((w * logits for w, logits in zip(weights, each, strict=True)), each[0].new_zeros(()))
+    return sum((w[..., None, None] * logits for w, logits in zip(weights, each, strict=True)), each[0].new_zeros(()))
 
 
 @exact
 def part_weights(alpha: Tensor, parts: Sequence[str], join: str) -> tuple[Tensor, ...]:
-    """Compute the a_i of ``synthesizer_mixture`` for each part; those of ``join="plus"`` are 1."""
+    """Compute the a_i of ``synthesizer_mixture`` for each part, () or (H,); those of ``join="plus"`` are 1."""
     alpha = at_least_float32(alpha)
     if join == "softmax":
-        return alpha.softmax(0).unbind()
+        return alpha.softmax(-1).unbind(-1)
     if join == "plus":
         return (alpha.new_ones(()),) * len(parts)
-    a = alpha[0].sigmoid()
+    a = alpha[..., 0].sigmoid()
     return tuple(1 - a if part == "attention" else a for part in parts)
 
 
@@ -310,7 +310,8 @@ def synthesizer_mixture(
             otherwise only its shape counts.
         k: (B, T, heads * e), read by "attention": S = scale q . k, default scale 1 / sqrt(e).
         alpha: (parts,) for ``join="softmax"``: a = softmax(alpha); (1,) for "gated": 1 - a for "attention", a for every
-            other, a = sigmoid(alpha); "plus" reads none: a = 1.
+            other, a = sigmoid(alpha); "plus" reads none: a = 1. With a dimension of heads before it, (heads, parts) or
+            (heads, 1), each head has its own.
         dense, random, factorized_dense, factorized_random: tables as in the forms of these names, () for those not in
             ``parts``.
     """
@@ -329,6 +330,10 @@ def synthesizer_mixture(
     rows, cols = _positions("synthesizer_mixture", v, min([v.shape[1], *covered]), positions)
     check_key_mask("synthesizer_mixture", key_mask, v)
     _check_mixture(q, k, v, tables, parts, heads)
+    count = {"softmax": len(parts), "gated": 1, "plus": None}[join]
+    if count is not None and tuple(alpha.shape) not in ((count,), (heads, count)):
+        wanted, given = f"({count},) or ({heads}, {count})", f"{tuple(alpha.shape)} for parts={tuple(parts)}"
+        raise MixerError(f"synthesizer_mixture: join={join!r} expects alpha {wanted}, got {given}.")
     keys = k if key_mask is None else torch.where(key_mask[..., None], k, 0.0)
     logits = mixture_logits(q, keys, alpha, tables, rows, cols, parts=parts, join=join, heads=heads, scale=scale)
     logits = with_added(logits, added)

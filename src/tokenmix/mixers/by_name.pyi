@@ -402,6 +402,7 @@ def build_mixer(
     causal: bool = False,
     parts: Sequence[str] = ...,
     join: str = "softmax",
+    alpha_per_head: bool = False,
     heads: int = 8,
     head_dim: int | None = None,
     scale: float | None = None,

@@ -31,6 +31,7 @@ class SynthesizerMixture(Mixer):
             default "random" and "attention", the paper's best.
         join: "softmax" (default, the paper's): a = softmax(alpha), alpha starts at 0; "gated": 1 - a for attention and
             a = sigmoid(alpha) for all others ("plus alpha" of the official code); "plus": the plain sum.
+        alpha_per_head: learn an alpha in each head. False, as in the official code: one for the layer.
         scale: factor on the logits of attention only. None: 1 / sqrt(head width); the official code uses 1.
         rank: of "factorized_random", 8 by default.
         factor: of "factorized_dense". None: about sqrt(max_len).
@@ -66,6 +67,7 @@ class SynthesizerMixture(Mixer):
         causal: bool = False,
         parts: Sequence[str] = ("random", "attention"),
         join: str = "softmax",
+        alpha_per_head: bool = False,
         heads: int = 8,
         head_dim: int | None = None,
         scale: float | None = None,
@@ -101,7 +103,11 @@ class SynthesizerMixture(Mixer):
         self._add("factorized_random", parts_of.FactorizedRandomTables, share_heads, **random, rank=rank)
         self.pair_bias = parts_of.build_pair_bias(self, pair_bias, heads)
         count = {"softmax": len(self.parts), "gated": 1, "plus": 0}[join]
-        self.alpha = nn.Parameter(torch.empty(count)) if count else None
+        if alpha_per_head and not count:
+            self.refuse("join='plus' learns no alpha, got alpha_per_head=True; use join='softmax' or 'gated'")
+        self.alpha = (
+            nn.Parameter(torch.empty(heads, count) if alpha_per_head else torch.empty(count)) if count else None
+        )
         self.init_parameters()
 
     def _add(self, name: str, kind: type[Part], shared: bool, **options: Any) -> None:
@@ -123,12 +129,15 @@ class SynthesizerMixture(Mixer):
         if self.alpha is not None:
             nn.init.zeros_(self.alpha)
 
-    def part_weights(self) -> dict[str, float] | None:
-        """Return the learned a_i by part, which all heads share; None where nothing is learned (``join="plus"``)."""
+    def part_weights(self) -> list[dict[str, float]] | None:
+        """Return the learned a_i by part, of each head, or in one entry those that all heads share.
+
+        None where nothing is learned (``join="plus"``).
+        """
         if self.alpha is None:
             return None
-        weights = synth.part_weights(self.alpha.detach(), self.parts, self.join)
-        return {part: float(a) for part, a in zip(self.parts, weights, strict=True)}
+        weights = torch.stack(synth.part_weights(self.alpha.detach(), self.parts, self.join), -1)
+        return [dict(zip(self.parts, own, strict=True)) for own in weights.reshape(-1, len(self.parts)).tolist()]
 
     def _tables(self, x: Tensor) -> dict[str, synth.Tables]:
         parts: Any = self._modules  # torch.compile does not support a name bound in the comprehension

@@ -51,13 +51,13 @@ def synthesizer_mixture(
 ) -> Tensor:
     """Use the logits B = sum_i alpha_i S_i, the alpha_i from a softmax.
 
-    Or (1 - a) Q K^T + a S with a = sigmoid(alpha), or the plain sum.
+    Or (1 - a) Q K^T + a S with a = sigmoid(alpha), or the plain sum. The alpha_i of all heads, or of each: (H, parts).
     """
     total, where = torch.zeros((), dtype=v.dtype), _where(v, positions)
     for i, part in enumerate(parts):
-        factor = torch.softmax(alpha, 0)[i] if join == "softmax" else torch.ones(())
+        factor = torch.softmax(alpha, -1)[..., i] if join == "softmax" else torch.ones(())
         if join == "gated":
-            factor = 1 - torch.sigmoid(alpha[0]) if part == "attention" else torch.sigmoid(alpha[0])
+            factor = 1 - torch.sigmoid(alpha[..., 0]) if part == "attention" else torch.sigmoid(alpha[..., 0])
         if part == "attention":
             logits = _attention(q, k, heads, scale)
         elif part == "dense":
@@ -73,7 +73,7 @@ def synthesizer_mixture(
                 ),
                 where,
             )
-        total = total + factor * logits
+        total = total + (factor[:, None, None] if factor.ndim else factor) * logits
     return _weighted(total, v, mask, added)
 
 

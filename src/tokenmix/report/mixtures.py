@@ -1,4 +1,4 @@
-"""The learned weights of mixtures: how much each kind of logits counts in each layer of a model."""
+"""The learned weights of mixtures: how much each kind of logits counts in each layer, or head, of a model."""
 
 from __future__ import annotations
 
@@ -20,17 +20,23 @@ LIGHT = COLOURS[3:6]  # colours on which numbers are black
 
 
 class Mixture(NamedTuple):
-    """The weights of one mixer.
+    """The weights of one mixer, or of one of its heads.
 
     Attributes:
         place: "encoder", "decoder", "decoder to source", or "layers" where a model has but one place.
         layer: its number there, from 0.
-        weights: by part; all heads of the layer share them.
+        weights: by part.
+        head: its number, from 0, where each head has its own weights; None where all heads of the layer share them.
     """
 
     place: str
     layer: int
     weights: dict[str, float]
+    head: int | None = None
+
+    def name(self) -> str:
+        """Return the layer, with the head if it has one."""
+        return str(self.layer) if self.head is None else f"{self.layer}, head {self.head}"
 
 
 def mixtures(model: nn.Module) -> list[Mixture]:
@@ -44,16 +50,21 @@ def mixtures(model: nn.Module) -> list[Mixture]:
         found += [(place, layer, block.mixer) for layer, block in enumerate(there)]
         if not reads:
             found += [(CROSS, layer, block.cross) for layer, block in enumerate(there) if hasattr(block, "cross")]
-    return [Mixture(place, layer, weights) for place, layer, mixer in found if (weights := _weights(mixer)) is not None]
+    return [
+        Mixture(place, layer, weights, head if len(heads) > 1 else None)
+        for place, layer, mixer in found
+        for heads in [_weights(mixer)]
+        for head, weights in enumerate(heads)
+    ]
 
 
-def _weights(mixer: Any) -> dict[str, float] | None:
+def _weights(mixer: Any) -> list[dict[str, float]]:
     asked = getattr(mixer, "part_weights", None)
-    return asked() if callable(asked) else None
+    return (asked() if callable(asked) else None) or []
 
 
 def mixture_pictures(name: str, found: list[Mixture]) -> list[Picture]:
-    """Draw the weights of a run, one picture for each place: a bar for each layer, divided into its parts."""
+    """Draw the weights of a run, one picture for each place: a bar for each layer or head, divided into its parts."""
     places = dict.fromkeys(each.place for each in found)
     return [_picture(name, place, [each for each in found if each.place == place]) for place in places]
 
@@ -68,13 +79,14 @@ def _picture(name: str, place: str, found: list[Mixture]) -> Picture:
     parts = _parts(found)
     where = name if place == LAYERS else f"{name}, {place}"
     said = "; ".join(
-        f"layer {each.layer}: " + ", ".join(f"{part} {a:.2f}" for part, a in each.weights.items()) for each in found
+        f"layer {each.name()}: " + ", ".join(f"{part} {a:.2f}" for part, a in each.weights.items()) for each in found
     )
     draw = partial(_draw, title=where, found=found, parts=parts)
     return Picture(
         *both(draw, (4.6, 1.3 + 0.2 * -(-len(parts) // COLUMNS) + 0.34 * len(found))),
         alt=f"Bars of the weights of each part of the mixtures of {where}. {said}.",
-        caption=f"{where}: the weight of each part of the logits, which the heads of a layer share.",
+        caption=f"{where}: the weight of each part of the logits"
+        + (", which the heads of a layer share." if all(each.head is None for each in found) else " in each head."),
     )
 
 
@@ -90,7 +102,7 @@ def _draw(ax: Any, title: str, found: list[Mixture], parts: list[str]) -> None:
         for row, width, left in zip(rows, widths, before, strict=True):
             if width >= READABLE:
                 ax.text(left + width / 2, row, f"{width:.2f}", ha="center", va="center", color=written, fontsize=8)
-    ax.set_yticks(range(len(found)), [str(each.layer) for each in found])
+    ax.set_yticks(range(len(found)), [each.name() for each in found])
     ax.invert_yaxis()
     ax.set_xlim(0, max(1.0, *(sum(each.weights.values()) for each in found)))
     ax.set_xlabel("weight")
@@ -102,12 +114,12 @@ def _draw(ax: Any, title: str, found: list[Mixture], parts: list[str]) -> None:
 
 
 def mixture_table(runs: list[tuple[str, list[Mixture]]]) -> Table | None:
-    """Build the table of all weights, one row per layer; None where no run has any."""
+    """Build the table of all weights, one row per layer, or head; None where no run has any."""
     parts = _parts([each for _, found in runs for each in found])
     if not parts:
         return None
     rows = [
-        [run, each.place, str(each.layer), *(f"{each.weights[p]:.4f}" if p in each.weights else "-" for p in parts)]
+        [run, each.place, each.name(), *(f"{each.weights[p]:.4f}" if p in each.weights else "-" for p in parts)]
         for run, found in runs
         for each in found
     ]
