@@ -547,6 +547,28 @@ def test_tokenizers_and_labels_that_do_not_fit_are_refused(labelled, tmp_path):
         open_task(small("spans", labelled, **{"model.vocab": 300}))
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"labels": ["1", "0"], "texts": 1}', r"labels.json changed since the run began: it was 0, 1; restore"),
+        ('{"labels": ["0", "1"], "texts": 7}', "labels.json changed since the run began"),
+        ('["0", "1"]', "labels.json changed since the run began"),
+        ('{"labels": ["0"', "labels.json is not readable JSON"),
+        (None, "labels.json is missing"),
+    ],
+)
+def test_labels_that_are_not_those_of_the_run_are_refused(labelled, tmp_path, content, said):
+    """Labels in another order would name every class wrongly, without a word."""
+    run = tmp_path / "run"
+    train(small("sentences", labelled, **{"train.eval_texts": 5}), run, verbose=False)
+    assert {label for label, _ in classify_run(run, "the old cat sleeps")} == {"0", "1"}
+    (run / "labels.json").unlink()
+    if content is not None:
+        (run / "labels.json").write_text(content)
+    with pytest.raises(MixerError, match=said):
+        classify_run(run, "the old cat sleeps")
+
+
 def test_changed_documents_are_refused(labelled, tmp_path):
     train(small("masked", labelled, **{"train.eval_texts": 5}), tmp_path / "run", verbose=False)
     with (labelled / "set_train.tsv").open("a") as f:

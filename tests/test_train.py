@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import math
@@ -565,6 +566,13 @@ def test_wrong_configs_are_refused(text, changes, words):
 def test_wrong_devices_are_refused(text, tmp_path):
     with pytest.raises(MixerError, match="device='tpu9' is unknown"):
         train(config(text, device="tpu9"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("changes", "words"), [({"row": None}, "row"), ({"recipe": 3}, "recipe")])
+def test_a_config_that_nobody_could_read_again_is_refused_before_anything_is_made(tmp_path, text, changes, words):
+    with pytest.raises(MixerError, match=f"config: {words} must be a str"):
+        train(dataclasses.replace(config(text), **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -23,6 +23,7 @@ from ..models import evaluating
 from ..system.machine import autocast
 from .config import RunConfig
 from .data_config import LabelDataConfig
+from .rundir import RunDir
 from .subword_task import SubwordTask
 from .task import read_by
 
@@ -67,6 +68,32 @@ class LabelScore:
         )
 
 
+class Labels(NamedTuple):
+    """What a run keeps of the data of its classifier.
+
+    Attributes:
+        labels: names of the classes, by number.
+        texts: texts that are read together: 1, or 2 for a pair.
+    """
+
+    labels: list[str]
+    texts: int
+
+
+def read_labels(run: Path) -> Labels:
+    """Load the labels that a run keeps.
+
+    Raises:
+        MixerError: if they cannot be read, or are not those that the run was trained with.
+    """
+    found, then = RunDir(run).read(LABELS), RunDir(run).env().get("texts", {}).get("labels")
+    labels, texts = (found.get("labels"), found.get("texts")) if isinstance(found, dict) else (None, None)
+    if not isinstance(labels, list) or texts not in (1, 2) or then not in (None, labels):
+        was = "" if then is None else f": it was {', '.join(then[:20])}"
+        raise MixerError(f"{run / LABELS} changed since the run began{was}; restore the old one.")
+    return Labels(labels, texts)
+
+
 class LabelTask(SubwordTask):
     """Train an encoder to tell the class of a text, or of a pair of texts."""
 
@@ -101,8 +128,11 @@ class LabelTask(SubwordTask):
         return (text for row in self.text.split("train") for text in row[:-1])
 
     def files(self) -> dict[str, str]:
-        known = {"labels": self.labels, "texts": len(self.text.split("train")[0]) - 1}
-        return {**super().files(), LABELS: json.dumps(known)}
+        known = Labels(self.labels, len(self.text.split("train")[0]) - 1)
+        return {**super().files(), LABELS: json.dumps(known._asdict())}
+
+    def same(self) -> dict[str, Any]:
+        return {**super().same(), "labels": self.labels}
 
     def tokens_of(self, rows: list[tuple[str, ...]]) -> list[list[int]]:
         """Return the tokens of each row: its start, its first text and an end, its second text and an end."""

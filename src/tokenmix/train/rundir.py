@@ -73,17 +73,18 @@ class RunDir:
 
     def config(self) -> RunConfig:
         """Read the run's config."""
-        return RunConfig.from_json(self._json("config.json"))
+        return RunConfig.from_json(self.read("config.json"))
 
     def env(self) -> dict[str, Any]:
         """Read the software, machine and data that the run was made with."""
-        env = self._json("env.json")
+        env = self.read("env.json")
         wrong = _wrong_env(env)
         if wrong:
             raise MixerError(f"{self.path / 'env.json'} was edited or damaged: {wrong}.")
         return env
 
-    def _json(self, name: str) -> dict[str, Any]:
+    def read(self, name: str) -> Any:
+        """Read one of the run's JSON files."""
         try:
             return json.loads((self.path / name).read_text())
         except FileNotFoundError:

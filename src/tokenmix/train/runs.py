@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -23,7 +22,7 @@ from .config import RunConfig, check_seed, check_unchanged
 from .data_config import DocumentDataConfig, LabelDataConfig, PairDataConfig, SyntheticDataConfig
 from .document_task import continue_text, likely
 from .flow_task import draw_images, in_turn
-from .label_task import LABELS, joined
+from .label_task import joined, read_labels
 from .pair_task import write_texts
 from .rundir import RunDir
 from .subword_task import read_tokenizer
@@ -277,16 +276,16 @@ def classify_run(
     model, config = load_run(path, step=step, device=device)
     if not isinstance(config.data, LabelDataConfig):
         raise MixerError(f"{path} holds no classifier of texts, which `tokenmix train sentences` makes.")
-    found = json.loads((Path(path) / LABELS).read_text())
-    if len(texts) != found["texts"] or not all(text.strip() for text in texts):
+    found = read_labels(Path(path))
+    if len(texts) != found.texts or not all(text.strip() for text in texts):
         raise MixerError(
-            f"sample: the classifier of {path} reads {found['texts']} text{'s' * (found['texts'] > 1)}, got "
+            f"sample: the classifier of {path} reads {found.texts} text{'s' * (found.texts > 1)}, got "
             + f"{len([text for text in texts if text.strip()])}; give --prompt, with a tab between two texts."
         )
     words = read_tokenizer(Path(path))
     tokens = joined([words.encode(text.strip()) for text in texts], config.data.max_tokens)
     shares = model(torch.tensor([tokens], device=next(model.parameters()).device))[0].float().softmax(-1).tolist()
-    return sorted(zip(found["labels"], shares, strict=True), key=lambda each: -each[1])
+    return sorted(zip(found.labels, shares, strict=True), key=lambda each: -each[1])
 
 
 def draw_run(

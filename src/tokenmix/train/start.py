@@ -38,6 +38,7 @@ def train(
     """
     check_can_save()
     check_sinks(config.train)
+    RunConfig.from_json(config.to_json())  # as whoever opens the run will read it
     with joined("train") as world_of:
         if restarted() and (Path(out) / "config.json").is_file():
             return _resume(world_of, out, verbose=verbose, limits=limits)
