@@ -14,6 +14,8 @@ from tokenmix.data.masking import corrupt_spans, mask_tokens
 from tokenmix.data.packing import PackedRows, pack
 from tokenmix.data.pair_sampler import IGNORED
 from tokenmix.data.subwords import END, MASK, PAD, SPECIAL, START
+from tokenmix.explain.runs import explain_runs
+from tokenmix.hosts.huggingface.export import export_run
 from tokenmix.models import LM, Encoder, EncoderConfig, LMConfig
 from tokenmix.models.looped import LoopConfig
 from tokenmix.recipes import RECIPES
@@ -565,8 +567,14 @@ def test_labels_that_are_not_those_of_the_run_are_refused(labelled, tmp_path, co
     (run / "labels.json").unlink()
     if content is not None:
         (run / "labels.json").write_text(content)
-    with pytest.raises(MixerError, match=said):
-        classify_run(run, "the old cat sleeps")
+    for read in (
+        lambda: classify_run(run, "the old cat sleeps"),
+        lambda: explain_runs([run], "the old cat sleeps"),
+        lambda: export_run(run, tmp_path / "exported"),
+    ):
+        with pytest.raises(MixerError, match=said):
+            read()
+    assert not (tmp_path / "exported").exists()
 
 
 def test_changed_documents_are_refused(labelled, tmp_path):

@@ -272,7 +272,7 @@ def test_accumulation_gives_the_same_step(tmp_path):
 def test_a_changed_tokenizer_or_corpus_is_refused(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run" / "tokenizer.json").write_text(Subwords.train(["a b"], 300).json)
-    with pytest.raises(MixerError, match="the tokenizer of grammar changed since this run began"):
+    with pytest.raises(MixerError, match="tokenizer.json changed since the run began"):
         evaluate_run(tmp_path / "run", record=False)
     (tmp_path / "run" / "tokenizer.json").unlink()
     with pytest.raises(MixerError, match="cannot be read"):

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -210,10 +211,11 @@ def _op(subject: Subject, s: Setting) -> Prepared:
     if subject.name == SDPA:
         q, k, v = (draw(s.batch, s.T, s.dim, seed=10 + i, s=s) for i in range(3))
         causal = is_causal(subject, s)
-        run, args, mixer = (lambda: fused_attention(q, k, v, s.heads, causal)), (q, k, v), build(subject, s)
+        run: Call = partial(fused_attention, q, k, v, s.heads, causal)
+        args, mixer = (q, k, v), build(subject, s)
     else:
         mixer, form, args, options = op_args(subject, s)
-        run = lambda: form(*args, **options)  # noqa: E731  (one of two ways to run)
+        run = partial(form, *args, **options)
     leaves = leaves_of(args)
     return Prepared(_with_backward(run, leaves) if s.backward else _forward_only(run), op_work(mixer, leaves, s))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..errors import MixerError
 from ..system.text import named_apart
 from ..train import load_run
 from ..train.data_config import DataConfig, DocumentDataConfig, LabelDataConfig, SyntheticDataConfig
-from ..train.label_task import LABELS, joined
+from ..train.label_task import joined, read_labels
 from ..train.subword_task import TOKENIZER, read_tokenizer
 from .characters import Bytes, Characters
 from .collect import explain
@@ -50,7 +50,9 @@ def open_explainable(run: Path) -> tuple[nn.Module, Tokenizer]:
         known = ", ".join(f"{name!r} ({what})" for name, what in KINDS.items())
         raise MixerError(f"explain: {run} holds a model of kind {kind!r}; explain takes one of kind {known}.")
     if saved.is_file():
-        if isinstance(config.data, DocumentDataConfig | LabelDataConfig) and kind != "seq2seq":
+        if isinstance(config.data, LabelDataConfig):
+            return model, Framed(run, ends=True, labels=read_labels(run).labels)
+        if isinstance(config.data, DocumentDataConfig) and kind != "seq2seq":
             return model, Framed(run, ends=kind == "encoder")
         return model, read_tokenizer(run)
     return model, _characters(run, config.data)
@@ -61,12 +63,12 @@ class Framed(Subwords):
 
     Args:
         ends: whether a text is ended too.
+        labels: the names of the classes of a classifier, which reads one text or two.
     """
 
-    def __init__(self, run: Path, *, ends: bool):
+    def __init__(self, run: Path, *, ends: bool, labels: Sequence[str] = ()):
         super().__init__(read_tokenizer(run).json, str(run / TOKENIZER))
-        self.ends, known = ends, run / LABELS
-        self.labels: list[str] = json.loads(known.read_text())["labels"] if known.is_file() else []
+        self.ends, self.labels = ends, labels
 
     def encode(self, text: str) -> list[int]:
         if self.labels:  # a tab stands between two texts

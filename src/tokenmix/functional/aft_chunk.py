@@ -338,7 +338,9 @@ def _filtered(
         total = total if far is None else merge(total, _lift(far, heads))
         return gated(q, merge_heads(finished(total, divide)), gate)
 
-    met = lambda mark: over_pairs(seen[:, 0], mark)  # noqa: E731
+    def met(mark: Tensor) -> Tensor:
+        return over_pairs(seen[:, 0], mark)
+
     return hidden_sums(form, q, every[0], every[1], gate, causal=True, key_mask=every[2], reach=met), every
 
 

@@ -141,7 +141,8 @@ class LM(Trunk):
         """Stretch everything that has a length to ``max_len`` tokens, in place, and return the model.
 
         The table of learned positions and the mixers' parameters per position are interpolated linearly, so that
-        position i moves to i * new / old. What has no length stays as it is.
+        position i moves to i * new / old. What has no length stays as it is. What is stretched becomes a new parameter:
+        build optimisers afterwards.
 
         Raises:
             MixerError: for a length below 1, and for a mixer that cannot be stretched; then nothing has changed.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...train.config import RunConfig
-from ...train.label_task import LABELS
+from ...train.label_task import read_labels
 from ...train.rundir import RunDir
 from .processors import CROPPED_FROM, image_processor
 
@@ -160,7 +160,7 @@ def _use(facts: Facts, name: str) -> str:
     if facts.kind == "seq2seq":
         return USE["seq2seq"].format(name=name, longest=facts.config.data.max_tokens)  # type: ignore[union-attr]
     if facts.kind in ("encoder", "labels"):
-        pairs = facts.kind == "labels" and json.loads((facts.run.path / LABELS).read_text())["texts"] > 1
+        pairs = facts.kind == "labels" and read_labels(facts.run.path).texts > 1
         given = '{"text": "...", "text_pair": "..."}' if pairs else '"..."'
         return USE[facts.kind].format(name=name, given=given)
     ids, text = BYTES if facts.byte_tokens or facts.subwords else PLAIN

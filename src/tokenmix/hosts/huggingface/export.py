@@ -5,7 +5,6 @@ It holds weights, config, tokenizer or image processor, generation defaults and 
 
 from __future__ import annotations
 
-import json
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from ...models import LM, Encoder, EncoderConfig, LMConfig, Seq2Seq, Seq2SeqConf
 from ...models.blocks import evaluating
 from ...models.layers import hidden_width
 from ...system.files import check_out, new_folder, write_json
-from ...train.label_task import LABELS
+from ...train.label_task import read_labels
 from ...train.rundir import RunDir
 from ...train.runs import load_run, pick_step
 from ...train.subword_task import TOKENIZER
@@ -75,7 +74,7 @@ def export_run(run: Path | str, out: Path | str, *, step: int | str = "last") ->
     if isinstance(new, TokenMixForImageClassification) and min(own.image_size) < CROPPED_FROM:
         files["preprocessor_config.json"] = image_processor(own, config.data)  # type: ignore[arg-type]  # of images
     if config.data.kind == "labels":
-        labels = json.loads((opened.path / LABELS).read_text())["labels"]
+        labels = read_labels(opened.path).labels
         new.config.id2label = dict(enumerate(labels))
         new.config.label2id = {label: i for i, label in enumerate(labels)}
     as_bytes = config.data.kind == "text" and own.vocab == 256
