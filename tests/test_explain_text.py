@@ -277,6 +277,10 @@ def test_a_run_on_texts_in_subwords_is_shown_what_it_was_trained_on(tmp_path, re
     assert named == [f"{tmp_path.name}/run", "second/run"]
     words = Subwords.load(tmp_path / "run" / "tokenizer.json")
     assert found.source.ids == [START, *words.encode("the black cat")] + [END] * ends
+    if recipe == "masked":
+        assert (found.choices[0], found.choices[-1], found.chances[0], found.chances[-1]) == ([], [], None, None)
+        assert all(map(len, found.choices[1:-1]))
+        assert found.loss == pytest.approx(-sum(map(math.log, found.chances[1:-1])) / len(found.chances[1:-1]))
     if recipe == "sentences":
         shares = load_run(tmp_path / "run")[0](torch.tensor([found.source.ids])).softmax(-1)[0]
         assert dict(found.choices[0]) == pytest.approx({"no": float(shares[0]), "yes": float(shares[1])}, abs=1e-5)

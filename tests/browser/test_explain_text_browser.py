@@ -44,9 +44,10 @@ MIXERS = {
 
 
 class Hiding(Bytes):
-    """Bytes, one of which hides others."""
+    """Bytes, one of which hides others; the first of the text counts as one that says where it begins."""
 
     mask = 0
+    framing = (ord(TEXT[0]),)
 
 
 @pytest.fixture(scope="module")
@@ -105,5 +106,7 @@ def test_an_encoder_hides_nothing_from_its_words(drive, width):
     look = drive[f"encoder {width}"]
     assert look["steps"] == STEPS
     assert look["hidden"] == 0
+    assert look["after"] == "in place of “o”", "the first that is ever hidden"
     assert look["first"] == "in place of “T”"
-    assert look["bars"] == 5 + 2 * len(TEXT)
+    assert (look["never"], look["unasked"]) == (False, True)
+    assert look["bars"] == 5 + 2 * (len(TEXT) - 1)

@@ -33,8 +33,8 @@ function drawNext(run) {
 // What an encoder expects where each token is hidden.
 function drawHidden(run) {
   const {pieces} = run.target, i = Math.min(state.row, pieces.length - 1);
-  const lines = pieces.map((piece, n) => [piece, likely(run.chances[n]), el("span", {}, run.choices[n][0][0]), likely(run.choices[n][0][1])]);
-  return [p("words_text"), el("h3", {id: "after"}, t("instead", {piece: pieces[i]})), candidates(run.choices[i]),
+  const lines = pieces.map((piece, n) => run.choices[n].length ? [piece, likely(run.chances[n]), el("span", {}, run.choices[n][0][0]), likely(run.choices[n][0][1])] : [piece, "", "", ""]);
+  return [p("words_text"), el("h3", {id: "after"}, t("instead", {piece: pieces[i]})), run.choices[i].length ? candidates(run.choices[i]) : p("words_never"),
     el("p.key", {}, t("words_number", {loss: loss(run.loss)})),
     el("h3", {}, t("words_all")), list([t("word"), t("chance"), t("likeliest"), t("chance")], lines, i)];
 }

@@ -66,7 +66,8 @@ document.addEventListener("keydown", event => {
 });
 
 // An address that ends with #products or #mask,decoder opens that step at that place. A language model is asked what
-// follows the text, so its last token is chosen.
+// follows the text, so its last token is chosen; of a masked model the first one that is hidden.
 const [opened, where] = location.hash.slice(1).split(","), end = DATA.runs[0].source.pieces.length - 1;
+const first = Math.max(0, DATA.runs[0].choices.findIndex(found => found.length));
 set({step: Math.max(0, STEPS.findIndex(step => step.key === opened)), part: PARTS.includes(where) ? where : PARTS[0],
-  ...(KIND === "lm" ? {row: end, col: end - 1} : {})});
+  ...(KIND === "lm" ? {row: end, col: end - 1} : KIND === "encoder" ? {row: first} : {})});

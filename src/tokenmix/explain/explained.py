@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -54,9 +54,9 @@ class Explained:
         written: the translation, or how a language model goes on; the likeliest class; "" of other encoders.
         source, target: the tokens that are read and written; the same ones unless the model translates.
         choices: for each row of the target the likeliest next pieces; of an encoder what each hidden token would be, or
-            one row of classes.
+            one row of classes; empty for tokens that only begin or end a text and are never hidden.
         chances: of a language model, the probability of each token of the text after the first; of an encoder without
-            classes, that of each token when it is hidden.
+            classes, that of each token when it is hidden, None for those that never are.
         unordered: what is written when nothing is added for positions; None: the model adds nothing.
         unordered_loss: the loss then.
         loss: mean negative log-probability of what was written; of a language model, of the text; of an encoder, of
@@ -77,7 +77,7 @@ class Explained:
     unordered_loss: float | None
     loss: float
     parameters: int
-    chances: list[float] | None = None
+    chances: Sequence[float | None] | None = None
     classes: bool = False
     layers: int | None = None
 

@@ -62,19 +62,24 @@ def explain_encoder(model: Encoder, words: Tokenizer, text: str, name: str) -> E
         MixerError: if the model has no classes and the tokenizer has no token that hides another (``mask``).
     """
     tokens = _read(model, words, text)
-    hidden = None if model.config.classes else _hidden(words, tokens)
+    asked = _asked(words, tokens)
+    hidden = None if model.config.classes else _hidden(words, tokens, asked)
     loss: Callable[[], float]
     if hidden is None:
         loss = partial(_class_loss, model, tokens, model(tokens).argmax(-1))
     else:
-        loss = partial(_hidden_loss, model, hidden, tokens)
+        loss = partial(_hidden_loss, model, hidden, asked, tokens)
     sites, _ = _seen(model, "both", tokens, loss)
-    choices, chances, written = _classes(model, words, tokens), None, ""
+    choices, written = _classes(model, words, tokens), ""
+    chances: list[float | None] | None = None
     if hidden is None:
         written = choices[0][0][0]
     else:
-        probabilities = _of_hidden(model, hidden).softmax(-1)
-        choices, chances = best(words, probabilities), probabilities.gather(1, tokens.T)[:, 0].tolist()
+        probabilities = _of_hidden(model, hidden, asked).softmax(-1)
+        own = probabilities.gather(1, tokens[0, asked, None])[:, 0].tolist()
+        choices, chances = [[] for _ in tokens[0]], [None] * tokens.shape[1]
+        for t, likeliest, chance in zip(asked.tolist(), best(words, probabilities), own, strict=True):
+            choices[t], chances[t] = likeliest, chance
     unordered, unordered_loss = None, None
     if model.positions is not None:
         with without_positions(model):
@@ -137,22 +142,27 @@ def _continued(model: LM, words: Tokenizer, tokens: Tensor) -> str:
     return words.decode(model.generate(tokens, room, temperature=0.0)[0, tokens.shape[1] :].tolist())
 
 
-def _hidden(words: Tokenizer, tokens: Tensor) -> Tensor:
-    """Return the tokens T times (T, T), in row t with token t hidden."""
+def _asked(words: Tokenizer, tokens: Tensor) -> Tensor:
+    """Return the places of the tokens that stand for text, of which alone training hides some."""
+    ends = getattr(words, "framing", ())
+    return torch.tensor([t for t, token in enumerate(tokens[0].tolist()) if token not in ends], device=tokens.device)
+
+
+def _hidden(words: Tokenizer, tokens: Tensor, asked: Tensor) -> Tensor:
+    """Return the tokens once for each place that is asked for (N, T), with the token there hidden."""
     mask = getattr(words, "mask", None)
     if mask is None:
         raise MixerError("explain: the encoder predicts hidden tokens, but its tokenizer has no token to hide them.")
-    rows = tokens.repeat(tokens.shape[1], 1)
-    return rows.fill_diagonal_(mask)
+    return tokens.repeat(len(asked), 1).scatter(1, asked[:, None], mask)
 
 
-def _of_hidden(model: Encoder, hidden: Tensor) -> Tensor:
-    """Return the logits (T, V) of the hidden token of each row."""
-    return model(hidden, chosen=torch.arange(len(hidden), device=hidden.device)[:, None])[:, 0]
+def _of_hidden(model: Encoder, hidden: Tensor, asked: Tensor) -> Tensor:
+    """Return the logits (N, V) of the hidden token of each row."""
+    return model(hidden, chosen=asked[:, None])[:, 0]
 
 
-def _hidden_loss(model: Encoder, hidden: Tensor, tokens: Tensor) -> float:
-    return float(F.cross_entropy(_of_hidden(model, hidden), tokens[0]))
+def _hidden_loss(model: Encoder, hidden: Tensor, asked: Tensor, tokens: Tensor) -> float:
+    return float(F.cross_entropy(_of_hidden(model, hidden, asked), tokens[0, asked]))
 
 
 def _class_loss(model: Encoder, tokens: Tensor, likeliest: Tensor) -> float:

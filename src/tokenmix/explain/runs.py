@@ -66,6 +66,8 @@ class Framed(Subwords):
         labels: the names of the classes of a classifier, which reads one text or two.
     """
 
+    framing = (START, END)
+
     def __init__(self, run: Path, *, ends: bool, labels: Sequence[str] = ()):
         super().__init__(read_tokenizer(run).json, str(run / TOKENIZER))
         self.ends, self.labels = ends, labels
