@@ -42,6 +42,8 @@ def density() -> tuple[Claim, ...]:
             trials=(
                 Trial("cifar10_density", "aft_local", "better", "attention"),
                 Trial("cifar10_density", "aft_local", "better", "image_transformer"),
+                Trial("cifar10_density", "aft_local", "better", "strided"),
+                Trial("cifar10_density", "aft_simple", "worse", "attention"),
             ),
         ),
         Claim(
