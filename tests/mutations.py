@@ -157,6 +157,15 @@ MUTATIONS = [
         "equals_reference",
     ),
     Mutation(
+        "weights of a mixture shared out among heads instead of parts",
+        "functional/synthesizer.py",
+        "return alpha.softmax(-1).unbind(-1)",
+        "return alpha.softmax(0).unbind(-1)",
+        "synthesizer_mixture-all",
+        False,
+        "equals_reference",
+    ),
+    Mutation(
         "a mask that only lowers logits",
         "functional/synthesizer.py",
         'logits = torch.where(safe[:, None] if each else safe, logits, float("-inf"))',
