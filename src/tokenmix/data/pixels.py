@@ -144,5 +144,5 @@ def _check(who: str, split: ImageSplit, size: tuple[int, int], channels: int, ba
     if split.size is not None and (split.size[0] < size[0] or split.size[1] < size[1]):
         raise MixerError(
             f"{who}: size {size[0]}x{size[1]} is larger than the images, {split.size[0]}x{split.size[1]}; "
-            + "give a smaller one."
+            + "give a smaller one (model.size in a config)."
         )
