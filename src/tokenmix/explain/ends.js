@@ -12,6 +12,8 @@ function drawTokens(run) {
 const candidates = found => el("table.list", {}, el("tbody", {}, found.map(([piece, chance]) =>
   el("tr", {}, el("th", {}, piece), el("td", {}, bar(chance), percent(chance))))));
 const likely = chance => el("span", {}, bar(chance), percent(chance));
+// The cells of a token's probability, and of the likeliest piece beside it.
+const beside = (chance, [piece, most]) => [likely(chance), el("span", {}, piece), likely(most)];
 
 function drawWords(run) {
   if (run.classes) return [p("words_class", {written: run.written}), candidates(run.choices[0].map(([name, chance]) => [`${t("class")} ${name}`, chance]))];
@@ -24,7 +26,7 @@ function drawWords(run) {
 // What a language model expects after the chosen token, and how likely it found each token of the text.
 function drawNext(run) {
   const {pieces} = run.target, i = Math.min(state.row, pieces.length - 1);
-  const lines = run.chances.map((chance, n) => [pieces[n], el("span", {}, pieces[n + 1]), likely(chance), el("span", {}, run.choices[n][0][0]), likely(run.choices[n][0][1])]);
+  const lines = run.chances.map((chance, n) => [pieces[n], el("span", {}, pieces[n + 1]), ...beside(chance, run.choices[n][0])]);
   return [p("words_text"), el("h3", {id: "after"}, t("after", {piece: pieces[i]})), candidates(run.choices[i]),
     el("p.key", {}, t("words_number", {loss: loss(run.loss), bits: loss(run.loss / Math.LN2), written: run.written})),
     el("h3", {}, t("words_all")), list([t("word"), t("follows"), t("chance"), t("likeliest"), t("chance")], lines, i)];
@@ -33,8 +35,8 @@ function drawNext(run) {
 // What an encoder expects where each token is hidden.
 function drawHidden(run) {
   const {pieces} = run.target, i = Math.min(state.row, pieces.length - 1);
-  const lines = pieces.map((piece, n) => run.choices[n].length ? [piece, likely(run.chances[n]), el("span", {}, run.choices[n][0][0]), likely(run.choices[n][0][1])] : [piece, "", "", ""]);
-  return [p("words_text"), el("h3", {id: "after"}, t("instead", {piece: pieces[i]})), run.choices[i].length ? candidates(run.choices[i]) : p("words_never"),
-    el("p.key", {}, t("words_number", {loss: loss(run.loss)})),
+  const lines = pieces.map((piece, n) => [piece, ...(run.choices[n].length ? beside(run.chances[n], run.choices[n][0]) : ["", "", ""])]);
+  return [p("words_text"), el("h3", {id: "after"}, t("instead", {piece: pieces[i]})),
+    run.choices[i].length ? candidates(run.choices[i]) : p("words_never"), el("p.key", {}, t("words_number", {loss: loss(run.loss)})),
     el("h3", {}, t("words_all")), list([t("word"), t("chance"), t("likeliest"), t("chance")], lines, i)];
 }

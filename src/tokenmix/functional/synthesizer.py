@@ -153,6 +153,11 @@ def mixture_logits(
     return sum((w[..., None, None] * logits for w, logits in zip(weights, each, strict=True)), each[0].new_zeros(()))
 
 
+def alphas(parts: Sequence[str], join: str) -> int:
+    """Return how many numbers the alpha of ``synthesizer_mixture`` has, in each head if heads have their own."""
+    return {"softmax": len(parts), "gated": 1, "plus": 0}[join]
+
+
 @exact
 def part_weights(alpha: Tensor, parts: Sequence[str], join: str) -> tuple[Tensor, ...]:
     """Compute the a_i of ``synthesizer_mixture`` for each part, () or (H,); those of ``join="plus"`` are 1."""
@@ -330,10 +335,7 @@ def synthesizer_mixture(
     rows, cols = _positions("synthesizer_mixture", v, min([v.shape[1], *covered]), positions)
     check_key_mask("synthesizer_mixture", key_mask, v)
     _check_mixture(q, k, v, tables, parts, heads)
-    count = {"softmax": len(parts), "gated": 1, "plus": None}[join]
-    if count is not None and tuple(alpha.shape) not in ((count,), (heads, count)):
-        wanted, given = f"({count},) or ({heads}, {count})", f"{tuple(alpha.shape)} for parts={tuple(parts)}"
-        raise MixerError(f"synthesizer_mixture: join={join!r} expects alpha {wanted}, got {given}.")
+    _check_alpha(alpha, parts, join, heads)
     keys = k if key_mask is None else torch.where(key_mask[..., None], k, 0.0)
     logits = mixture_logits(q, keys, alpha, tables, rows, cols, parts=parts, join=join, heads=heads, scale=scale)
     logits = with_added(logits, added)
@@ -405,6 +407,13 @@ def _check_tables(who: str, q: Tensor, v: Tensor, weights: Tables, biases: Table
     if biases and [tuple(b.shape) for b in biases] != wanted:
         found = [tuple(b.shape) for b in biases]
         raise MixerError(f"{who}: expects a bias of shape (H, n) for each table, {wanted}, got {found}.")
+
+
+def _check_alpha(alpha: Tensor, parts: Sequence[str], join: str, heads: int) -> None:
+    count = alphas(parts, join)
+    if count and tuple(alpha.shape) not in ((count,), (heads, count)):
+        wanted, given = f"({count},) or ({heads}, {count})", f"{tuple(alpha.shape)} for parts={tuple(parts)}"
+        raise MixerError(f"synthesizer_mixture: join={join!r} expects alpha {wanted}, got {given}.")
 
 
 def _check_mixture(

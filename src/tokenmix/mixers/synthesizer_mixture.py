@@ -102,12 +102,11 @@ class SynthesizerMixture(Mixer):
         self._add("factorized_dense", parts_of.FactorizedDenseTables, share_heads, **dense, factor=factor)
         self._add("factorized_random", parts_of.FactorizedRandomTables, share_heads, **random, rank=rank)
         self.pair_bias = parts_of.build_pair_bias(self, pair_bias, heads)
-        count = {"softmax": len(self.parts), "gated": 1, "plus": 0}[join]
+        count = synth.alphas(self.parts, join)
         if alpha_per_head and not count:
             self.refuse("join='plus' learns no alpha, got alpha_per_head=True; use join='softmax' or 'gated'")
-        self.alpha = (
-            nn.Parameter(torch.empty(heads, count) if alpha_per_head else torch.empty(count)) if count else None
-        )
+        shape = (heads, count) if alpha_per_head else (count,)
+        self.alpha = nn.Parameter(torch.empty(shape)) if count else None
         self.init_parameters()
 
     def _add(self, name: str, kind: type[Part], shared: bool, **options: Any) -> None:

@@ -24,7 +24,7 @@ from ..system.machine import autocast
 from .config import RunConfig
 from .data_config import LabelDataConfig
 from .rundir import RunDir
-from .subword_task import SubwordTask
+from .subword_task import SubwordTask, recorded
 from .task import read_by
 
 LABELS = "labels.json"
@@ -86,7 +86,7 @@ def read_labels(run: Path) -> Labels:
     Raises:
         MixerError: if they cannot be read, or are not those that the run was trained with.
     """
-    found, then = RunDir(run).read(LABELS), RunDir(run).env().get("texts", {}).get("labels")
+    found, then = RunDir(run).read(LABELS), recorded(run).get("labels")
     labels, texts = (found.get("labels"), found.get("texts")) if isinstance(found, dict) else (None, None)
     if not isinstance(labels, list) or texts not in (1, 2) or then not in (None, labels):
         was = "" if then is None else f": it was {', '.join(then[:20])}"

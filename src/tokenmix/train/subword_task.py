@@ -27,14 +27,18 @@ def read_tokenizer(run: Path) -> Subwords:
     Raises:
         MixerError: if it is not the one that the run was trained with, whose numbers mean other texts.
     """
-    found = Subwords.load(run / TOKENIZER)
-    env = RunDir(run).env() if (run / "env.json").is_file() else {}
-    then = env.get("texts", {}).get("tokenizer", found.sha256)
-    if then != found.sha256:
+    found, then = Subwords.load(run / TOKENIZER), recorded(run)
+    if then and then.get("tokenizer") != found.sha256:
         raise MixerError(
-            f"{run / TOKENIZER} changed since the run began: sha256 was {str(then)[:16]}..., "
+            f"{run / TOKENIZER} changed since the run began: sha256 was {str(then.get('tokenizer'))[:16]}..., "
             + f"is {found.sha256[:16]}...; restore the old one."
         )
+    return found
+
+
+def recorded(run: Path) -> dict[str, Any]:
+    """Return what a run's env.json records of its texts, see ``SubwordTask.same``; empty if it records nothing."""
+    found: dict[str, Any] = RunDir(run).env().get("texts", {}) if (run / "env.json").is_file() else {}
     return found
 
 
