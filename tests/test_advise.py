@@ -596,6 +596,8 @@ def test_wrong_commands(tmp_path, capsys, monkeypatch):
         assert why in refused(capsys, "advise", *argv), argv
     (tmp_path / "config.json").write_text("{}")
     assert "describes neither a model of tokenmix" in refused(capsys, "advise", str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model": {"kind": "segmentation", "backbone": {}}}')
+    assert "is of kind 'segmentation'; of our models" in refused(capsys, "advise", str(tmp_path))
     (tmp_path / "config.json").write_text("{")
     assert "is not readable JSON" in refused(capsys, "advise", str(tmp_path))
 

@@ -21,7 +21,7 @@ from tokenmix.export.dynamic_shapes import Sizes
 from tokenmix.export.inputs import find_port
 from tokenmix.export.onnx_model import difference
 from tokenmix.mixers import CORE
-from tokenmix.models import LM, LMConfig, LoopConfig, build_model
+from tokenmix.models import LM, DiTConfig, LMConfig, LoopConfig, build_model
 from tokenmix.testing.subject import perturb
 
 REST = [case for case in CASES if CASES[case][0] in CORE and case != FIRST[CASES[case][0]]]
@@ -287,7 +287,12 @@ REFUSED = {
         {},
         "q_proj.weight is torch.float64 on cpu; export takes float32",
     ),
-    "no mixer": (lambda: torch.nn.Linear(2, 2), {}, "Linear is neither a mixer nor a model of tokenmix"),
+    "no mixer": (lambda: torch.nn.Linear(2, 2), {}, "Linear is called with input; what can be exported are mixers"),
+    "more than images": (
+        lambda: build_model(DiTConfig(8, 1, ({"name": "hydra"},), (8, 8))),
+        {},
+        "DiT is called with images, time; what can be exported are mixers",
+    ),
     "no module": (lambda: 3, {}, "expects a mixer or a model of tokenmix, got int"),
     "too long": (lm, {"length": 21}, "LM takes lengths 1 to 20, got length=21"),
     "opset": (lm, {"opset": 9}, "opset must be in 18"),

@@ -22,6 +22,8 @@ from .inputs import Inputs, inputs_of, own_inputs
 
 FORMS = "a run directory, a folder of transformers, a name of `tokenmix list`, "
 FORMS += "a class or model type of transformers, a model of timm, or package:factory"
+MEASURED = ("lm", "vit")
+"""Kinds of our models that advise can measure."""
 EXTRAS = {"transformers": "hf", "timm": "vision"}
 
 
@@ -123,11 +125,15 @@ def _ours(name: str, config: Any, options: dict[str, Any], note: str = "") -> Ho
 
 
 def _our_host(name: str, model: Any, notes: tuple[str, ...] = ()) -> Host:
-    if model.config.kind not in ("lm", "vit"):
-        raise MixerError(
-            f"advise: {name}: is of kind {model.config.kind!r}; only kinds lm and vit of our models are measured."
-        )
+    _check_kind(name, model.config.kind)
     return Host(name, model, "tokenmix", inputs_of(model, name), notes, getattr(model.config, "image_size", (None,))[0])
+
+
+def _check_kind(name: str, kind: str) -> None:
+    if kind not in MEASURED:
+        raise MixerError(
+            f"advise: {name}: is of kind {kind!r}; of our models, kinds {' and '.join(MEASURED)} are measured."
+        )
 
 
 def _folder(folder: Path, options: dict[str, Any]) -> Host:
@@ -147,10 +153,12 @@ def _folder(folder: Path, options: dict[str, Any]) -> Host:
         was = "its attention was replaced already; advise takes the folder it was converted from"
         raise MixerError(f"advise: {folder} was written by `tokenmix convert`: {was}.")
     model = config.get("model", config)
-    if not isinstance(model, dict) or "mixers" not in model or model.get("kind", "lm") not in KINDS:
+    kind = model.get("kind", "lm") if isinstance(model, dict) else None
+    if not isinstance(kind, str) or kind not in KINDS or kind in MEASURED and "mixers" not in model:
         raise MixerError(
             f"advise: {folder / 'config.json'} describes neither a model of tokenmix nor one of transformers."
         )
+    _check_kind(str(folder), kind)
     if options:
         return _ours(
             str(folder),

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from math import prod
 from typing import Any
 
@@ -189,9 +190,11 @@ def _mixer_port(mixer: Mixer, key_mask: bool, grid: tuple[int, ...] | None, pref
 
 def _image_port(model: Any) -> Port:
     config: Any = getattr(getattr(model, "backbone", model), "config", None)
-    if not hasattr(config, "image_size") or not hasattr(config, "channels"):
-        others = "of other models those whose attention replace_mixers replaced can be exported"
-        raise MixerError(f"export: {type(model).__name__} is neither a mixer nor a model of tokenmix; {others}.")
+    needed = [p.name for p in signature(model.forward).parameters.values() if p.default is p.empty]
+    if not hasattr(config, "image_size") or not hasattr(config, "channels") or len(needed) != 1:
+        takes = f"{type(model).__name__} is called with {', '.join(needed) or 'no argument'}"
+        known = "mixers, language models, density models, models of images, and hosts whose attention was replaced"
+        raise MixerError(f"export: {takes}; what can be exported are {known}.")
     example = image_example(config.channels, config.image_size)
     return Port(type(model).__name__, Call(model), *_named("images", "logits", False), example, size=0)
 
