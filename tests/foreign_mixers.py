@@ -308,6 +308,14 @@ class HidesByMask(Mean):
         return super().forward(x, mask)
 
 
+class InHeads(MeanMixer):
+    """A right mixer that views its features by head."""
+
+    def finish(self, x, total, count):
+        mean = (total / count.clamp_min(1.0)).to(x.dtype).expand_as(x).unflatten(-1, (2, -1))
+        return self.out_proj(torch.sigmoid(self.q_proj(x)) * mean.flatten(-2))
+
+
 class OnlyCausal(MeanMixer):
     """A right mixer that has a causal form only."""
 

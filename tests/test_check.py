@@ -255,3 +255,15 @@ class TestDevice:
             assert {p.device.type for p in s.build().parameters()} == {"meta"}
         with on_device("cpu"):
             assert torch.equal(s.x(), want)
+
+    def test_the_cpu_is_no_mode(self):
+        """Under one, torch.compile refuses calls such as unflatten."""
+        with on_device("cpu"):
+            assert torch._C._len_torch_function_stack() == 0
+
+    def test_a_layer_that_unflattens_compiles(self, capsys, monkeypatch):
+        only(monkeypatch, "compiles")
+        assert main_check("foreign_mixers:InHeads", {}) == 0
+        assert "pass  compiles" in capsys.readouterr().out
+        with torch.device("cpu"):  # as --device cuda enters one
+            check_mixer(foreign_mixers.InHeads, promises=["compiles"])
