@@ -217,7 +217,8 @@ def draw_pattern(name: str) -> dict[str, Any]:
     found = {}
     if MIXERS[name].supports_causal:
         found["causal"] = attended(name, causal=True)
-    found["both ways"] = attended(name, causal=False)
+    if not MIXERS[name].causal_only:
+        found["both ways"] = attended(name, causal=False)
     shown = [(form, heads, pairs) for form, sets in found.items() for heads, pairs in [*sets.items()][:2]]
     across = min(2, len(shown))
     down = -(-len(shown) // across)

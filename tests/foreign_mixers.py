@@ -325,6 +325,15 @@ class OnlyCausal(MeanMixer):
             self.refuse("has only a causal form; build it with causal=True")
 
 
+class SaysOnlyCausal(MeanMixer):
+    """A mixer that states ``causal_only`` and can be built with causal=False all the same."""
+
+    causal_only = True
+
+    def __init__(self, dim: int, *, causal: bool = True):
+        super().__init__(dim, causal=True)
+
+
 class CannotBuild(MeanMixer):
     """A mixer whose constructor raises."""
 

@@ -33,8 +33,9 @@ def count(model: nn.Module, kind: type) -> int:
     return sum(isinstance(module, kind) for module in model.modules())
 
 
-def built(name: str, *, causal: bool = False):
+def built(name: str, *, causal: bool | None = None):
     mixer, options = CASES[FIRST[name]]
+    causal = MIXERS[name].causal_forms()[0] if causal is None else causal
     torch.manual_seed(0)
     return build_mixer(mixer, dim=16, causal=causal, **options).eval()
 
@@ -43,7 +44,7 @@ def built(name: str, *, causal: bool = False):
 @pytest.mark.parametrize("name", MIXERS)
 def test_every_mixer_computes_with_int8_weights(name):
     x = torch.randn(2, 12, 16, generator=torch.Generator().manual_seed(1))
-    for causal in {False, MIXERS[name].supports_causal}:
+    for causal in MIXERS[name].causal_forms():
         mixer = built(name, causal=causal)
         small, want = quantized(mixer), mixer(x)
         plain = [module for module in mixer.modules() if type(module) is nn.Linear]

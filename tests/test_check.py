@@ -188,7 +188,9 @@ def test_a_form_that_the_constructor_refuses_is_named(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert out.count("pass  keeps_shape") == 1
     assert "n.a.  attn_mask_equals_causal" in out
-    assert out.splitlines()[-1].startswith("not checked: cannot build OnlyCausal(dim=16, causal=False)")
+    last = out.splitlines()[-1]
+    assert last.startswith("not checked: cannot build OnlyCausal(dim=16, causal=False)")
+    assert last.endswith("states causal_only = True.")
     assert main_check("foreign_mixers:OnlyCausal", {}, json=True) == 0
     found = capsys.readouterr()
     assert len(json.loads(found.out)) == 1

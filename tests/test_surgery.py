@@ -246,6 +246,10 @@ def test_every_mixer_that_fits_runs_and_learns(name, mixer):
         with pytest.raises(MixerError, match=rf"{mixer} has no causal form, and attention here is causal"):
             replace_mixers(shared(name, 0.3), {pattern: spec})
         return
+    if name not in DECODERS and MIXERS[mixer].causal_only:
+        with pytest.raises(MixerError, match=rf"{mixer} has only a causal form, and attention here sees both sides"):
+            replace_mixers(shared(name, 0.3), {pattern: spec})
+        return
     new, _ = replace_mixers(shared(name, 0.3), {pattern: spec}, seed=0)
     if mixer == "pooling" and name in IMAGES:
         with pytest.raises(

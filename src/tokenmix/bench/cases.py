@@ -117,14 +117,13 @@ def _value(text: str) -> Any:
 def is_causal(subject: Subject, s: Setting) -> bool:
     """Return whether this subject runs causally.
 
-    The setting decides unless the subject's options say otherwise or it has no causal form.
+    The setting decides unless the subject's options say otherwise or it has only the other form.
     """
-    able = (
-        PEERS[subject.name].causal
-        if subject.name in PEERS
-        else subject.name == SDPA or MIXERS[subject.name].supports_causal
-    )
-    return bool(subject.options.get("causal", s.causal and able))
+    if subject.name in PEERS:
+        forms = (False, True) if PEERS[subject.name].causal else (False,)
+    else:
+        forms = (False, True) if subject.name == SDPA else MIXERS[subject.name].causal_forms()
+    return bool(subject.options.get("causal", s.causal if s.causal in forms else forms[0]))
 
 
 def build(subject: Subject, s: Setting, max_len: int | None = None) -> Any:

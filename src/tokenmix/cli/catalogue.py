@@ -37,6 +37,7 @@ def catalogue() -> dict[str, Any]:
             "kernels": cls.kernels._asdict(),
             "state": state_growth(name),
             "can": able,
+            "causal_only": cls.causal_only,
             "options": options,
             "waivers": dict(cls.waivers),
         }
@@ -73,7 +74,7 @@ def _mixer_lines(name: str, m: dict[str, Any]) -> list[str]:
         ("paper", m["paper"] or "none given"),
         ("kind", m["kind"]),
         ("cost", f"time {m['time']}; space {m['space']}; state: {m['state']}"),
-        ("can", ", ".join(m["can"])),
+        ("can", ", ".join("causal only" if c == "causal" and m["causal_only"] else c for c in m["can"])),
         ("options", options),
     ]
     whole, step = m["kernels"]["whole"], m["kernels"]["step"]

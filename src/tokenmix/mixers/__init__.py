@@ -1,12 +1,17 @@
-"""The table of mixers, and how to build one from its name."""
+"""The table of mixers, how to build one from its name, and what a mixer of your own is written with."""
 
+from ..functional.layout.heads import by_head, join_heads
+from ..functional.layout.masks import allowed, zero_masked
+from ..functional.sums.nonfinite import hides, honest_chunk
+from ..kernels.precision import at_least_float32, exact
 from .base import QKVO, About, Capabilities, Mixer
 from .by_name import MixerName, build_mixer
 from .cost import Cost, MixingCost
 from .examples import example_mixer, state_growth
 from .facts import Kernels, mixer_options
 from .parts.aux_losses import aux_losses
-from .parts.shared import check_positions, valid_mask
+from .parts.options import check_heads
+from .parts.shared import add_projections, check_positions, largest_dot, valid_mask
 from .segments import Segment
 from .state import State, chunk_positions, merge, register_state, reorder, state_bytes, token_positions
 from .table import *  # noqa: F403  (every class that is a row of MIXERS, and the table itself)
@@ -25,12 +30,22 @@ __all__ = [
     "QKVO",
     "Segment",
     "State",
+    "add_projections",
+    "allowed",
+    "at_least_float32",
     "aux_losses",
     "build_mixer",
+    "by_head",
+    "check_heads",
     "check_positions",
     "chunk_positions",
+    "exact",
     "example_mixer",
+    "hides",
+    "honest_chunk",
     "is_softmax",
+    "join_heads",
+    "largest_dot",
     "merge",
     "mixer_options",
     "register_mixer",
@@ -40,6 +55,7 @@ __all__ = [
     "state_growth",
     "token_positions",
     "valid_mask",
+    "zero_masked",
 ]
 __all__ += {cls.__name__ for cls in MIXERS.values()}
 __all__.sort()

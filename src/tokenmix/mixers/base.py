@@ -78,6 +78,10 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
             self.refuse(f"max_len must be a positive integer, got {max_len!r}")
         if causal and not self.supports_causal:
             self.refuse("has no causal form; build it with causal=False")
+        if self.causal_only and not causal:
+            self.refuse(
+                "has only a causal form; build it with causal=True, or take a mixer whose tokens see both sides"
+            )
 
     @property
     def capabilities(self) -> Capabilities:

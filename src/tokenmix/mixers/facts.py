@@ -55,6 +55,11 @@ class Facts(nn.Module):
     """Hold the facts that a class of mixers states; ``Mixer`` derives from it."""
 
     supports_causal: ClassVar[bool] = False
+    causal_only: ClassVar[bool] = False
+    """Whether the causal form is the only one, as of a recurrence.
+
+    This states ``supports_causal`` and excludes ``supports_context``, as a context is not in order.
+    """
     supports_streaming: ClassVar[bool] = False
     supports_context: ClassVar[bool] = False
     supports_attn_mask: ClassVar[bool] = False
@@ -99,6 +104,16 @@ class Facts(nn.Module):
     """
     modern_options: ClassVar[dict[str, Any]] = {}
     """Options that the mixer takes in models of the "modern" shell, unless its spec sets them."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.causal_only:
+            cls.supports_causal, cls.supports_context = True, False
+
+    @classmethod
+    def causal_forms(cls) -> tuple[bool, ...]:
+        """Return the values of ``causal`` that this class can be built with."""
+        return (True,) if cls.causal_only else (False, True) if cls.supports_causal else (False,)
 
     @classmethod
     def functional_form(cls) -> Callable[..., Tensor] | None:

@@ -78,11 +78,7 @@ class Block(nn.Module):
             raise MixerError(f"Block: norm={norm!r} is unknown; choose 'pre' or 'post'.")
         check_layer_kinds("Block", norm_type, mlp)
         spec = complete_spec(spec, max_len, grid)
-        if causal and spec["name"] in MIXERS and not MIXERS[spec["name"]].supports_causal:
-            raise MixerError(
-                f"Block: {spec['name']} has no causal form, which this model needs; "
-                + "`tokenmix list` says which mixers have one."
-            )
+        check_form("Block", spec["name"], causal=causal)
         window = spec.get("window")
         if grid is None and isinstance(window, int) and window > max_len:
             warnings.warn(
@@ -196,6 +192,15 @@ class Block(nn.Module):
         if self.cross is not None:
             self.cross_norm.reset_parameters()
             reset_mixer(self.cross, std, residual_std)
+
+
+def check_form(who: str, name: Any, *, causal: bool) -> None:
+    """Refuse a mixer without the form, causal or bidirectional, that a model needs; unknown names pass."""
+    cls = load_mixer(name)
+    if cls is not None and causal not in cls.causal_forms():
+        needs = "no causal form, which this model needs"
+        lacks = needs if causal else "only a causal form, and the tokens of this model see both sides"
+        raise MixerError(f"{who}: {name} has {lacks}; `tokenmix list` says what each mixer can.")
 
 
 def build_cross_mixer(dim: int, spec: dict[str, Any], max_len: int) -> Mixer:

@@ -16,7 +16,7 @@ from ..errors import MixerError
 from ..mixers import Mixer, build_mixer
 from ..mixers.parts.token_norm import LBR
 from ..system.config import Json
-from .blocks import complete_spec, cycled
+from .blocks import check_form, complete_spec, cycled
 from .point_sampling import farthest_points, nearest_points, picked
 
 POOLS = ("max_mean", "max")
@@ -172,6 +172,7 @@ def blind_mixer(dim: int, spec: dict[str, Any], tokens: int) -> Mixer:
     A copy with random weights mixes ``tokens`` tokens in two orders, in float64.
     """
     spec = complete_spec(spec, tokens)
+    check_form("points", spec["name"], causal=False)
     mixer = build_mixer(dim=dim, causal=False, **spec)
     if mixer.max_len is None:
         weight = next(mixer.parameters(), None)

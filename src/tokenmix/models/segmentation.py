@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..mixers import Mixer, build_mixer
 from ..system.config import Json
-from .blocks import PROJECTIONS, Block, complete_spec
+from .blocks import PROJECTIONS, Block, check_form, complete_spec
 from .images import both_sides, resizable, resize_mixers
 from .layers import init_linear
 from .pyramid import Pyramid, PyramidConfig
@@ -112,7 +112,9 @@ class MixerResidual(nn.Module):
 
     def __init__(self, dim: int, spec: dict[str, Any], grid: tuple[int, int]):
         super().__init__()
-        self.mixer: Mixer = build_mixer(dim=dim, causal=False, **complete_spec(spec, prod(grid), grid))
+        spec = complete_spec(spec, prod(grid), grid)
+        check_form("Segmenter", spec["name"], causal=False)
+        self.mixer: Mixer = build_mixer(dim=dim, causal=False, **spec)
         self.on_grid = self.mixer.capabilities.grid and getattr(self.mixer, "ndim", 2) == 2
         self.norm = nn.BatchNorm2d(dim)
 

@@ -41,7 +41,7 @@ def _row(name: str, pages: Path) -> str:
     link = f"[`{name}`]({page}.md)" if page else f"`{name}`"
     kind, time, space = (text.replace("^2", "²") for text in (cls.about.kind, cls.about.time, cls.about.space))
     paper = cls.about.paper.split(", arXiv")[0]
-    causal = "yes" if cls.supports_causal else "no"
+    causal = "only" if cls.causal_only else "yes" if cls.supports_causal else "no"
     return f"| {link} | {kind} | {paper} | {time} | {space} | {causal} | {state_growth(name)} |"
 
 
@@ -72,7 +72,9 @@ def readme_table() -> str:
 
 def _capabilities(name: str, cls: type[Mixer]) -> str:
     grid = "no" if not cls.supports_grid else "1-D, 2-D, 3-D"
-    causal = "no" if not cls.supports_causal else "in 1-D" if cls.supports_grid else "yes"
+    causal = (
+        "no" if not cls.supports_causal else "in 1-D" if cls.supports_grid else "only" if cls.causal_only else "yes"
+    )
     flags = ["yes" if able else "no" for able in (cls.supports_context, cls.supports_attn_mask)]
     return (
         "| "

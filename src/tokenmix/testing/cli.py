@@ -32,7 +32,7 @@ def main_check(
     """Check ``package:Class``, ``file.py:Class`` or a row of ``MIXERS``, built with ``options``; print the report.
 
     ``options`` may hold ``dim`` (default 16), ``grid`` and ``prefix`` besides the mixer's own. Where they do not say
-    ``causal`` and the mixer supports both forms, both are checked; one that its constructor refuses is named.
+    ``causal`` and the mixer supports both forms, both are checked, and one that its constructor refuses is named.
 
     Args:
         json: print the reports as JSON, and nothing else.
@@ -66,15 +66,17 @@ def _check(target: str, given: dict[str, Any], json: bool, reference: str | None
     if json:
         print(json_text.dumps([r.as_dict() for r in reports], indent=1))
     if refused:
+        refused += "" if given else " A class that has only a causal form states causal_only = True."
         print(f"not checked: {refused}", file=sys.stderr if json else sys.stdout)
     return 1 if any(r.failures for r in reports) else 0
 
 
 def _forms(cls: type[nn.Module], options: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the options as given, or both causal forms where the options leave that open and the class has both."""
-    if not is_mixer(cls) or "causal" in options or not cls.supports_causal:  # type: ignore[attr-defined]  # a Mixer, as just asked
+    """Return the options as given, or with each causal form of the class where they leave that open."""
+    if not is_mixer(cls) or "causal" in options:
         return [options]
-    return [{**options, "causal": causal} for causal in (False, True)]
+    forms = cls.causal_forms()  # type: ignore[attr-defined]  # a Mixer, as just asked
+    return [options if forms == (False,) else {**options, "causal": causal} for causal in forms]
 
 
 def _buildable(subjects: list[Subject]) -> tuple[list[Subject], str]:

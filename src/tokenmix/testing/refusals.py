@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from ..mixers import mixer_options
 from . import inputs
 from .report import NotApplicable, fail
 from .subject import Subject
@@ -69,8 +70,10 @@ def refuses_what_it_cannot(s: Subject) -> None:
         s.call(mixer, x, grid=(T,))
     if not s.cls.supports_causal:  # type: ignore[attr-defined]  # only a Mixer has capabilities
         refused(s, "causal=True", lambda: s.raw(causal=True))
-    elif can.causal is not s.options.get("causal", False):
-        fail(f"capabilities.causal is {can.causal} for causal={s.options.get('causal', False)}")
+    elif can.causal is not (asked := s.options.get("causal", mixer_options(s.cls).get("causal", False))):
+        fail(f"capabilities.causal is {can.causal} for causal={asked}")
+    if s.cls.causal_only:  # type: ignore[attr-defined]  # as above
+        refused(s, "causal=False, which causal_only excludes", lambda: s.raw(causal=False))
     if not can.grid:
         refused(s, "prefix without a grid", lambda: mixer(x, prefix=1))
 

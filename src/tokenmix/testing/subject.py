@@ -113,6 +113,8 @@ def subject(target: str | type[nn.Module], options: dict[str, Any] | None = None
     """
     cls = MIXERS[target] if isinstance(target, str) else target
     form = vars(cls).get("form")  # of a subclass that computes something else, the form of its parent says nothing
+    if is_mixer(cls) and cls.causal_only:  # type: ignore[attr-defined]  # a Mixer
+        options = {"causal": True} | (options or {})
     if form is not None and is_mixer(cls):
         more["functional"] = more.get("functional") or cls.functional_form()  # type: ignore[attr-defined]  # a Mixer
     if isinstance(form, str):

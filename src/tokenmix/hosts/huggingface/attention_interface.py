@@ -43,7 +43,8 @@ def register_attention(mixer: str, name: str | None = None, **options: Any) -> s
         wanted = f"is not a mixer without parameters that takes q, k and v; choose {' or '.join(near)}"
         raise MixerError(f"register_attention: {mixer!r} {wanted}.")
     name = name or f"tokenmix_{mixer}"
-    AttentionInterface.register(name, _attend(name, MIXERS[mixer].functional_form(), options))
+    form, forms = MIXERS[mixer].functional_form(), MIXERS[mixer].causal_forms()
+    AttentionInterface.register(name, _attend(name, form, options, both_ways=False in forms))
     AttentionMaskInterface.register(name, padding_mask)
     return name
 
@@ -53,8 +54,12 @@ def candidates() -> list[str]:
     return [name for name, cls in MIXERS.items() if cls.only_qkv]
 
 
-def _attend(name: str, form: Any, options: dict[str, Any]) -> Callable[..., tuple[Tensor, None]]:
-    """Make the function that transformers calls as attention: q (B, H, T, e), k and v (B, G, S, e) -> (B, T, H, e)."""
+def _attend(name: str, form: Any, options: dict[str, Any], *, both_ways: bool) -> Callable[..., tuple[Tensor, None]]:
+    """Make the function that transformers calls as attention: q (B, H, T, e), k and v (B, G, S, e) -> (B, T, H, e).
+
+    Args:
+        both_ways: whether the form has a bidirectional form, which one query after cached keys is computed in.
+    """
     by_head = "heads" in inspect.signature(form).parameters
 
     def attend(
@@ -76,7 +81,11 @@ def _attend(name: str, form: Any, options: dict[str, Any]) -> Callable[..., tupl
         heads, T, S = query.shape[1], query.shape[2], key.shape[2]
         k, v = (_flat(a.repeat_interleave(heads // a.shape[1], 1)) for a in (key, value))
         q = _flat(query)
-        if causal and 1 < T < S:  # a chunk after cached keys: its queries belong to the last T of S tokens
+        if not (causal or both_ways):
+            raise MixerError(f"{name}: has only a causal form, and attention here sees both sides.")
+        if (
+            causal and (T > 1 or not both_ways) and T < S
+        ):  # a chunk after cached keys: its queries belong to the last T of S tokens
             q = torch.cat([q.new_zeros(q.shape[0], S - T, q.shape[2]), q], 1)
         y = form(
             q,

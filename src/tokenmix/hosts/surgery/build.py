@@ -118,6 +118,10 @@ def _built(spec: dict[str, Any], site: Site, like: torch.Tensor) -> Mixer:
     if site.family != "torch" and bool(options["causal"]) != site.causal:
         is_so = "causal, and another mixer would read the future" if site.causal else "not causal"
         raise MixerError(f"attention here is {is_so}; leave causal={spec['causal']!r} out of the spec")
+    if MIXERS[spec["name"]].causal_only and not options["causal"]:
+        raise MixerError(
+            f"{spec['name']} has only a causal form, and attention here sees both sides; take another mixer"
+        )
     if not MIXERS[spec["name"]].supports_causal:
         if options["causal"]:
             able = ", ".join(n for n, cls in MIXERS.items() if cls.supports_causal and cls.supports_streaming)

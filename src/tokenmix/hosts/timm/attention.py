@@ -61,7 +61,7 @@ class MixerAttention(nn.Module):
             if value:
                 _refuse(f"{self.spec['name']} has no {name}, got {value}; it belongs to softmax attention")
         known = mixer_options(MIXERS[self.spec["name"]])
-        theirs = {"heads": num_heads, "qkv_bias": bool(qkv_bias), "out_bias": bool(proj_bias)}
+        theirs = {"heads": num_heads, "qkv_bias": bool(qkv_bias), "out_bias": bool(proj_bias), "causal": False}
         with torch.device(device or torch.get_default_device()):
             self.mixer: Mixer = build_mixer(dim=dim, **{n: v for n, v in theirs.items() if n in known} | self.spec).to(
                 dtype=dtype
