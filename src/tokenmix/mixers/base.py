@@ -197,7 +197,8 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
                 those calls too; the result is then theirs.
 
         Returns:
-            (B, T, D). A query with nothing to attend gives ``out_proj(0)``; outputs at masked positions are finite.
+            (B, T, D). A valid query with nothing to attend gives ``out_proj(0)``; outputs at masked positions are
+            finite for finite inputs, and otherwise unspecified.
 
         Raises:
             MixerError: if an input has a wrong shape, dtype, device or value, or needs a feature that this mixer lacks.

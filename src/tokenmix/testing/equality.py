@@ -15,7 +15,7 @@ from .. import functional
 from . import inputs
 from .measure import Measure, adversarial_cases, cast, derive, with_argument
 from .report import NotApplicable, fail, finite, same
-from .subject import Subject, allowed, freeze, gradients, is_mixer, roles, structural
+from .subject import Subject, allowed, freeze, gradients, is_mixer, roles, structural, valid_queries
 
 LONG, LONG_GRID = 150, 72
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -85,8 +85,10 @@ def equals_reference(s: Subject) -> None:
         got = s.call(mixer, x, **given)
         want = _through_reference(s, mixer, x, given) if bound else _plain_reference(s, mixer, x, given)
         shown = {"scenario": name, "seed": s.seed, "x": x, **given}
-        same(got, want, "the output is not the reference's", **shown)
-        weight = inputs.noise(*got.shape, seed=s.seed + 5)
+        live = valid_queries(got, given)
+        finite(got, "the output", **shown)
+        same(got[live], want[live], "the output is not the reference's", **shown)
+        weight = inputs.noise(*got.shape, seed=s.seed + 5) * live[..., None]
         ours, theirs = (gradients((y * weight).sum(), leaves) for y in (got, want))
         scale = max(float(g.abs().max()) for g in theirs.values())
         for leaf in leaves:
@@ -211,9 +213,9 @@ def _largest(s: Subject, mixer: nn.Module, x: Tensor) -> float:
 
 
 def nothing_to_attend(s: Subject) -> None:
-    """A query with nothing to attend gives exactly 0 before ``out_proj``, and masked keys receive no gradient.
+    """A query with nothing to attend gives exactly 0 in the functional form, and masked keys receive no gradient.
 
-    The functional form gives 0 and the mixer out_proj(0); all gradients are finite, and those of masked tokens are 0.
+    All outputs and gradients are finite, and the gradients of masked tokens are 0.
     """
     for dtype in (torch.float64, torch.float32):
         mixer = s.build(dtype=dtype)
@@ -224,23 +226,13 @@ def nothing_to_attend(s: Subject) -> None:
         empty = ~allowed(2, T, T, causal=causal, key_mask=mask).any(-1)
         shown: dict[str, Any] = {"seed": s.seed, "key_mask": mask, "x": x}
         out = s.call(mixer, x, key_mask=mask)
-        zero = torch.zeros_like(out[empty])
         if s.functional is not None and hasattr(mixer, "functional_args"):
             args, options = s.args(mixer, x, key_mask=mask)
             y = s.functional(*args, **options)
             if bool((y[empty] != 0).any()):
                 found = float(y[empty].abs().max())
                 fail(f"the functional form gives {found:.3g} where there is nothing to attend, not 0", **shown)
-            zero = torch.zeros_like(y[empty])  # may be wider or narrower than the output
         finite(out, f"output in {dtype}", **shown)
-        if hasattr(mixer, "out_proj"):
-            same(
-                out[empty],
-                mixer.out_proj(zero),
-                "with nothing to attend the output is not out_proj(0)",
-                scale=1.0,
-                **shown,
-            )
         leaves = {"x": x, **dict(mixer.named_parameters())}
         weight = inputs.noise(*out.shape, seed=s.seed + 5, dtype=dtype) * (mask | ~mask.any(1, keepdim=True))[..., None]
         for name, grad in gradients((out * weight).sum(), leaves).items():
@@ -250,41 +242,35 @@ def nothing_to_attend(s: Subject) -> None:
 
 
 def pairs_with_nothing_to_attend(s: Subject) -> None:
-    """A query left with nothing by an attn_mask or an empty context gives exactly 0 before ``out_proj``."""
+    """A valid query left with nothing by an attn_mask or a context gives exactly out_proj(0), in streams too."""
     mixer = s.build()
-    if (
-        s.functional is None
-        or not hasattr(mixer, "functional_args")
-        or not (mixer.capabilities.attn_mask or mixer.capabilities.context)
-    ):
+    can = mixer.capabilities
+    if not hasattr(mixer, "out_proj") or not (can.attn_mask or can.context):
         raise NotApplicable("takes neither attn_mask nor context")
-    x = s.x()
-    zero = torch.zeros(1, getattr(getattr(mixer, "out_proj", None), "in_features", s.dim), dtype=x.dtype)
-    if mixer.capabilities.attn_mask:
+    x, S = s.x(), s.context_length(mixer)
+    zero = torch.zeros(1, getattr(mixer.out_proj, "in_features", s.dim), dtype=x.dtype)
+    want, context = mixer.out_proj(zero), s.x(length=S, stream=1)
+    hidden = torch.zeros(2, S, dtype=torch.bool)
+    calls: dict[str, tuple[Callable[[], Tensor], Any]] = {}
+    if can.attn_mask:
         mask = inputs.pair_mask(2, s.length, s.length, seed=s.seed)
-        args, options = s.args(mixer, x, attn_mask=mask)
-        if bool((s.functional(*args, **options)[0, 0] != 0).any()):
-            fail(
-                "the functional form is not 0 for a query whose attn_mask row is empty", attn_mask=mask[0], seed=s.seed
-            )
-    if mixer.capabilities.context:
-        out = s.call(mixer, x, x[:, :0])
-        same(
-            out,
-            mixer.out_proj(zero).expand_as(out),
-            "over a context of length 0 the output is not out_proj(0)",
-            scale=1.0,
-            seed=s.seed,
-        )
+        calls["an attn_mask whose row is empty"] = lambda: s.call(mixer, x, attn_mask=mask)[0, :1], mask[0]
+        if s.functional is not None and hasattr(mixer, "functional_args"):
+            args, options = s.args(mixer, x, attn_mask=mask)
+            if bool((s.functional(*args, **options)[0, 0] != 0).any()):
+                what = "the functional form is not 0 for a query whose attn_mask row is empty"
+                fail(what, attn_mask=mask[0], seed=s.seed)
+    if can.context:
+        calls["a context of length 0"] = lambda: s.call(mixer, x, x[:, :0]), None
+        calls["a context that is masked"] = lambda: s.call(mixer, x, context, key_mask=hidden), None
         if s.cls.supports_streaming:  # type: ignore[attr-defined]  # only a Mixer has capabilities
-            out, _ = mixer.extend(x, mixer.init_state(2, context=x[:, :0]))
-            same(
-                out,
-                mixer.out_proj(zero).expand_as(out),
-                "streaming over a context of length 0 is not out_proj(0)",
-                scale=1.0,
-                seed=s.seed,
-            )
+            empty = mixer.init_state(2, context=x[:, :0])
+            masked = mixer.init_state(2, context=context, context_mask=hidden)
+            calls["a stream over a context of length 0"] = lambda: mixer.extend(x, empty)[0], None
+            calls["a stream over a context that is masked"] = lambda: mixer.extend(x, masked)[0], None
+    for what, (call, shown) in calls.items():
+        out = call()
+        same(out, want.expand_as(out), f"over {what} the output is not out_proj(0)", scale=1.0, seed=s.seed, mask=shown)
 
 
 def every_parameter_learns(s: Subject) -> None:

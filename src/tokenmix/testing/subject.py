@@ -173,6 +173,15 @@ def allowed(
     return ok
 
 
+def valid_queries(y: Tensor, given: dict[str, Any]) -> Tensor:
+    """Return which outputs y (B, T, D) of a call are specified, (B, T) bool: those that its key mask does not hide.
+
+    Outputs at masked positions may be anything finite. The key mask of a context hides no query.
+    """
+    mask = None if given.get("context") is not None else given.get("key_mask")
+    return torch.ones(y.shape[:2], dtype=torch.bool, device=y.device) if mask is None else mask
+
+
 class Roles(NamedTuple):
     """Which positional argument of a functional form holds keys, values (None: it has none) and log-weights.
 
