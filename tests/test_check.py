@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +13,13 @@ import pytest
 import torch
 
 import foreign_mixers
-from tokenmix import MixerError
+from tokenmix import MixerError, functional, reference
+from tokenmix.mixers import Attention
 from tokenmix.system.torchvision import REPAIR, torchvision_hint
 from tokenmix.testing import ContractError, check_mixer, main_check, run_promises
 from tokenmix.testing.device import on_device
 from tokenmix.testing.report import HINT, SHOWN, Broken, collecting, same
+from tokenmix.testing.subject import leaf_names
 from tokenmix.testing.suite import find_subject
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -269,3 +272,70 @@ class TestDevice:
         assert "pass  compiles" in capsys.readouterr().out
         with torch.device("cpu"):  # as --device cuda enters one
             check_mixer(foreign_mixers.InHeads, promises=["compiles"])
+
+
+class TestWords:
+    """What a failed comparison says: the bound with its digits, what it is relative to, the first wrong token."""
+
+    def said(self, got, want, **more):
+        with pytest.raises(Broken) as caught:
+            same(got, want, "they differ", **more)
+        return str(caught.value)
+
+    def test_the_bound_has_the_digits_that_tell_it_from_the_error(self):
+        one = torch.ones(1, dtype=torch.float64)
+        assert "off by 9.89e-04 of max|expected|, 1 (allowed 9.60e-04)" in self.said(one + 9.89e-4, one, tol=9.6e-4)
+        assert "(allowed 9.88800e-04)" in self.said(one + 9.89e-4, one, tol=9.888e-4)
+        assert "off by 9.89000e-04" in self.said(one + 9.89e-4, one, tol=9.888e-4)
+        said = self.said(one + 0.5, one, tol=0.1, scale=4.0, of="the largest gradient")
+        assert "off by 1.25e-01 of the largest gradient, 4 (allowed 1.00e-01)" in said
+
+    def test_the_first_wrong_token_is_named_besides_the_worst(self):
+        want = torch.ones(2, 9, 3, dtype=torch.float64)
+        got = want.clone()
+        got[1, 4, 2], got[0, 7, 1] = 1.25, 3.0
+        said = self.said(got, want, start=10)
+        assert "row 0, token 17, feature 1: 3, expected 1" in said
+        assert said.endswith("first wrong token row 1, token 14, feature 2: 1.25, expected 1")
+        assert "first wrong token" not in self.said(got, want)
+        live = torch.ones(2, 9, dtype=torch.bool)
+        live[0, 7] = False
+        said = self.said(got, want, start=0, live=live)
+        assert "row 1, token 4, feature 2: 1.25, expected 1" in said
+        assert "first wrong" not in said
+        same(got, want, "they agree", live=live & (torch.arange(9) < 4))
+        got[1, 6, 0] = float("nan")
+        assert "1 of 54 numbers are not finite, first row 1, token 6, feature 0" in self.said(got, want, start=0)
+
+    def test_a_recurrence_that_goes_wrong_names_where(self):
+        result = result_of("WrongCounter", "streaming_equals_parallel")
+        assert re.search(r"; first wrong token row \d, token \d, feature \d: ", result.text(verbose=True))
+
+    def test_arguments_are_called_by_their_names(self):
+        options = {"heads": 2, "causal": True}
+        found = check_mixer(Scaled, options, promises=["finite_at_large_keys"], functional=functional.attention)
+        assert not found.failures
+        for promise, said in (
+            ("accurate_on_adversarial_keys", r"float32 gradient of v: off by .* of the largest gradient, "),
+            ("gradients_of_non_finite_are_honest", r"reaches the gradient of q"),
+        ):
+            with pytest.raises(ContractError, match=said) as why:
+                check_mixer(Scaled, options, promises=[promise], reference=reference.attention, functional=scaled)
+            assert not re.search(r"argument \d", str(why.value))
+
+    def test_names_of_leaves_inside_of_tuples(self):
+        def form(q, w, index, k, *, heads=1):
+            """Nothing."""
+
+        a = torch.ones(1)
+        assert leaf_names(form, (a, (a, (a, None)), a.long(), a)) == ["q", "w[0]", "w[1][0]", "k"]
+
+
+class Scaled(Attention):
+    """Attention for ``scaled``."""
+
+
+def scaled(q, k, v, **options):
+    """Softmax attention whose gradient of the values is a thousandth too large, and which hides no NaN from q."""
+    q = q + 0.0 * v.detach().sum((0, 1))
+    return functional.attention(q, k, v + 1e-3 * (v - v.detach()), **options)

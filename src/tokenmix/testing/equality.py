@@ -15,7 +15,7 @@ from .. import functional
 from . import inputs
 from .measure import Measure, adversarial_cases, cast, derive, with_argument
 from .report import NotApplicable, fail, finite, same
-from .subject import Subject, allowed, freeze, gradients, is_mixer, roles, structural, valid_queries
+from .subject import Subject, allowed, freeze, gradients, is_mixer, leaf_names, roles, structural, valid_queries
 
 LONG, LONG_GRID = 150, 72
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -86,13 +86,14 @@ def equals_reference(s: Subject) -> None:
         want = _through_reference(s, mixer, x, given) if bound else _plain_reference(s, mixer, x, given)
         shown = {"scenario": name, "seed": s.seed, "x": x, **given}
         live = valid_queries(got, given)
-        finite(got, "the output", **shown)
-        same(got[live], want[live], "the output is not the reference's", **shown)
+        finite(got, "the output", start=0, **shown)
+        same(got, want, "the output is not the reference's", live=live, start=0, **shown)
         weight = inputs.noise(*got.shape, seed=s.seed + 5) * live[..., None]
         ours, theirs = (gradients((y * weight).sum(), leaves) for y in (got, want))
         scale = max(float(g.abs().max()) for g in theirs.values())
         for leaf in leaves:
-            same(ours[leaf], theirs[leaf], f"the gradient of {leaf} is not the reference's", scale=scale, **shown)
+            what = f"the gradient of {leaf} is not the reference's"
+            same(ours[leaf], theirs[leaf], what, scale=scale, of="the largest gradient", **shown)
 
 
 def _through_reference(s: Subject, mixer: Any, x: Tensor, given: dict[str, Any]) -> Tensor:
@@ -134,7 +135,9 @@ def accurate_on_adversarial_keys(s: Subject) -> None:
         found = measure.compare(case, given)
         shown = {"case": name, "seed": s.seed, "q": found.args[0], "k": found.args[of.keys]}
         for part in found.parts:
-            same(part.got, part.want, f"float32 {part.what}", tol=found.tolerance, scale=part.scale, **shown)
+            start = 0 if part.what == "output" and part.got.ndim == 3 else None
+            more: dict[str, Any] = {"tol": found.tolerance, "scale": part.scale, "of": part.of, "start": start}
+            same(part.got, part.want, f"float32 {part.what}", **more, **shown)
 
 
 def finite_at_large_keys(s: Subject) -> None:
@@ -147,26 +150,27 @@ def finite_at_large_keys(s: Subject) -> None:
         for name, keys in inputs.adversarial_keys(tuple(args[at].shape), size=1e4, seed=s.seed).items():
             for dtype in DTYPES:
                 case = cast(with_argument(args, at, keys), dtype)
-                for what, value in _fitting(lambda a: s.functional(*a, **options), case, dtype):  # type: ignore[misc]  # not None, as asked above
+                for what, value in _fitting(partial(s.functional, **options), case, dtype):
                     finite(value, f"{what} in {dtype}", case=f"keys {name}, size 1e4", seed=s.seed, k=case[at])
     finite_at_large_inputs(s)
 
 
-def _fitting(run: Callable[..., Tensor], case: tuple, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def _fitting(form: Callable[..., Tensor], case: tuple, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Yield the output and the gradients by name, without elements whose exact value is too large for the dtype.
 
     Such elements are replaced by 0 only where the value as computed holds anything that is not finite.
     """
-    got, grads = derive(run, case)
+    names = leaf_names(form, case)
+    got, grads = derive(lambda a: form(*a), case)
     values = [got, *grads]
     exact: list[Tensor | None] = [None] * len(values)
     if not all(bool(v.isfinite().all()) for v in values):
-        want, wanted = derive(run, cast(case, torch.float64))
+        want, wanted = derive(lambda a: form(*a), cast(case, torch.float64))
         exact = [want, *wanted]
     for i, (value, true) in enumerate(zip(values, exact, strict=True)):
         if true is not None:
             value = torch.where(true.isfinite() & (true.abs() >= torch.finfo(dtype).max / 2), 0.0, value)
-        yield "output" if i == 0 else f"gradient of argument {i - 1}", value
+        yield "output" if i == 0 else f"gradient of {names[i - 1]}", value
 
 
 def finite_at_large_inputs(s: Subject) -> None:
@@ -232,7 +236,7 @@ def nothing_to_attend(s: Subject) -> None:
             if bool((y[empty] != 0).any()):
                 found = float(y[empty].abs().max())
                 fail(f"the functional form gives {found:.3g} where there is nothing to attend, not 0", **shown)
-        finite(out, f"output in {dtype}", **shown)
+        finite(out, f"output in {dtype}", start=0, **shown)
         leaves = {"x": x, **dict(mixer.named_parameters())}
         weight = inputs.noise(*out.shape, seed=s.seed + 5, dtype=dtype) * (mask | ~mask.any(1, keepdim=True))[..., None]
         for name, grad in gradients((out * weight).sum(), leaves).items():

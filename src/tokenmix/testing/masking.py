@@ -92,6 +92,7 @@ def _compare_past(s: Subject, mixer, p: int, size: float, dtype: torch.dtype, ma
         s.call(mixer, x, **given)[:, :p],
         f"the future reaches outputs before {p}",
         tol=INFLUENCE,
+        start=0,
         **shown,
     )
 
@@ -126,10 +127,12 @@ def masked_keys_have_no_influence(s: Subject) -> None:
                     "key_mask": mask,
                 }
                 same(
-                    s.call(mixer, other, key_mask=mask)[mask],
-                    clean[mask],
+                    s.call(mixer, other, key_mask=mask),
+                    clean,
                     "masked keys reach the output",
                     tol=INFLUENCE,
+                    live=mask,
+                    start=0,
                     **shown,
                 )
         full = s.call(mixer, s.x(dtype=dtype))
@@ -152,6 +155,7 @@ def _masked_context(s: Subject, dtype: torch.dtype) -> None:
             want,
             "masked keys of a context reach the output",
             tol=INFLUENCE,
+            start=0,
             mask=name,
             dtype=dtype,
             seed=s.seed,
@@ -214,7 +218,13 @@ def subset_equals_masked(s: Subject) -> None:
     """A subset of the tokens with their positions gives what the full sequence gives with the others masked."""
     mixer, T = s.build(), s.length
     x, every = s.x(), torch.arange(s.length).expand(2, T)
-    same(s.call(mixer, x, positions=every), s.call(mixer, x), "positions 0..T-1 are not the default", seed=s.seed)
+    same(
+        s.call(mixer, x, positions=every),
+        s.call(mixer, x),
+        "positions 0..T-1 are not the default",
+        start=0,
+        seed=s.seed,
+    )
     for n in (T // 2, T - 1, 1):
         for seed in (0, 1):
             index = inputs.increasing_positions(2, n, T, seed=seed)
@@ -250,6 +260,7 @@ def attn_mask_equals_causal(s: Subject) -> None:
                 s.call(mixer, x, attn_mask=mask),
                 s.call(causal, x),
                 "attn_mask lower-triangular is not the causal form",
+                start=0,
                 seed=s.seed,
                 attn_mask=lower,
             )
@@ -257,9 +268,11 @@ def attn_mask_equals_causal(s: Subject) -> None:
     for m in forms:
         got = s.call(m, x, attn_mask=keys[:, None].expand(2, T, T))
         same(
-            got[keys],
-            s.call(m, x, key_mask=keys)[keys],
+            got,
+            s.call(m, x, key_mask=keys),
             "attn_mask with equal rows is not the key_mask",
+            live=keys,
+            start=0,
             seed=s.seed,
             key_mask=keys,
         )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..system.machine import torch_threads
 from . import inputs
-from .subject import Roles
+from .subject import Roles, leaf_names
 from .tolerances import ADVERSARIAL, BY_DTYPE, LOGIT_EPS
 
 SIZE, BIAS = 100.0, 60.0
@@ -111,17 +111,18 @@ def largest(error: Tensor) -> float:
 
 
 class Part(NamedTuple):
-    """The output, or the gradient of one argument: computed, exact, and the size that the error is relative to."""
+    """The output or the gradient of one argument: computed, exact, and the size that its error is relative to."""
 
     what: str
     got: Tensor
     want: Tensor
-    scale: float
+    scale: float | Tensor
+    of: str
 
     @property
     def error(self) -> float:
         """The largest relative error; infinite where anything computed is not finite."""
-        return largest(self.got.double() - self.want) / self.scale
+        return largest((self.got.double() - self.want) / self.scale)
 
 
 class Comparison(NamedTuple):
@@ -167,8 +168,7 @@ class Measure:
         with torch_threads(1):  # in many small operations threads only wait for each other
             want, wanted = derive(lambda a: self.exact(a, options), true, backward=self.backward, live=live)
             unit = self._unit(true, options)
-        ratio = (got.double() - want) / unit
-        parts = [Part("output, error over sum(weight |v|)", ratio, torch.zeros_like(ratio), 1.0)]
+        parts = [Part("output", got, want, unit, "sum(weight |v|)")]
         parts += self._gradients(true, grads, wanted)
         return Comparison(args, parts, TOLERANCE[self.dtype] + LOGIT_EPS * self.largest_logit(true, options))
 
@@ -188,11 +188,10 @@ class Measure:
             return
         against = self.of.keys if self.of.values is None else self.of.values
         floor = max(largest(wanted[against]) * largest(leaves_of(true)[against].detach()), self._tiny)
-        for i, (got, want) in enumerate(zip(grads, wanted, strict=True)):
+        for i, (name, got, want) in enumerate(zip(leaf_names(self.run, true), grads, wanted, strict=True)):
             if want.numel():  # factors of rank 0 have none
-                yield Part(
-                    f"gradient of argument {i}", got, want, max(largest(want), self._tiny if i == against else floor)
-                )
+                scale = max(largest(want), self._tiny if i == against else floor)
+                yield Part(f"gradient of {name}", got, want, scale, "the largest gradient")
 
     @property
     def _tiny(self) -> float:

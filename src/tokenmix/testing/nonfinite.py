@@ -5,7 +5,7 @@ What may be attended makes a row non-finite or counts exactly; what may not leav
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from .report import NotApplicable, fail, same
 from .streaming import stream
-from .subject import Subject, freeze, gradients
+from .subject import Subject, freeze, gradients, leaf_names
 from .tolerances import INFLUENCE, REACH
 
 BAD = {"NaN": float("nan"), "+inf": float("inf")}
@@ -187,7 +187,7 @@ def gradients_of_non_finite_are_honest(s: Subject) -> None:
         moved, _ = s.args(mixer, _with_token(x, p, s.x(stream=3)), key_mask=mask)
         want: dict[str, Tensor] = {}
         for which, value in ({"": None} | BAD).items():
-            leaves, built = _leaves(args, moved, value)
+            leaves, built = _leaves(s.functional, args, moved, value)
             with freeze(mixer):
                 y = s.functional(*built, **options)
             got = gradients(y[batch][:, tokens].square().sum(), leaves, keep_graph=True)
@@ -199,7 +199,7 @@ def gradients_of_non_finite_are_honest(s: Subject) -> None:
                 same(
                     got[leaf][asked],
                     want[leaf][asked],
-                    f"a token of {which} reaches the gradient of argument {leaf}",
+                    f"a token of {which} reaches the gradient of {leaf}",
                     tol=10 * INFLUENCE,
                     scale=scale,
                     **shown,
@@ -225,19 +225,22 @@ def _out_of_reach(s: Subject, causal: bool, p: int) -> Iterator[tuple[str, slice
     yield "the valid tokens", slice(0, 1), keep[0], keep
 
 
-def _leaves(args: tuple, moved: tuple, value: float | None) -> tuple[dict[str, Tensor], tuple]:
-    """Return the floating point arguments as leaves by number, and the arguments made of them.
+def _leaves(
+    form: Callable[..., Tensor], args: tuple, moved: tuple, value: float | None
+) -> tuple[dict[str, Tensor], tuple]:
+    """Return the floating point arguments of a form as leaves by name, and the arguments made of them.
 
     They hold ``value`` wherever they depend on the bad token.
     """
     flat, spec = pytree.tree_flatten(args)
     leaves: dict[str, Tensor] = {}
     built: list[Any] = []
-    for i, (a, b) in enumerate(zip(flat, pytree.tree_leaves(moved), strict=True)):
+    names = iter(leaf_names(form, args))
+    for a, b in zip(flat, pytree.tree_leaves(moved), strict=True):
         if isinstance(a, Tensor) and a.is_floating_point():
             a = a.detach().clone()
             if value is not None:
                 a[a != b.detach()] = value
-            a = leaves[str(i)] = a.requires_grad_()
+            a = leaves[next(names)] = a.requires_grad_()
         built.append(a)
     return leaves, pytree.tree_unflatten(built, spec)

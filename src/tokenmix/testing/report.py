@@ -157,11 +157,25 @@ def _break(what: str, inputs: dict[str, Any]) -> None:
 
 
 def same(
-    got: Tensor, want: Tensor, what: str, *, tol: float | None = None, scale: float | None = None, **inputs: Any
+    got: Tensor,
+    want: Tensor,
+    what: str,
+    *,
+    tol: float | None = None,
+    scale: float | Tensor | None = None,
+    of: str = "",
+    live: Tensor | None = None,
+    start: int | None = None,
+    **inputs: Any,
 ) -> None:
-    """Fail unless max|got - want| <= tol * scale; inside ``collecting``, note the failure and go on.
+    """Fail unless |got - want| <= tol * scale everywhere; inside ``collecting``, note the failure and go on.
 
-    By default tol is the tolerance of got's dtype (0 for integers) and scale is max|want|.
+    Args:
+        tol: by default the tolerance of got's dtype (0 for integers).
+        scale: what an error is relative to, by default max|want|.
+        of: the scale in words, where it is given.
+        live: (B, T), the tokens that are compared; None: all.
+        start: the tensors are outputs (B, T, D) of the tokens from this index on, and the first wrong one is named.
     """
     if got.shape != want.shape:
         return _break(f"{what}: shape {tuple(got.shape)}, expected {tuple(want.shape)}", inputs)
@@ -169,35 +183,69 @@ def same(
         return None
     tol = BY_DTYPE.get(got.dtype, 0.0) if tol is None else tol
     a, b = got.detach().double(), want.detach().double()
-    if not bool(a.isfinite().all()):
-        return _break(f"{what}: {int((~a.isfinite()).sum())} of {a.numel()} numbers are not finite", inputs)
-    scale = float(b.abs().max()) if scale is None else scale
+    if live is not None:
+        a, b = (torch.where(live[..., None], each, 0.0) for each in (a, b))
+    bad = ~a.isfinite()
+    if bool(bad.any()):
+        return _break(f"{what}: {_not_finite(bad, start)}", inputs)
+    unit = b.abs().max() if scale is None else torch.as_tensor(scale, dtype=torch.float64, device=a.device)
     error = (a - b).abs()
-    if float(error.max()) <= tol * scale:
+    wrong = error > tol * unit
+    if not bool(wrong.any()):
         return None
-    at = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
-    ratio = float(error.max()) / scale if scale else float("inf")
-    numbers = "{}, expected {}".format(*_apart(float(a[at]), float(b[at])))
+    ratio = torch.where(error > 0, error / unit, 0.0)
+    at = _index(ratio.argmax(), error.shape)
+    off, bound = _apart(float(ratio[at]), tol, "e")
+    relative = f"{of or ('a given size' if scale is not None else 'max|expected|')}, {float(unit.expand_as(a)[at]):.3g}"
+    said = f"{what}: off by {off} of {relative} (allowed {bound}), {_at(at, start)}: {_values(a, b, at)}"
+    first = at if start is None else _first(wrong, ratio)
+    if first != at:
+        said += f"; first wrong token {_at(first, start)}: {_values(a, b, first)}"
     exact = got.dtype == torch.float64 and tol == BY_DTYPE[torch.float64]
-    hint = HINT if exact and NARROW[0] < ratio < NARROW[1] else ""
-    return _break(f"{what}: off by {ratio:.2e} (allowed {tol:.0e}) at {at}: {numbers}{hint}", inputs)
+    return _break(said + (HINT if exact and NARROW[0] < float(ratio[at]) < NARROW[1] else ""), inputs)
 
 
-def _apart(a: float, b: float) -> tuple[str, str]:
-    """Return two numbers with six digits, or with as many as tell them apart: ten, or all."""
-    for digits in (6, 10):
-        texts = f"{a:.{digits}g}", f"{b:.{digits}g}"
+def _index(flat: Tensor, shape: torch.Size) -> tuple[int, ...]:
+    return tuple(int(i) for i in torch.unravel_index(flat, shape))
+
+
+def _first(wrong: Tensor, ratio: Tensor) -> tuple[int, ...]:
+    """Return the place of the largest error of the first token, of any row, that is wrong (B, T, D)."""
+    token = int(wrong.any(-1).any(0).nonzero()[0])
+    row, feature = _index(torch.where(wrong[:, token], ratio[:, token], -1.0).argmax(), ratio[:, token].shape)
+    return row, token, feature
+
+
+def _at(at: tuple[int, ...], start: int | None) -> str:
+    """Say where a number stands; of outputs from token ``start`` on, as row, token and feature."""
+    return f"at {at}" if start is None else f"row {at[0]}, token {start + at[1]}, feature {at[2]}"
+
+
+def _not_finite(bad: Tensor, start: int | None = None) -> str:
+    at = tuple(int(i) for i in bad.nonzero()[0])
+    if start is not None:  # the first in time
+        at = _first(bad, bad.double())
+    return f"{int(bad.sum())} of {bad.numel()} numbers are not finite, first {_at(at, start)}"
+
+
+def _values(a: Tensor, b: Tensor, at: tuple[int, ...]) -> str:
+    return "{}, expected {}".format(*_apart(float(a[at]), float(b[at])))
+
+
+def _apart(a: float, b: float, kind: str = "g") -> tuple[str, str]:
+    """Return two numbers with as many digits as tell them apart: few, ten, or all."""
+    for digits in (6, 10) if kind == "g" else (2, 5, 9):
+        texts = f"{a:.{digits}{kind}}", f"{b:.{digits}{kind}}"
         if texts[0] != texts[1]:
             return texts
     return repr(a), repr(b)
 
 
-def finite(value: Tensor, what: str, **inputs: Any) -> None:
-    """Fail unless every number is finite."""
+def finite(value: Tensor, what: str, *, start: int | None = None, **inputs: Any) -> None:
+    """Fail unless every number is finite; ``start`` as in ``same``."""
     bad = ~value.detach().isfinite()
     if bool(bad.any()):
-        at = tuple(int(i) for i in bad.nonzero()[0])
-        _break(f"{what}: {int(bad.sum())} of {bad.numel()} numbers are not finite, first at {at}", inputs)
+        _break(f"{what}: {_not_finite(bad, start)}", inputs)
 
 
 def differs(got: Tensor, other: Tensor, what: str, *, by: float, **inputs: Any) -> None:

@@ -110,9 +110,11 @@ def _continues(
 ) -> None:
     got = mixer.extend(x[:, at:], state, **{k: v[:, at:] for k, v in given.items()})[0]
     same(
-        got[live[:, at:]],
-        want[:, at:][live[:, at:]],
+        got,
+        want[:, at:],
         "a state of composed segments does not continue as the whole sequence",
+        live=live[:, at:],
+        start=at,
         cuts=how,
         seed=s.seed,
         **given,
@@ -137,6 +139,7 @@ def gradients_of_segments(s: Subject) -> None:
             want[leaf],
             f"the gradient of {leaf} through segments is not the parallel form's",
             scale=scale,
+            of="the largest gradient",
             seed=s.seed,
             key_mask=holes,
         )

@@ -63,8 +63,9 @@ def streaming_equals_parallel(s: Subject) -> None:
         want = mixer(x, **each)
         for cuts in _cuts(T):
             got, _ = stream(mixer, x, cuts, **each)
-            finite(got, "the output of a stream", cuts=cuts, seed=s.seed, **each)
-            same(got[live], want[live], "streaming is not the parallel form", cuts=cuts, seed=s.seed, **each)
+            shown: dict[str, Any] = {"cuts": cuts, "seed": s.seed, **each}
+            finite(got, "the output of a stream", start=0, **shown)
+            same(got, want, "streaming is not the parallel form", live=live, start=0, **shown)
     _long_stream(s)
 
 
@@ -80,6 +81,7 @@ def _long_stream(s: Subject) -> None:
             got,
             want,
             f"streaming {T} tokens is not the parallel form",
+            start=0,
             cuts=cuts if len(cuts) < 9 else f"40 x 1, {T - 40}",
             seed=s.seed,
         )
@@ -107,6 +109,7 @@ def gradients_stream(s: Subject) -> None:
                 want[leaf],
                 f"the gradient of {leaf} through a stream is not the parallel form's",
                 scale=scale,
+                of="the largest gradient",
                 **shown,
             )
 
@@ -152,6 +155,7 @@ def state_is_a_value(s: Subject) -> None:
         mixer.extend(x[:, half:], state)[0],
         mixer(x)[:, half:],
         "a second continuation of a state is not the parallel form",
+        start=half,
         seed=s.seed,
     )
     for field in pytree.tree_leaves(state):
@@ -209,6 +213,7 @@ def reorder_picks_rows(s: Subject) -> None:
                 got,
                 want[index],
                 "a reordered state does not continue as its rows would",
+                start=half,
                 index=index,
                 seed=s.seed,
                 **given,
@@ -249,6 +254,7 @@ def merge_joins_stretches(s: Subject) -> None:
             mixer.extend(x[:, b:], state)[0],
             want,
             "a merged state does not continue as the whole sequence",
+            start=b,
             cuts=(a, b - a, T - b),
             seed=s.seed,
         )
@@ -269,6 +275,7 @@ def context_streams(s: Subject) -> None:
                 got,
                 want,
                 "streaming over a context is not the parallel form",
+                start=0,
                 cuts=cuts,
                 seed=s.seed,
                 context_mask=mask,
@@ -279,6 +286,7 @@ def context_streams(s: Subject) -> None:
         got,
         s.call(mixer, x, context, positions=places),
         "streaming over a context ignores positions",
+        start=0,
         seed=s.seed,
         positions=places,
     )
@@ -290,7 +298,8 @@ def context_of_itself(s: Subject) -> None:
     if not mixer.capabilities.context:
         raise NotApplicable("takes no context")
     x = s.x()
-    same(s.call(mixer, x, x.clone()), s.call(mixer, x), "a context equal to x is not self-mixing", seed=s.seed)
+    same(s.call(mixer, x, x.clone()), s.call(mixer, x), "a context equal to x is not self-mixing", start=0, seed=s.seed)
     keys = inputs.key_masks(s.length)["right"]
-    got, want = s.call(mixer, x, x.clone(), key_mask=keys)[keys], s.call(mixer, x, key_mask=keys)[keys]
-    same(got, want, "a masked context equal to x is not self-mixing", key_mask=keys, seed=s.seed)
+    got, want = s.call(mixer, x, x.clone(), key_mask=keys), s.call(mixer, x, key_mask=keys)
+    shown = {"key_mask": keys, "seed": s.seed}
+    same(got, want, "a masked context equal to x is not self-mixing", live=keys, start=0, **shown)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ..mixers import MIXERS, Mixer
 from . import inputs
@@ -199,6 +200,17 @@ def roles(form: Callable[..., Any]) -> Roles:
     names = [p.name for p in inspect.signature(form).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     find = {name: i for i, name in enumerate(names)}
     return Roles(find.get("k", 0), find.get("v"), tuple(find[n] for n in ("w", "kernel") if n in find))
+
+
+def leaf_names(form: Callable[..., Any], args: tuple) -> list[str]:
+    """Name the floating point tensors among positional arguments of a form: "k", or "w[0]" inside of a tuple."""
+    names = [p.name for p in inspect.signature(form).parameters.values()]
+    leaves = pytree.tree_flatten_with_path(args)[0]
+    return [
+        names[path[0].idx] + pytree.keystr(path[1:])
+        for path, leaf in leaves
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
 
 
 def structural(options: dict[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,8 @@ def compiles(s: Subject) -> None:
         want = _out(s.call(mixer, x, **given))
         with leave_device():
             got = _out(s.call(fast, x, **given))
-        same(got[live], want[live], "the compiled output differs", seed=s.seed, backend=s.compile_backend, **given)
+        shown = {"seed": s.seed, "backend": s.compile_backend, **given}
+        same(got, want, "the compiled output differs", live=live, start=0, **shown)
         ours, theirs = (gradients((y * weight).sum(), leaves) for y in (got, want))
         scale = max(float(g.abs().max()) for g in theirs.values())
         for name in leaves:
@@ -47,9 +48,8 @@ def compiles(s: Subject) -> None:
                 theirs[name],
                 f"the compiled gradient of {name} differs",
                 scale=scale,
-                seed=s.seed,
-                backend=s.compile_backend,
-                **given,
+                of="the largest gradient",
+                **shown,
             )
     torch._dynamo.reset()
 
@@ -65,9 +65,11 @@ def exports(s: Subject) -> None:
     program = _reloaded(Call(mixer, **s.place()), (s.x(dtype=torch.float32), masks["mixed"]))
     x, mask = s.x(stream=2, dtype=torch.float32), masks["left"]
     same(
-        program.module()(x, mask)[mask],
-        s.call(mixer, x, key_mask=mask)[mask],
+        program.module()(x, mask),
+        s.call(mixer, x, key_mask=mask),
         "the exported program differs",
+        live=mask,
+        start=0,
         seed=s.seed,
         key_mask=mask,
     )
@@ -106,7 +108,8 @@ def exports_to_onnx(s: Subject) -> None:
             Call(mixer, **s.place()), (s.x(dtype=torch.float32), masks["mixed"]), dynamo=True, verbose=False
         )
     got = run_onnx(onnx_session(program.model_proto.SerializeToString()), (x, mask))[0]
-    same(got[mask], s.call(mixer, x, key_mask=mask)[mask], "ONNX differs", seed=s.seed, key_mask=mask)
+    want = s.call(mixer, x, key_mask=mask)
+    same(got, want, "ONNX differs", live=mask, start=0, seed=s.seed, key_mask=mask)
 
 
 def copies(s: Subject) -> None:
@@ -158,7 +161,7 @@ def changes_dtype(s: Subject) -> None:
         if y.dtype != dtype:
             fail(f"a {dtype} mixer gives {y.dtype}", seed=s.seed)
         finite(y, f"output in {dtype}", seed=s.seed, x=small)
-        same(y, _out(s.call(exact, small.double())), f"{dtype} is too far from float64", seed=s.seed, x=small)
+        same(y, _out(s.call(exact, small.double())), f"{dtype} is too far from float64", start=0, seed=s.seed, x=small)
 
 
 def builds_on_meta(s: Subject) -> None:
@@ -202,7 +205,7 @@ def runs_under_autocast(s: Subject) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast(torch.get_default_device().type, dtype=dtype):
             got = _out(s.call(mixer, x))
-        same(got, want, f"autocast to {dtype} is too far from float32", tol=BY_DTYPE[dtype], seed=s.seed, x=x)
+        same(got, want, f"autocast to {dtype} is too far from float32", tol=BY_DTYPE[dtype], start=0, seed=s.seed, x=x)
         for name, grad in gradients(got.float().sum(), {"x": x, **dict(mixer.named_parameters())}).items():
             finite(grad, f"gradient of {name} under autocast to {dtype}", seed=s.seed, x=x)
         if s.functional is not None and hasattr(mixer, "functional_args"):
@@ -238,6 +241,7 @@ def _mixes_exactly(s: Subject, mixer: Any, x: Tensor, dtype: torch.dtype) -> Non
             torch.cat(parts, 1).float(),
             whole.float(),
             f"streaming under autocast to {dtype} differs",
+            start=0,
             tol=BY_DTYPE[dtype],
             seed=s.seed,
             x=x,
