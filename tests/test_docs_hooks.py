@@ -14,7 +14,7 @@ import docs_mixers
 from docs_hooks import SWEEP
 from tokenmix.mixers import CORE, MIXERS
 from tokenmix.report.taxonomy import page_of
-from tokenmix.testing.new_mixer import PAGE
+from tokenmix.testing.skeletons import SKELETONS
 
 ROOT = Path(__file__).resolve().parents[1]
 MIXER_PAGES = sorted(p for p in (ROOT / "docs/mixers").glob("*.md") if p.stem != "index")
@@ -121,8 +121,26 @@ def test_every_page_converts(page):
     assert not re.search("^```math", written(docs_math, page), flags=re.MULTILINE)
 
 
-def test_the_page_of_a_new_mixer_converts():
-    assert '<div class="equation"><math' in docs_math.with_mathml(PAGE, "new.md")
+@pytest.mark.parametrize("like", SKELETONS)
+def test_the_page_of_a_new_mixer_converts(like):
+    assert '<div class="equation"><math' in docs_math.with_mathml(SKELETONS[like].page, "new.md")
+
+
+def said_of_paper(paper: str) -> str:
+    """What the sources of a mixer say of its paper; a placeholder for its number is no paper."""
+    number = re.search(r"arXiv (\d{4}\.\d{5})", paper)
+    assert number or "arxiv" not in paper.lower(), (
+        f"About(paper={paper!r}) has no number: write it as in 'Katharopoulos et al. 2020, arXiv 2006.16236', "
+        "or leave arXiv out of a paper that is not there"
+    )
+    return f"](https://arxiv.org/abs/{number[1]})" if number else f"paper {paper}"
+
+
+def test_a_paper_without_its_number_says_what_to_fill_in():
+    with pytest.raises(AssertionError, match="has no number: write it as in"):
+        said_of_paper("Authors year, arXiv number")
+    assert said_of_paper("Authors year") == "paper Authors year"
+    assert said_of_paper("Somebody 2020, arXiv 2006.16236") == "](https://arxiv.org/abs/2006.16236)"
 
 
 @pytest.mark.parametrize("page", MIXER_PAGES, ids=name_of)
@@ -134,9 +152,9 @@ def test_the_page_of_a_mixer_has_an_equation_and_its_sources(page):
     assert named
     for name in named:
         line = re.search(rf"^- `{name}`: .*$", links, flags=re.MULTILINE)[0]
+        assert said_of_paper(MIXERS[name].about.paper) in line
         assert f"][{MIXERS[name].__module__}.{MIXERS[name].__name__}]" in line
         assert f"`src/{MIXERS[name].__module__.replace('.', '/')}.py`" in line
-        assert re.search(r"\]\(https://arxiv\.org/abs/\d{4}\.\d{5}\)", line)
         assert re.search(r"\[`\w+`\]\[tokenmix\.functional\.\w+\.\w+\]", line)
         assert re.search(r"\[`\w+`\]\[tokenmix\.reference\.\w+\.\w+\]", line)
         assert f"`tests/cases.py`: `{name}" in line

@@ -11,6 +11,7 @@ import pytest
 
 from tokenmix import MixerError
 from tokenmix.testing.new_mixer import LONGEST, new_mixer
+from tokenmix.testing.skeletons import SKELETONS
 
 ROOT = Path(__file__).parent.parent
 PLACES = 7 + 1  # seven by hand, and the overloads of build_mixer, which follow from the code
@@ -19,6 +20,9 @@ PROMISES = [
     "streaming_equals_parallel",
     "future_cannot_reach_past",
     "non_finite_is_honest",
+    "gradients_of_non_finite_are_honest",
+    "builds_on_meta",
+    "runs_under_autocast",
     "refuses_wrong_options",
 ]
 
@@ -30,17 +34,19 @@ def checkout(tmp_path):
     return tmp_path
 
 
-def test_a_new_mixer_keeps_the_contract(checkout):
+@pytest.mark.parametrize("like", SKELETONS)
+def test_a_new_mixer_keeps_the_contract(checkout, like):
     before = files(checkout)
-    written = new_mixer("gated_mean", checkout)
+    written = new_mixer("gated_mean", checkout, like)
     assert set(written) == {path for path, held in files(checkout).items() if before.get(path) != held}
     assert len(written) == PLACES
     code = f"""
 import sys
 sys.path[:0] = [{str(checkout / "src")!r}, {str(checkout / "tests")!r}]
 import cases
+from tokenmix import MIXERS
 from tokenmix.testing import PROMISES, run_promise
-for causal in (False, True):
+for causal in MIXERS["gated_mean"].causal_forms():
     for promise in {PROMISES}:
         result = run_promise(cases.subject_of("gated_mean", causal), promise, PROMISES[promise])
         needs_causal = promise in ("streaming_equals_parallel", "future_cannot_reach_past")
@@ -54,9 +60,30 @@ print("kept")
     lint(written)
 
 
+def test_a_recurrence_is_causal_only_and_keeps_its_state_in_float32(checkout):
+    new_mixer("gated_mean", checkout, "recurrent")
+    code = f"""
+import sys
+sys.path[:0] = [{str(checkout / "src")!r}]
+import torch
+from tokenmix import build_mixer
+mixer = build_mixer("gated_mean", 8, heads=2).bfloat16()
+_, state = mixer.extend(torch.randn(3, 5, 8).bfloat16(), mixer.init_state(3))
+print(mixer.causal_only, tuple(state.memory.shape), state.memory.dtype)
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=checkout)
+    assert done.stdout == "True (3, 2, 4, 4) torch.float32\n", done.stderr
+
+
+@pytest.mark.parametrize("like", SKELETONS)
 @pytest.mark.parametrize("letters", [1, LONGEST])
-def test_its_lines_are_narrow_enough_for_any_name(checkout, letters):
-    lint(new_mixer("q" * letters, checkout))
+def test_its_lines_are_narrow_enough_for_any_name(checkout, letters, like):
+    lint(new_mixer("q" * letters, checkout, like))
+
+
+def test_a_kind_that_does_not_exist_is_refused(checkout):
+    with pytest.raises(MixerError, match="--like takes pointwise, attention, recurrent, got 'gated'"):
+        new_mixer("gated_mean", checkout, "gated")
 
 
 def files(checkout):

@@ -106,12 +106,15 @@ class NewMixer:
     name: Positional[Annotated[str, arg(metavar="NAME")]]
     """Name of the mixer: a lower-case identifier such as gated_mean."""
 
+    like: str = "pointwise"
+    """Kind of mixer to begin with: pointwise (features apart), attention (weighs pairs) or recurrent (causal only)."""
+
     def run(self) -> int:
         """Write the files and print their paths and the next step."""
         from ..testing.new_mixer import new_mixer
 
         root = Path.cwd()
-        for file in new_mixer(self.name, root):
+        for file in new_mixer(self.name, root, self.like):
             say(f"wrote {file.relative_to(root)}")
         say(f"next: make quick M={self.name}")
         say("then write the paper's equation into the reference, and continue from there (docs/adding-a-mixer.md)")

@@ -1,11 +1,11 @@
 """The command ``tokenmix new-mixer``: write the seven places of a new mixer into a checkout of the library.
 
-The skeleton computes the mean of the values that a token may attend. It keeps the whole contract as written; replace
-its mathematics step by step.
+A skeleton keeps the whole contract as written; replace its mathematics step by step.
 """
 
 from __future__ import annotations
 
+import json
 import keyword
 import os
 import re
@@ -15,202 +15,29 @@ from pathlib import Path
 
 from ..errors import MixerError
 from ..mixers import MIXERS
+from .skeletons import SKELETONS
 
 LONGEST = 40
 """Letters of a name for which the skeleton's lines are narrow enough."""
 
-REFERENCE = '''"""NAME as in its paper."""
 
-from __future__ import annotations
-
-import torch
-from torch import Tensor
-
-
-def NAME(v: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Compute y_t = sum_s v_s / n_t over the n_t keys s that t may attend; 0 where there is none."""
-    B, T, _ = v.shape
-    mask = torch.ones(B, T, T, dtype=torch.bool) if mask is None else mask
-    y = torch.zeros_like(v)
-    for b in range(B):
-        for t in range(T):
-            if mask[b, t].any():
-                y[b, t] = v[b, mask[b, t]].mean(0)
-    return y
-'''
-
-FUNCTIONAL = '''"""NAME: the mean of the values that a token may attend."""
-
-from __future__ import annotations
-
-from torch import Tensor
-
-from ..kernels.backend import Backend, choose
-from ..kernels.precision import at_least_float32
-from .layout.masks import zero_masked
-
-
-def NAME(
-    v: Tensor,
-    *,
-    causal: bool = False,
-    key_mask: Tensor | None = None,
-    backend: Backend = "auto",
-) -> Tensor:
-    """Compute y_t = sum_s v_s / n_t over the n_t keys s that t may attend.
-
-    Args:
-        v: values (B, T, D).
-        causal: whether t attends s <= t only.
-        key_mask: (B, T) bool, True = this key may be attended.
-
-    Returns:
-        (B, T, D) in v's dtype; 0 where there is nothing to attend. Time and memory O(T D).
-    """
-    choose("NAME", backend, v)
-    total, count = sums(v, key_mask)
-    total, count = (a.cumsum(1) if causal else a.sum(1, keepdim=True) for a in (total, count))
-    return (total / count.clamp_min(1.0)).to(v.dtype).expand_as(v)
-
-
-def sums(v: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return what each token adds to the sum of the values and to their number.
-
-    Both are float32 or better, and 0 where the token is masked.
-    """
-    v = at_least_float32(zero_masked(v, key_mask))
-    return v, v.new_ones(()).expand(*v.shape[:2], 1) if key_mask is None else key_mask[..., None].to(v.dtype)
-'''
-
-MIXER = '''"""NAME as a layer."""
-
-from __future__ import annotations
-
-from typing import NamedTuple
-
-import torch
-from torch import Tensor, nn
-
-from ..functional.NAME import sums
-from .base import About, Arguments, Mixer, register_state
-from .cost import MixingCost
-
-
-@register_state
-class CLASSState(NamedTuple):
-    """The sum of the values so far, ``total`` (B, D), and their number, ``keys`` (B, 1). The size is constant."""
-
-    total: Tensor
-    keys: Tensor
-
-
-class CLASS(Mixer):
-    """y_t = W_o [sum_s v_s / n_t], the mean of the values that t may attend.
-
-    Authors year, arXiv:number, Eq. n. Maps (B, T, D) to (B, T, D).
-
-    Args:
-        qkv_bias: whether v_proj has a bias, True by default.
-        out_bias: whether out_proj has a bias, True by default.
-
-    Parameters: v_proj, out_proj. Time and memory O(T D). The streaming state is D + 1 numbers.
-
-    Deviations: none yet.
-
-    Raises:
-        MixerError: if an option is out of its range.
-    """
-
-    supports_causal = supports_streaming = True
-    about = About("Authors year, arXiv number", "pooling", "T D", "T D", idea="the mean of the values")
-    form = "NAME"
-    carries = ("v_proj", "out_proj")
-
-    def __init__(self, dim: int, *, causal: bool = False, qkv_bias: bool = True, out_bias: bool = True):
-        super().__init__(dim, causal=causal)
-        self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
-        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
-
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
-        """Return the arguments of ``functional.NAME`` for this input."""
-        return (self.v_proj(x),), {"causal": self.causal, "key_mask": key_mask}
-
-    def mixing_cost(self, T: int) -> MixingCost:
-        return MixingCost(flops=2 * T * self.dim, counted=0, activations=12 * T * self.dim, state=4 * self.dim + 4)
-
-    def empty_state(self, batch_size, *, device, dtype):
-        wide = torch.promote_types(dtype, torch.float32)
-        zeros = (torch.zeros(batch_size, n, device=device, dtype=wide) for n in (self.dim, 1))
-        return CLASSState(*zeros)
-
-    def mix_chunk(self, x, state, *, positions, key_mask):
-        v = self.v_proj(x)
-        added = sums(v, key_mask)
-        total, keys = (past[:, None] + new.to(past.dtype).cumsum(1) for past, new in zip(state, added, strict=True))
-        y = (total / keys.clamp_min(1.0)).to(v.dtype)
-        return self.out_proj(y), CLASSState(total[:, -1], keys[:, -1])
-'''
-
-PAGE = """# TITLE
-
-Row `NAME`. Authors year, "Title", arXiv number.
-
-## Equation
-
-```math
-y_t = \\frac{1}{n_t} \\sum_s v_s
-```
-
-over the $n_t$ keys $s$ that $t$ may attend.
-
-## Cost
-
-Time and memory O(T D). The streaming state is the sum of the values so far and their number.
-
-## Options
-
-| option | default | meaning |
-|---|---|---|
-| `qkv_bias`, `out_bias` | True | whether the projections have biases |
-
-## Example
-
-```python
->>> import torch, tokenmix
->>> tokenmix.build_mixer("NAME", dim=32, causal=True)(torch.randn(2, 20, 32)).shape
-torch.Size([2, 20, 32])
-
-```
-
-## Deviations and notes
-
-- None yet.
-"""
-
-
-def new_mixer(name: str, root: Path) -> list[Path]:
+def new_mixer(name: str, root: Path, like: str = "pointwise") -> list[Path]:
     """Write the skeleton of a mixer and its rows in the tables.
 
     Args:
         name: of the mixer, a lower-case identifier such as gated_mean.
         root: of the checkout.
+        like: the kind of mixer it begins as, a name in ``SKELETONS``.
 
     Returns:
         The files that are new or changed.
 
     Raises:
-        MixerError: if the name is not a lower-case identifier, too long or taken, or if ``root`` is not a checkout.
+        MixerError: if the name is not a lower-case identifier, too long or taken, if there is no such kind, or if
+            ``root`` is not a checkout.
     """
+    if like not in SKELETONS:
+        raise MixerError(f"new-mixer: --like takes {', '.join(SKELETONS)}, got {like!r}.")
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
         raise MixerError(f"new-mixer: the name must be a lower-case identifier such as gated_mean, got {name!r}.")
     if len(name) > LONGEST:
@@ -222,20 +49,22 @@ def new_mixer(name: str, root: Path) -> list[Path]:
         )
     title = name.replace("_", " ").capitalize()
     cls = "".join(part.capitalize() for part in name.split("_"))
+    skeleton = SKELETONS[like]
     files = {
-        source / f"reference/{name}.py": REFERENCE,
-        source / f"functional/{name}.py": FUNCTIONAL,
-        source / f"mixers/{name}.py": MIXER,
-        root / f"docs/mixers/{name}.md": PAGE,
+        source / f"reference/{name}.py": skeleton.reference,
+        source / f"functional/{name}.py": skeleton.functional,
+        source / f"mixers/{name}.py": skeleton.mixer,
+        root / f"docs/mixers/{name}.md": skeleton.page,
     }
     taken = [str(file.relative_to(root)) for file in files if file.exists()]
     if name in MIXERS or taken:
         raise MixerError(f"new-mixer: {name!r} is taken{f' ({taken[0]})' if taken else ''}; choose another name.")
+    options = json.dumps(skeleton.options)
     functions, mixers, cases = source / "functional/__init__.py", source / "mixers/table.py", root / "tests/cases.py"
     rows = {
         functions: _with_name(_with_import(functions, f"from .{name} import {name}"), name),
         mixers: _with_row(_with_import(mixers, f"from .{name} import {cls}"), "MIXERS", f'"{name}": {cls},'),
-        cases: _with_row(cases.read_text(), "CASES", f'"{name}": ("{name}", {{}}),'),
+        cases: _with_row(cases.read_text(), "CASES", f'"{name}": ("{name}", {options}),'),
     }
     for file, template in files.items():
         file.write_text(template.replace("NAME", name).replace("CLASS", cls).replace("TITLE", title))

@@ -1,0 +1,31 @@
+"""Mixers to begin a new one with: text in which NAME, CLASS and TITLE are replaced. Each keeps the whole contract."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from . import attention, pointwise, recurrent
+
+__all__ = ["SKELETONS", "Skeleton"]
+
+
+class Skeleton(NamedTuple):
+    """The text of each file of a mixer, and the options of its case in the tests."""
+
+    reference: str
+    functional: str
+    mixer: str
+    page: str
+    options: dict[str, Any]
+
+
+def _skeleton(module: Any, **options: Any) -> Skeleton:
+    return Skeleton(module.REFERENCE, module.FUNCTIONAL, module.MIXER, module.PAGE, options)
+
+
+SKELETONS: dict[str, Skeleton] = {
+    "pointwise": _skeleton(pointwise),
+    "attention": _skeleton(attention, heads=2),
+    "recurrent": _skeleton(recurrent, heads=2),
+}
+"""What a new mixer is like -> where it begins."""
