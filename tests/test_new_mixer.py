@@ -14,7 +14,7 @@ from tokenmix.testing.new_mixer import LONGEST, new_mixer
 from tokenmix.testing.skeletons import SKELETONS
 
 ROOT = Path(__file__).parent.parent
-PLACES = 7 + 1  # seven by hand, and the overloads of build_mixer, which follow from the code
+PLACES = 7 + 2  # seven by hand; the overloads of build_mixer and the README's table, which follow from the code
 PROMISES = [
     "equals_reference",
     "streaming_equals_parallel",
@@ -31,6 +31,7 @@ PROMISES = [
 def checkout(tmp_path):
     for part in ("src/tokenmix", "tests", "docs/mixers"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    shutil.copy(ROOT / "README.md", tmp_path)
     return tmp_path
 
 

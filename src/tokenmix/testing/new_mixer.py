@@ -70,21 +70,19 @@ def new_mixer(name: str, root: Path, like: str = "pointwise") -> list[Path]:
         file.write_text(template.replace("NAME", name).replace("CLASS", cls).replace("TITLE", title))
     for file, text in rows.items():
         file.write_text(text)
-    return [*files, *rows, _stub(root)]
+    return [*files, *rows, *_tables(root)]
 
 
-def _stub(root: Path) -> Path:
-    """Write the overloads of ``build_mixer`` from the checkout's own table; return the file."""
+def _tables(root: Path) -> list[Path]:
+    """Write what follows from the checkout's own table: the overloads of ``build_mixer`` and the README's table."""
     env = {**os.environ, "PYTHONPATH": str(root / "src")}
-    done = subprocess.run(
-        [sys.executable, "-m", "tokenmix.testing.stub"], env=env, cwd=root, capture_output=True, text=True
-    )
-    if done.returncode:
-        why = done.stderr.strip()[-200:]
-        raise MixerError(
-            f"new-mixer: wrote the mixer, but not the overloads of build_mixer ({why}); run `make tables`."
-        )
-    return root / "src/tokenmix/mixers/by_name.pyi"
+    for module, *file in (("tokenmix.testing.stub",), ("tokenmix.report.taxonomy", "README.md")):
+        command = [sys.executable, "-m", module, *file]
+        done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True)
+        if done.returncode:
+            why = done.stderr.strip()[-200:]
+            raise MixerError(f"new-mixer: wrote the mixer, but not the tables ({why}); run `make tables`.")
+    return [root / "src/tokenmix/mixers/by_name.pyi", root / "README.md"]
 
 
 def _with_import(file: Path, line: str) -> str:
