@@ -153,6 +153,7 @@ def _wrong_env(env: Any) -> str | None:
         "clouds": dict,
         "synthetic": dict,
         "texts": dict,
+        "inventory": dict,
         "config": str,
     }.items():
         if not isinstance(env.get(name, shape()), shape):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -48,6 +49,11 @@ def train(
             trainer = Trainer(config, RunDir(out), device, verbose=verbose, limits=limits, world=world)
             env = environment(trainer.task.facts(), device)
             env |= {**trainer.facts, "resumed": []}
+            read = trainer.task.inventory()
+            if read is not None:
+                env["inventory"] = read.to_json()
+                if world.first and verbose is not False:
+                    print("\n".join(read.lines()), file=sys.stderr, flush=True)
             env["config"] = digest_of(trainer.progress.config)
             world.wait()  # nobody looks for the directory any more
             if not world.first:

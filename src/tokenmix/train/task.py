@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from ..data.inventory import Inventory
 from .config import RunConfig
 
 Inputs = Tensor | tuple[Tensor, ...]
@@ -69,6 +70,10 @@ class Task(ABC):
     @abstractmethod
     def facts(self) -> dict[str, Any]:
         """Return what env.json records of the data."""
+
+    def inventory(self) -> Inventory | None:
+        """Return what was found of the user's data and what was left out; None: there is nothing to say."""
+        return None
 
     @abstractmethod
     def check_same(self, env: dict[str, Any]) -> None:
