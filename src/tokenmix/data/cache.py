@@ -8,7 +8,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..system.files import whole_file
+from .packed import read_chunks, shown
 
-CHUNK = 1 << 20
 SMALL = 64 << 20  # bytes; smaller files are hashed each time, the hashes of larger ones are cached
 SETTLED = 2.0  # seconds, the slowest tick of a file system's clock; a second change within a tick leaves no trace
 
@@ -62,12 +62,6 @@ def write_chunks(path: Path, chunks: Iterable[bytes]) -> tuple[int, str]:
             digest.update(chunk)
             size += len(chunk)
     return size, digest.hexdigest()
-
-
-def read_chunks(f: Any) -> Iterator[bytes]:
-    """Yield the rest of an open binary file in chunks."""
-    while chunk := f.read(CHUNK):
-        yield chunk
 
 
 def cache_write_error(who: str, file: Path, why: OSError) -> Exception:
@@ -135,7 +129,7 @@ def _identity(path: Path) -> tuple[str, int, int, int, int, int]:
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as f:
-        for chunk in read_chunks(f):
+        for chunk in shown(path, read_chunks(f), f.tell, path.stat().st_size):
             digest.update(chunk)
     return digest.hexdigest()
 

@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import gzip
 import hashlib
-import lzma
 import os
-import struct
 import sys
 import sysconfig
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import MixerError
 from ..system.files import readable_name
 from .bounds import Bounds, check_regular
-from .cache import SMALL, cache_dir, cache_write_error, cached_file, read_chunks, sha256_of, write_chunks
-from .corpus import Corpus, cut
+from .cache import SMALL, cache_dir, cache_write_error, cached_file, sha256_of, write_chunks
+from .corpus import SPLITS, Corpus, cut
+from .inventory import Inventory
+from .lines import wide_encoding
+from .packed import HEAD, check_content, packing_of, read_chunks, unpacked_chunks
+from .text_folders import split_text_files, walked
 
 ENWIK8_URL = "http://mattmahoney.net/dc/enwik8.zip"
 ENWIK8_SIZE = 100_000_000
 ENWIK8_SHA256 = "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"
 ENWIK8_BOUNDS = (90_000_000, 95_000_000, 100_000_000)
-BAD_ZIP = (
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    NotImplementedError,
-    RuntimeError,
-    UnicodeDecodeError,
-    struct.error,
-)
-"""What zipfile raises for a damaged archive, one of an unsupported method or version, or one with a password."""
 DEFAULT_SPLIT = (90.0, 5.0, 5.0)
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
@@ -51,11 +40,12 @@ def open_corpus(
     """Open a corpus; the first time, it is prepared in the user's cache.
 
     Args:
-        source: "enwik8", "stdlib", or the path of a text file (raw or .gz) or of a folder of text files.
+        source: "enwik8", "stdlib", or the path of a text file or of a folder of text files, raw or packed (.gz, .bz2,
+            .xz, a .zip of one file). A folder with one file or folder for each of train, valid and test is split so.
         path: for enwik8, a local copy (raw, .gz or .zip) to read instead of downloading.
         split: proportions of train, valid and test; default 90/5/5. enwik8 always has its official 90M/5M/5M.
         download: whether enwik8 may be downloaded.
-        bounds: limits; ``max_unpacked`` is the number of bytes that a .gz or .zip may unpack to.
+        bounds: limits; ``max_unpacked`` is the number of bytes that a packed file may unpack to.
     """
     if source in CORPORA:
         if path is not None and source != "enwik8":
@@ -76,10 +66,28 @@ def open_corpus(
         )
     if not given.is_dir():
         check_regular("data", given)
-    corpus = _split_corpus(given.name, _folder_file(given) if given.is_dir() else _unpacked_file(given, bounds), split)
+    corpus = _folder_corpus(given, split, bounds) if given.is_dir() else _file_corpus(given, split, bounds)
     if split is None and (corpus.size, corpus.sha256) == (ENWIK8_SIZE, ENWIK8_SHA256):
-        return Corpus("enwik8", corpus.path, corpus.size, corpus.sha256, ENWIK8_BOUNDS)
+        return replace(corpus, name="enwik8", bounds=ENWIK8_BOUNDS)
     return corpus
+
+
+def _file_corpus(file: Path, split: tuple[float, ...] | None, bounds: Bounds) -> Corpus:
+    inventory = Inventory(str(file))
+    inventory.count("files")
+    return _split_corpus(file.name, _unpacked_file(file, bounds), split, inventory)
+
+
+def _folder_corpus(folder: Path, split: tuple[float, ...] | None, bounds: Bounds) -> Corpus:
+    """Open the texts of a folder, in the splits that it has or else one after the other."""
+    inventory = Inventory(str(folder))
+    parts = split_text_files(folder, inventory, by_name=split is None)
+    files = [file for part in parts.values() for file in part]
+    joined = _joined_file(folder.name, folder, files, bounds)
+    if "" in parts:
+        return _split_corpus(folder.name, joined, split, inventory)
+    sizes = [sum(_unpacked_size(file, bounds) for file in parts[name]) for name in SPLITS]
+    return _corpus(folder.name, joined, sizes, inventory)
 
 
 def enwik8(path: str | None = None, *, download: bool = True, bounds: Bounds = Bounds()) -> Corpus:
@@ -128,71 +136,44 @@ def _download_enwik8(file: Path, download: bool) -> None:
             + "--data /path/to/enwik8.gz."
         ) from why
     try:
-        write_chunks(file, _unzipped(archive, Bounds()))
+        write_chunks(file, unpacked_chunks(archive))
     except OSError as why:
         raise cache_write_error("enwik8", file, why) from why
     archive.unlink()
 
 
-def _unzipped(archive: Path, bounds: Bounds) -> Iterator[bytes]:
-    try:
-        with zipfile.ZipFile(archive) as z:
-            names = [n for n in z.namelist() if not n.endswith("/")]
-            if len(names) != 1:
-                raise MixerError(f"data: {archive} must contain exactly one file, but contains {len(names)}.")
-            bounds.check(archive, z.getinfo(names[0]).file_size)
-            with z.open(names[0]) as f:
-                yield from bounds.stream(archive, read_chunks(f))
-    except (*BAD_ZIP, EOFError, OSError) as why:
-        # Other numbers are errors of the disk: bz2 sets none, and an offset before the file's start gives EINVAL.
-        if isinstance(why, OSError) and why.errno not in (None, errno.EINVAL):
-            raise
-        raise MixerError(f"data: {archive} is not a readable zip archive ({why}).") from why
-
-
-def _gunzipped(file: Path, bounds: Bounds) -> Iterator[bytes]:
-    try:
-        with gzip.open(file) as f:
-            yield from bounds.stream(file, read_chunks(f))
-    except (EOFError, zlib.error, gzip.BadGzipFile) as why:
-        raise MixerError(f"data: {file} is not a readable gzip file ({why}).") from why
-
-
-def _file_chunks(file: Path, bounds: Bounds) -> Iterator[bytes]:
-    with file.open("rb") as f:
-        yield from read_chunks(f)
-
-
 def _unpacked_file(file: Path, bounds: Bounds) -> Path:
     """Return a plain file with the bytes of ``file``.
 
-    That is the file itself, or the unpacked content of a .gz or .zip in the cache. A file whose name torch cannot open
-    is copied to the cache, too.
+    That is the file itself, or in the cache what is packed in it. A file whose name torch cannot open is copied to the
+    cache, too.
     """
-    unpack = {".gz": _gunzipped, ".zip": _unzipped}.get(file.suffix)
-    if unpack is None and _is_utf8_name(str(file)):
-        return file
-    return _cached(file.stem, _content_key(file.parent, [file]), lambda: (unpack or _file_chunks)(file, bounds))
+    try:
+        with file.open("rb") as f:
+            start = f.read(HEAD)
+    except OSError as why:
+        raise MixerError(f"data: {file} cannot be read ({why.strerror or why}).") from None
+    if packing_of(start) is None:
+        check_content("data", file, start)
+        wide = wide_encoding(start)
+        if wide is not None:
+            raise MixerError(
+                f"data: {file} is in {wide.upper()}, and a corpus is read as bytes; convert it with "
+                + f"`iconv -f {wide} -t utf-8`."
+            )
+        if _is_utf8_name(str(file)):
+            return file
+    return _cached(file.stem, _content_key(file.parent, [file]), lambda: unpacked_chunks(file, bounds))
+
+
+def _unpacked_size(file: Path, bounds: Bounds) -> int:
+    with file.open("rb") as f:
+        packed = packing_of(f.read(HEAD)) is not None
+    return sum(map(len, unpacked_chunks(file, bounds))) if packed else file.stat().st_size
 
 
 def _is_utf8_name(name: str) -> bool:
     return os.fsencode(name) == name.encode("utf-8", "replace")
-
-
-def text_files(folder: Path) -> list[Path]:
-    """List the text files of a folder and the folders in it, sorted by path, without hidden ones.
-
-    Raises:
-        MixerError: if there are none.
-    """
-    files = [p for p in _walk(folder) if not _is_binary(p)]
-    if not files:
-        raise MixerError(f"data: the folder {folder} contains no text files.")
-    return files
-
-
-def _folder_file(folder: Path) -> Path:
-    return _joined_file(folder.name, folder, text_files(folder))
 
 
 def stdlib_files() -> list[Path]:
@@ -202,7 +183,11 @@ def stdlib_files() -> list[Path]:
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     # _sysconfigdata is written by the build and differs between machines.
-    return [p for p in _walk(root) if p.suffix == ".py" and not p.name.startswith("_sysconfigdata")]
+    return [
+        p
+        for p in walked(root, skipped=SKIPPED_FOLDERS)
+        if p.suffix == ".py" and not p.name.startswith("_sysconfigdata")
+    ]
 
 
 def stdlib_file() -> Path:
@@ -219,21 +204,10 @@ def stdlib_file() -> Path:
     )
 
 
-def _walk(root: Path) -> list[Path]:
-    found: list[Path] = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [f for f in folders if f not in SKIPPED_FOLDERS and not f.startswith(".")]
-        found += [Path(folder, n) for n in names if not n.startswith(".") and Path(folder, n).is_file()]
-    return sorted(found, key=lambda p: p.relative_to(root).as_posix())
-
-
-def _is_binary(file: Path) -> bool:
-    with file.open("rb") as f:
-        return b"\0" in f.read(8192)
-
-
-def _joined_file(name: str, root: Path, files: list[Path]) -> Path:
-    return _cached(name, _content_key(root, files), lambda: (p.read_bytes() for p in files))
+def _joined_file(name: str, root: Path, files: list[Path], bounds: Bounds = Bounds()) -> Path:
+    return _cached(
+        name, _content_key(root, files), lambda: (chunk for p in files for chunk in unpacked_chunks(p, bounds))
+    )
 
 
 def _content_key(root: Path, files: list[Path]) -> str:
@@ -255,14 +229,25 @@ def _cached(name: str, key: str, chunks: Callable[[], Iterable[bytes]]) -> Path:
     return cached_file(cache_dir() / f"{readable_name(name)}-{key}.bin", "data", chunks)
 
 
-def _split_corpus(name: str, file: Path, split: tuple[float, ...] | None) -> Corpus:
-    size = file.stat().st_size
+def _split_corpus(name: str, file: Path, split: tuple[float, ...] | None, inventory: Inventory | None = None) -> Corpus:
     parts = DEFAULT_SPLIT if split is None else split
     if len(parts) != 3:
         raise MixerError(f"data.split must be three proportions like [90, 5, 5], got {list(parts)}.")
+    ends = cut(file.stat().st_size, (parts[0], parts[1], parts[2]))
+    return _corpus(name, file, [ends[0], ends[1] - ends[0], ends[2] - ends[1]], inventory)
+
+
+def _corpus(name: str, file: Path, sizes: list[int], inventory: Inventory | None) -> Corpus:
+    """Return the corpus of a file whose splits have these sizes."""
+    size = sum(sizes)
     if size == 0:
         raise MixerError(f"corpus {name} ({file}) is empty.")
-    return Corpus(name, file, size, sha256_of(file), cut(size, (parts[0], parts[1], parts[2])))
+    if inventory is not None:
+        inventory.count("bytes", size)
+        by_name = f" ({inventory.found['splits']})" if "splits" in inventory.found else ""
+        inventory.tell_counts("splits", dict(zip(SPLITS, sizes, strict=True)))
+        inventory.found["splits"] = f"{inventory.found['splits']}{by_name}"
+    return Corpus(name, file, size, sha256_of(file), (sizes[0], sizes[0] + sizes[1], size), inventory)
 
 
 CORPORA = {

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
 
 from ..errors import MixerError
 from .cache import mapped
+from .inventory import Inventory
 
 SPLITS = ("train", "valid", "test")
 
@@ -27,6 +28,7 @@ class Corpus:
 
     Args:
         bounds: ends of train, valid and test, in bytes.
+        inventory: what was found and what was left out; None: of a corpus with a name.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Corpus:
     size: int
     sha256: str
     bounds: tuple[int, int, int]
+    inventory: Inventory | None = field(default=None, compare=False)
 
     def bytes(self) -> Tensor:
         """Map the whole corpus, uint8 (size,); it is read-only by convention."""

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from ..errors import MixerError
 from .bounds import BoundedReader, Bounds
-from .corpora import BAD_ZIP
 from .image_source import Found, array_part, check_labels
+from .packed import BAD_ZIP
 
 CIFAR_FILE = re.compile(
     r"(data_batch_[1-5]|test_batch|train|test)(\.bin)?|batches\.meta(\.txt)?|meta|fine_label_names\.txt"

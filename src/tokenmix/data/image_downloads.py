@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import MixerError
-from .cache import cache_dir, cache_write_error, read_chunks, write_chunks
+from .cache import cache_dir, cache_write_error, write_chunks
+from .packed import read_chunks
 
 TORONTO = "https://www.cs.toronto.edu/~kriz/"
 MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..errors import MixerError
 from .bounds import Bounds, check_names, check_regular, walk_links
-from .corpora import BAD_ZIP
 from .image_source import Found, Part, pil_to_tensor, read_image
+from .packed import BAD_ZIP
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
 PART_NAMES = {"train": "train", "val": "valid", "valid": "valid", "validation": "valid", "test": "test"}

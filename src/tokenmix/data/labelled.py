@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from ..errors import MixerError
 from .corpus import SPLITS
 from .docstrings import docstring_pairs
-from .lines import column_names
-from .rows import Row, Rows, read_tables, split_file, split_rows
+from .rows import Rows, read_tables, split_file, split_rows
 from .sampler import mix64
+from .tables import KINDS, Row, column_names, is_table
 
 LABELLED_SETS = {
     "docstring_match": "whether a docstring belongs to a function of the Python standard library on this machine",
@@ -36,8 +37,8 @@ def open_labelled(
     """Open labelled texts; each row of the result is one text or two, and then the label.
 
     Args:
-        source: a name in ``LABELLED_SETS``; a table (.tsv with a header, or .jsonl), which is then split; or a folder
-            with a table for each split, such as SST-2's. Files may be packed (.gz or .xz).
+        source: a name in ``LABELLED_SETS``; a table with named columns (.tsv, .csv, .jsonl, .json or .parquet),
+            which is then split; or a folder with a table for each split, such as SST-2's. Files may be packed.
         columns: one column of texts, or two for pairs; None: the first of ``TEXTS`` that a table has.
         label: column of the labels.
         split: proportions of train, validation and test for rows that are not split yet; None: 90/5/5.
@@ -60,9 +61,15 @@ def open_labelled(
                 f"data: there is no {source!r}; give a table of labelled texts, a folder with one for each split, or "
                 + f"one of {', '.join(LABELLED_SETS)}."
             )
+        if not path.is_dir() and not is_table(path):
+            raise MixerError(f"data: {path} is no table by its name; labelled texts are read from {KINDS}.")
         table = split_file(path, "train") if path.is_dir() else path
         rows = read_tables(path, (*_columns(table, columns, label), label), split)
-    return rows, _labels(rows)
+    labels = _labels(rows)
+    if rows.inventory is not None:
+        counts = Counter(row[-1] for row in rows.split("train"))
+        rows.inventory.tell_counts("labels in training", {label: counts[label] for label in labels})
+    return rows, labels
 
 
 def _columns(table: Path, given: tuple[str, ...] | None, label: str) -> tuple[str, ...]:

@@ -2,65 +2,113 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import lzma
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import codecs
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ..errors import MixerError
-from .bounds import Bounds
-from .cache import read_chunks
+from .packed import unpacked_chunks
 
-PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+WIDE = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}
+WIDE |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}  # UTF-32's first: it begins with UTF-16's
+"""Encodings that are told by a file's first bytes."""
 
 
-def plain_name(path: Path) -> str:
-    """Return the name of a file without the ending that says how it is packed."""
-    return path.stem if path.suffix in PACKED else path.name
+def wide_encoding(start: bytes) -> str | None:
+    """Return UTF-16 or UTF-32 for a text that says by its first bytes that it is in one of them."""
+    return next((name for mark, name in WIDE.items() if start.startswith(mark)), None)
 
 
 def read_start(path: Path, count: int) -> bytes:
-    """Return the first bytes of a file, which is unpacked if its name ends in .gz or .xz.
+    """Return the first bytes of a file, unpacked if it is packed.
 
     Raises:
         MixerError: if the file cannot be read.
     """
-    with _opened(path) as file:
-        start: bytes = file.read(count)
-    return start
+    return next(unpacked_chunks(path, size=count))
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a text file, packed or not, with their ends.
+
+    The text is in UTF-8, or in UTF-16 or UTF-32 with their mark. A text whose lines end in carriage returns alone, as
+    on old Macs, gets line feeds in their place.
+
+    Raises:
+        MixerError: if the file cannot be read, is not UTF-8, holds a NUL or unpacks to far more than texts do.
+    """
+    chunks = unpacked_chunks(path)
+    first = next(chunks)
+    wide = wide_encoding(first)
+    lines = _wide_lines(path, first, chunks, wide) if wide else _utf8_lines(path, first, chunks)
+    for i, line in enumerate(lines, 1):
+        if "\0" in line:
+            raise MixerError(
+                f"data: line {i} of {path} holds a NUL, as no text does; if it is UTF-16, convert it with "
+                + "`iconv -f utf-16 -t utf-8`."
+            )
+        if i == 1 and "\r" in line and "\n" not in line:
+            yield from (part + "\n" for part in line.removesuffix("\r").split("\r"))
+        else:
+            yield line
+
+
+def _utf8_lines(path: Path, first: bytes, chunks: Iterator[bytes]) -> Iterator[str]:
+    at = 0
+    for number, raw in enumerate(_raw_lines(first, chunks), 1):
+        try:
+            yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as why:
+            # The codec that drops a mark counts from behind it.
+            skipped = 3 * (number == 1 and raw.startswith(codecs.BOM_UTF8))
+            where = at + why.start + skipped
+            raise MixerError(
+                f"data: {path} is not UTF-8: byte {where} in line {number} is {why.object[why.start]:#04x}; convert "
+                + "it, for example with `iconv -f latin1 -t utf-8`."
+            ) from None
+        at += len(raw)
+
+
+def _raw_lines(first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield lines with their ends. A long line is put together once, and not anew with each chunk."""
+    rest: list[bytes] = []
+    chunk: bytes | None = first
+    while chunk is not None:
+        head, end, tail = chunk.partition(b"\n")
+        if end:
+            yield b"".join([*rest, head, end])
+            *lines, last = tail.split(b"\n")
+            rest = [last] if last else []
+            yield from (line + b"\n" for line in lines)
+        elif head:
+            rest.append(head)
+        chunk = next(chunks, None)
+    if rest:
+        yield b"".join(rest)
+
+
+def _wide_lines(path: Path, first: bytes, chunks: Iterator[bytes], encoding: str) -> Iterator[str]:
+    decoder, rest, number = codecs.getincrementaldecoder(encoding)(), "", 1
+    chunk: bytes | None = first
+    while chunk is not None:
+        following = next(chunks, None)
+        try:
+            rest += decoder.decode(chunk, final=following is None)
+        except UnicodeDecodeError as why:
+            raise MixerError(
+                f"data: {path} begins as {encoding.upper()} but is not, near line {number} ({why.reason})."
+            ) from None
+        *lines, rest = rest.split("\n")
+        number += len(lines)
+        yield from (line + "\n" for line in lines)
+        chunk = following
+    if rest:
+        yield rest
 
 
 def read_text(path: Path) -> str:
-    """Read a UTF-8 text file, which is unpacked if its name ends in .gz or .xz.
-
-    Raises:
-        MixerError: if the file cannot be read, is not UTF-8 or unpacks to far more than texts do.
-    """
-    with _opened(path) as file:
-        chunks = read_chunks(file)
-        raw = b"".join(Bounds().stream(path, chunks) if path.suffix in PACKED else chunks)
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as why:
-        line = raw[: why.start].count(b"\n") + 1
-        raise MixerError(
-            f"data: {path} is not UTF-8: byte {why.start} in line {line} is {raw[why.start]:#04x}; convert it, for "
-            + "example with `iconv -f latin1 -t utf-8`."
-        ) from None
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """Open a file, plain or packed, for reading bytes; what goes wrong while it is open becomes a MixerError."""
-    try:
-        with PACKED.get(path.suffix, open)(path, "rb") as file:
-            yield file
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as why:
-        raise MixerError(f"data: {path} cannot be read ({getattr(why, 'strerror', None) or why}).") from None
+    """Read a text file whole; see ``text_lines``."""
+    return "".join(text_lines(path))
 
 
 def read_lines(path: Path) -> list[str]:
@@ -69,74 +117,11 @@ def read_lines(path: Path) -> list[str]:
     Raises:
         MixerError: for an empty line, with its number, and for a file without lines.
     """
-    lines = read_text(path).replace("\r\n", "\n").split("\n")
-    if lines and not lines[-1]:
-        lines.pop()
+    lines = []
+    for i, line in enumerate(text_lines(path), 1):
+        lines.append(line.strip())
+        if not lines[-1]:
+            raise MixerError(f"data: line {i} of {path} is empty; every line must hold a text.")
     if not lines:
         raise MixerError(f"data: {path} is empty.")
-    for i, line in enumerate(lines, 1):
-        if not line.strip():
-            raise MixerError(f"data: line {i} of {path} is empty; every line must hold a text.")
-    return [line.strip() for line in lines]
-
-
-def read_columns(path: Path, names: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Read named columns of a table: tab-separated values, or one JSON object per line.
-
-    A first line of a .tsv that holds the names is a header, and says where the columns are; otherwise they are the
-    first ones.
-
-    Raises:
-        MixerError: for a missing or empty column, with the number of its line.
-    """
-    lines = read_lines(path)
-    table = plain_name(path).endswith((".tsv", ".txt"))
-    first, places = 1, tuple(range(len(names)))
-    if table:
-        header = [part.strip() for part in lines[0].split("\t")]
-        if set(names) <= set(header):
-            first, places, lines = 2, tuple(header.index(name) for name in names), lines[1:]
-    rows = []
-    for i, line in enumerate(lines, first):
-        found = _tsv_row(line, places) if table else _json_row(line, names)
-        if found is None or not all(part.strip() for part in found):
-            needed = f"{len(names)} columns separated by tabs" if table else f"an object with {' and '.join(names)}"
-            raise MixerError(f"data: line {i} of {path} must hold {needed}, none of them empty; got {line[:80]!r}.")
-        rows.append(tuple(part.strip() for part in found))
-    if not rows:
-        raise MixerError(f"data: {path} has a header and no rows.")
-    return rows
-
-
-def column_names(path: Path) -> list[str]:
-    """Return the names of a table's columns: its first line, or what its first JSON object names."""
-    line = read_lines(path)[0]
-    if plain_name(path).endswith(".tsv"):
-        return [part.strip() for part in line.split("\t")]
-    try:
-        row: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        row = None
-    if not isinstance(row, dict):
-        raise MixerError(f"data: line 1 of {path} must hold an object; got {line[:80]!r}.")
-    return list(row)
-
-
-def _tsv_row(line: str, places: tuple[int, ...]) -> list[str] | None:
-    parts = line.split("\t")
-    return [parts[i] for i in places] if len(parts) > max(places) else None
-
-
-def _json_row(line: str, names: tuple[str, ...]) -> list[str] | None:
-    try:
-        row: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(row, dict) or any(not isinstance(row.get(name), str | int) for name in names):
-        return None
-    return [str(row[name]) for name in names]
-
-
-def is_table(path: Path) -> bool:
-    """Return whether a file is a table by its name: .tsv, .jsonl or .json, also packed."""
-    return plain_name(path).endswith((".tsv", ".jsonl", ".json"))
+    return lines

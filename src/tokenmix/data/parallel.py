@@ -11,9 +11,15 @@ from ..errors import MixerError
 from .dialogues import PARTS, is_dialogues, read_dialogues
 from .docstrings import docstring_pairs
 from .grammar import sentence_pairs
-from .lines import is_table, plain_name, read_columns, read_lines
-from .rows import SPLIT_NAMES, Row, Rows, split_groups
+from .inventory import Inventory
+from .lines import read_lines
+from .packed import plain_name
+from .rows import Rows, read_split_tables, split_groups, tell_splits
+from .split_names import SPLIT_NAMES
+from .tables import KINDS, Row, is_table, read_columns
+from .text_folders import leave_rest
 
+SIDES = ("source", "target")
 START = re.compile(r"(?:train|validation|valid|val|dev|test)[-_.]?")
 MADE: dict[str, Callable[[], list[tuple[str, str]]]] = {"grammar": sentence_pairs, "docstrings": docstring_pairs}
 PARALLEL_SETS = {
@@ -54,12 +60,14 @@ def open_parallel(
 
     Args:
         source: a name in ``PARALLEL_SETS``; a folder with files such as train.en, train.de, val.en, val.de, test.en and
-            test.de, plain or .gz, or with a table or a file of dialogues for each split; a table (.tsv or .jsonl) with
-            the source and the target of each pair; a file of dialogues (``read_dialogues``), which is known by its
-            first line; or, with ``target``, a file with one source per line.
+            test.de, also packed, or with a table or a file of dialogues for each split; a table (.tsv, .csv, .jsonl,
+            .json or .parquet) with the source and the target of each pair; a file of dialogues
+            (``read_dialogues``), which is known by its first line; or, with ``target``, a file with one source per
+            line.
         target: file with one target per line, in the order of the sources.
         languages: endings of the files of a folder, or names of the columns of a table: source, then target. None:
-            "source" and "target" in a table, and the only two endings in a folder.
+            "source" and "target" in a table, or its only two columns where it has no header, and the only two
+            endings in a folder.
         version: what follows the split in the names of a folder's tables or dialogues, such as "self_original" of
             train_self_original.txt; None: there is one file for each split.
         split: proportions of train, validation and test for pairs that are not split yet; None: 90/5/5. Pairs are
@@ -79,69 +87,85 @@ def open_parallel(
             f"data: there is no {source!r}; give a folder or file of parallel text, or one of "
             + f"{', '.join(PARALLEL_SETS)}."
         )
+    found = Inventory(str(path))
     if target is not None:
-        return _alone(path.name, _zipped(path, Path(target).expanduser()), split)
+        return _alone(path.name, _zipped(path, Path(target).expanduser(), found), split, found)
     if path.is_dir():
         return _folder(path, languages, version)
     if is_table(path):
-        return _alone(path.name, _rows(path, languages), split)
+        return _alone(path.name, read_columns(path, languages or SIDES, found, unnamed=languages is None), split, found)
     if is_dialogues(path):
-        groups: list[tuple[str, list[Row]]] = [("\n".join(lines), list(pairs)) for lines, pairs in read_dialogues(path)]
-        return ParallelText(path.name, split_groups(path.name, groups, split, "dialogues"), dialogue=True)
+        dialogues = read_dialogues(path)
+        found.count("files")
+        found.count("dialogues", len(dialogues))
+        groups: list[tuple[str, list[Row]]] = [("\n".join(lines), list(pairs)) for lines, pairs in dialogues]
+        splits = split_groups(path.name, groups, split, "dialogues")
+        tell_splits(found, splits)
+        return ParallelText(path.name, splits, found, dialogue=True)
     raise MixerError(
-        f"data: {source} holds one text per line; give the other side too (data.target), a table (.tsv or .jsonl), or "
+        f"data: {source} holds one text per line; give the other side too (data.target), a table ({KINDS}), or "
         + "dialogues, whose lines are numbered from 1."
     )
 
 
-def _alone(name: str, pairs: list[Row], split: tuple[float, ...] | None) -> ParallelText:
+def _alone(
+    name: str, pairs: list[Row], split: tuple[float, ...] | None, inventory: Inventory | None = None
+) -> ParallelText:
     """Split pairs by their source."""
-    return ParallelText(name, split_groups(name, [(pair[0], [pair]) for pair in pairs], split, "pairs"))
+    splits = split_groups(name, [(pair[0], [pair]) for pair in pairs], split, "pairs")
+    if inventory is not None:
+        tell_splits(inventory, splits)
+    return ParallelText(name, splits, inventory)
 
 
-def _rows(path: Path, languages: tuple[str, ...] | None) -> list[Row]:
-    return list(read_columns(path, languages or ("source", "target")))
-
-
-def _zipped(source: Path, target: Path) -> list[Row]:
+def _zipped(source: Path, target: Path, inventory: Inventory) -> list[Row]:
     left, right = read_lines(source), read_lines(target)
     if len(left) != len(right):
         raise MixerError(
             f"data: {source} and {target} must have as many lines, got {len(left):,} and {len(right):,}; line n of one "
             + "must translate line n of the other."
         )
+    inventory.count("files", 2)
+    inventory.count("rows", len(left))
     return list(zip(left, right, strict=True))
 
 
 def _folder(folder: Path, languages: tuple[str, ...] | None, version: str | None) -> ParallelText:
     """Open a folder: two files of lines for each split where there are such, else a table or a file of dialogues."""
-    found = _endings(folder)
-    by_line = len(found) == 2 if languages is None else set(languages) <= set(found)
+    endings, found = _endings(folder), Inventory(str(folder))
+    by_line = len(endings) == 2 if languages is None else set(languages) <= set(endings)
     if not by_line and (whole := _whole(folder, version)):
-        name = folder.resolve().name + (f", {version}" if version else "")
-        if is_table(whole["train"]):
-            return ParallelText(name, {split: _rows(file, languages) for split, file in whole.items()})
-        told: dict[str, list[Row]] = {
-            split: [pair for each in read_dialogues(file) for pair in each.pairs] for split, file in whole.items()
-        }
-        return ParallelText(name, told, dialogue=True)
+        return _whole_splits(folder, whole, languages, version, found)
     if languages is None and not by_line:
-        what = f"files for {', '.join(found)}" if found else "no train files"
+        what = f"files for {', '.join(endings)}" if endings else "no train files"
         raise MixerError(
             f'data: {folder} has {what}; say which is source and which target: --data.languages \'["en", "de"]\'.'
         )
-    endings = languages or found
-    splits = {}
-    for name, starts in SPLIT_NAMES.items():
-        files = [_file(folder, starts, ending) for ending in endings]
-        missing = [ending for ending, file in zip(endings, files, strict=True) if file is None]
-        if missing:
-            raise MixerError(
-                f"data: {folder} has no {' or '.join(starts)} file that ends in .{missing[0]} or .{missing[0]}.gz; "
-                + f"it needs train, valid and test for {' and '.join(endings)}."
-            )
-        splits[name] = _zipped(*(file for file in files if file is not None))
-    return ParallelText(f"{folder.resolve().name}, {'-'.join(endings)}", splits)
+    wanted = languages or endings
+    files = {name: _pair_of_files(folder, name, wanted) for name in SPLIT_NAMES}
+    splits = {name: _zipped(*pair, found) for name, pair in files.items()}
+    tell_splits(found, splits)
+    leave_rest(found, folder, [file for pair in files.values() for file in pair])
+    return ParallelText(f"{folder.resolve().name}, {'-'.join(wanted)}", splits, found)
+
+
+def _whole_splits(
+    folder: Path, whole: dict[str, Path], languages: tuple[str, ...] | None, version: str | None, found: Inventory
+) -> ParallelText:
+    """Open a table or a file of dialogues for each split."""
+    name = folder.resolve().name + (f", {version}" if version else "")
+    leave_rest(found, folder, whole.values())
+    if is_table(whole["train"]):
+        rows = read_split_tables(whole, languages or SIDES, found, unnamed=languages is None)
+        return ParallelText(name, rows, found)
+    told: dict[str, list[Row]] = {}
+    for split, file in whole.items():
+        dialogues = read_dialogues(file)
+        found.count("files")
+        found.count("dialogues", len(dialogues))
+        told[split] = [pair for each in dialogues for pair in each.pairs]
+    tell_splits(found, told)
+    return ParallelText(name, told, found, dialogue=True)
 
 
 def _whole(folder: Path, version: str | None) -> dict[str, Path]:
@@ -171,14 +195,34 @@ def _whole(folder: Path, version: str | None) -> dict[str, Path]:
     return found
 
 
-def _file(folder: Path, starts: tuple[str, ...], ending: str) -> Path | None:
-    """Return the first file of a split and a language, by the order of ``starts`` and then by name."""
+def _pair_of_files(folder: Path, split: str, endings: tuple[str, ...]) -> tuple[Path, Path]:
+    """Return the first two files of a split whose names differ in the language only, by the order of its words."""
+    starts = SPLIT_NAMES[split]
+    sides = [_by_stem(folder, starts, ending) for ending in endings]
+    for ending, side in zip(endings, sides, strict=True):
+        if not side:
+            raise MixerError(
+                f"data: {folder} has no {' or '.join(starts)} file that ends in .{ending} or .{ending}.gz; it needs "
+                + f"train, valid and test for {' and '.join(endings)}."
+            )
+    for stem, source in sides[0].items():
+        if stem in sides[1]:
+            return source, sides[1][stem]
+    raise MixerError(
+        f"data: {folder} has {next(iter(sides[0].values())).name} and {next(iter(sides[1].values())).name}, but no two "
+        + f"{split} files whose names differ in {' and '.join(endings)} only."
+    )
+
+
+def _by_stem(folder: Path, starts: tuple[str, ...], ending: str) -> dict[str, Path]:
+    """Return the files of a split and a language by what stands before the language, in the order of ``starts``."""
+    found: dict[str, Path] = {}
     for start in starts:
         for file in sorted(folder.iterdir()):
             plain = plain_name(file)
             if plain.startswith(start) and plain.endswith(f".{ending}") and file.is_file():
-                return file
-    return None
+                found.setdefault(plain.removesuffix(f".{ending}"), file)
+    return found
 
 
 def _endings(folder: Path) -> tuple[str, ...]:

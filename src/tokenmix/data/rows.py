@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from ..errors import MixerError
 from .corpus import SPLITS, check_split, cut
-from .lines import is_table, read_columns
+from .inventory import Inventory
 from .sampler import mix64
-
-Row = tuple[str, ...]
-SPLIT_NAMES = {"train": ("train",), "valid": ("valid", "validation", "val", "dev"), "test": ("test",)}
-"""The words in a file's name that say which split it holds."""
+from .split_names import SPLIT_NAMES, split_word
+from .tables import KINDS, Row, has_header, is_table, read_columns
+from .text_folders import leave_rest
 
 
 @dataclass(frozen=True)
@@ -24,17 +23,19 @@ class Rows:
     Args:
         name: of the set, for reports.
         splits: rows of train, valid and test.
+        inventory: what was found and what was left out; None: the rows are made here.
     """
 
     name: str
     splits: dict[str, list[Row]]
+    inventory: Inventory | None = field(default=None, compare=False)
 
     def split(self, name: str) -> list[Row]:
         """Return the rows of a split."""
         check_split(self.name, name, self.splits)
         return self.splits[name]
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """Return the sha256 of all rows in their order."""
         digest = hashlib.sha256()
@@ -44,9 +45,12 @@ class Rows:
         return digest.hexdigest()
 
 
-def split_rows(name: str, rows: list[Row], split: tuple[float, ...] | None) -> Rows:
+def split_rows(name: str, rows: list[Row], split: tuple[float, ...] | None, inventory: Inventory | None = None) -> Rows:
     """Split rows by their first text, so that a text is in one split only; see ``split_groups``."""
-    return Rows(name, split_groups(name, [(row[0], [row]) for row in rows], split))
+    splits = split_groups(name, [(row[0], [row]) for row in rows], split)
+    if inventory is not None:
+        tell_splits(inventory, splits)
+    return Rows(name, splits, inventory)
 
 
 def split_groups(
@@ -79,19 +83,45 @@ def split_groups(
     return splits
 
 
-def read_tables(path: Path, columns: tuple[str, ...], split: tuple[float, ...] | None) -> Rows:
+def read_tables(path: Path, columns: Row, split: tuple[float, ...] | None, *, unnamed: bool = False) -> Rows:
     """Read named columns of one table, which is then split, or of a folder with a table for each split.
 
     Args:
-        path: .tsv or .jsonl file, also .gz or .xz, or a folder of which each split's table has its name: train;
-            valid, validation, val or dev; test (such as sst2_dev.tsv).
+        path: table (``tables.KINDS``), also packed, or a folder of which each split's table has its name: train; valid,
+            validation, val or dev; test (such as sst2_dev.tsv).
+        unnamed: whether tables may lack a header; see ``read_columns``.
 
     Raises:
         MixerError: for a folder that lacks a split, and for what ``read_columns`` refuses.
     """
+    inventory = Inventory(str(path))
     if not path.is_dir():
-        return split_rows(path.name, list(read_columns(path, columns)), split)
-    return Rows(path.resolve().name, {name: list(read_columns(split_file(path, name), columns)) for name in SPLITS})
+        return split_rows(path.name, read_columns(path, columns, inventory, unnamed=unnamed), split, inventory)
+    files = {name: split_file(path, name) for name in SPLITS}
+    leave_rest(inventory, path, files.values())
+    return Rows(path.resolve().name, read_split_tables(files, columns, inventory, unnamed=unnamed), inventory)
+
+
+def read_split_tables(
+    files: dict[str, Path], columns: Row, inventory: Inventory, *, unnamed: bool = False
+) -> dict[str, list[Row]]:
+    """Read named columns of the table of each split, of which all have a header or none has."""
+    if unnamed:
+        named = {split: has_header(file, columns) for split, file in files.items()}
+        for split, header in named.items():
+            if header != named["train"]:
+                has, lacks = (files[split], files["train"]) if header else (files["train"], files[split])
+                raise MixerError(
+                    f"data: line 1 of {has} names {' and '.join(columns)}, that of {lacks} does not; give it a header."
+                )
+    found = {name: read_columns(file, columns, inventory, unnamed=unnamed) for name, file in files.items()}
+    tell_splits(inventory, found)
+    return found
+
+
+def tell_splits(inventory: Inventory, splits: dict[str, list[Row]]) -> None:
+    """Record how many rows each split has."""
+    inventory.tell_counts("splits", {name: len(splits[name]) for name in SPLITS})
 
 
 def split_file(folder: Path, name: str) -> Path:
@@ -100,12 +130,15 @@ def split_file(folder: Path, name: str) -> Path:
     Raises:
         MixerError: if there is none, or more than one.
     """
-    words = SPLIT_NAMES[name]
-    named = re.compile(rf"(^|[._-])({'|'.join(words)})([._-]|$)")
-    found = sorted(file for file in folder.iterdir() if is_table(file) and named.search(file.name))
+    words, named = SPLIT_NAMES[name], split_word(name)
+    found = sorted(
+        file
+        for file in folder.iterdir()
+        if is_table(file) and named.search(file.name) and not file.name.startswith(".") and file.is_file()
+    )
     if len(found) != 1:
         got = "has none" if not found else f"has {' and '.join(file.name for file in found)}"
         raise MixerError(
-            f"data: {folder} must have one table (.tsv or .jsonl) whose name says {' or '.join(words)}, but {got}."
+            f"data: {folder} must have one table ({KINDS}) whose name says {' or '.join(words)}, but {got}."
         )
     return found[0]

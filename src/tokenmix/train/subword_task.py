@@ -10,6 +10,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..data.inventory import Inventory
 from ..data.pair_sampler import IGNORED
 from ..data.rows import Rows
 from ..data.subwords import Subwords
@@ -115,6 +116,9 @@ class SubwordTask(Task):
         rows = {name: len(found) for name, found in self.text.splits.items()}
         facts = {"name": self.text.name, "rows": rows, "sha256": self.text.sha256}
         return {**facts, "tokens": self.subwords.vocab, "tokenizer": self.subwords.sha256}
+
+    def inventory(self) -> Inventory | None:
+        return self.text.inventory
 
     def check_same(self, env: dict[str, Any]) -> None:
         then = env.get("texts", {})

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data import Bounds, Corpus, Sampler, open_corpus
+from ..data.inventory import Inventory
 from ..errors import MixerError
 from ..mixers import Mixer, state_bytes
 from ..models import evaluating
@@ -61,8 +62,16 @@ class TextTask(Task):
             }
         }
 
+    def inventory(self) -> Inventory | None:
+        return self.corpus.inventory
+
     def check_same(self, env: dict[str, Any]) -> None:
         corpus, then = self.corpus, env.get("corpus", {})
+        if then and then.get("splits", list(corpus.bounds)) != list(corpus.bounds) and then["sha256"] == corpus.sha256:
+            raise MixerError(
+                f"the splits of {corpus.name} ({corpus.path}) changed since this run began: they ended at bytes "
+                f"{then['splits']}, now at {list(corpus.bounds)}; restore the old ones, or start a new run."
+            )
         if then and (then["bytes"], then["sha256"]) != (corpus.size, corpus.sha256):
             raise MixerError(
                 f"the corpus {corpus.name} ({corpus.path}) changed since this run began: "
