@@ -7,9 +7,11 @@ that it is running.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,17 +26,27 @@ except ImportError:  # this system has no such lock
 NAME = ".lock"
 PATIENCE = (0.02, 0.08, 0.0)
 """Seconds to wait after each attempt: who only looks holds the lock for a moment."""
+HELD = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
+"""Errors that mean that another process holds a lock. Any other (ENOLCK, ENOTSUP) means that none is to be had, as on
+some file systems of networks."""
 
 
 @contextlib.contextmanager
 def locked(folder: Path, busy: str) -> Iterator[None]:
     """Hold the lock of a folder; ``busy`` is the error where another process holds it.
 
-    Where the system has no locks, it is up to the user.
+    Where the system has no locks, it is up to the user; where the folder's file system has none, a warning says so.
     """
     with (folder / NAME).open("a+b") as f:
-        if fcntl is not None and not _taken(f, fcntl.LOCK_EX):
+        taken = None if fcntl is None else _taken(f, fcntl.LOCK_EX)
+        if taken is False:
             raise MixerError(busy)
+        if isinstance(taken, OSError):
+            warnings.warn(
+                f"{folder}: this file system gives no locks ({taken.strerror or taken}), so a second process that "
+                + "writes there is not noticed; start only one.",
+                stacklevel=3,
+            )
         _note(f, "running")
         try:
             yield
@@ -73,7 +85,8 @@ def look(folder: Path) -> tuple[bool | None, dict[str, str]]:
     note: dict[str, str] = {"state": "", "why": ""}
     try:
         with (folder / NAME).open("rb") as f:
-            held = None if fcntl is None else not _taken(f, fcntl.LOCK_SH, (0.0,))
+            taken = None if fcntl is None else _taken(f, fcntl.LOCK_SH, (0.0,))
+            held = not taken if isinstance(taken, bool) else None
             content = f.read()
     except FileNotFoundError:
         return False, note
@@ -85,12 +98,15 @@ def look(folder: Path) -> tuple[bool | None, dict[str, str]]:
     return held, note
 
 
-def _taken(f: Any, how: int, patience: tuple[float, ...] = PATIENCE) -> bool:
+def _taken(f: Any, how: int, patience: tuple[float, ...] = PATIENCE) -> bool | OSError:
+    """Return whether the lock was taken, or why there is none."""
     for pause in patience:
         try:
             fcntl.flock(f, how | fcntl.LOCK_NB)
             return True
-        except OSError:
+        except OSError as why:
+            if why.errno not in HELD:
+                return why
             time.sleep(pause)
     return False
 
