@@ -139,7 +139,7 @@ def _check_kind(name: str, kind: str) -> None:
 def _folder(folder: Path, options: dict[str, Any]) -> Host:
     try:
         config = json.loads((folder / "config.json").read_text())
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         raise MixerError(
             f"advise: {folder}: holds no config.json; it is no run, no converted model and no folder of transformers."
         ) from None

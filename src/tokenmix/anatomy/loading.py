@@ -117,7 +117,7 @@ def _moments(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...], list[s
     try:
         given = json.loads((folder / "preprocessor_config.json").read_text())
         return tuple(given["image_mean"]), tuple(given["image_std"]), []
-    except (OSError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         note = "it has no preprocessor_config.json with image_mean and image_std; 0.5 is assumed for both"
         return HALF, HALF, [note]
 

@@ -19,7 +19,7 @@ def is_host_folder(folder: Path | str) -> bool:
     """Return whether a folder holds a host: one that `tokenmix convert` wrote by surgery, or one of transformers."""
     try:
         config = json.loads((Path(folder) / "config.json").read_text())
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
     return isinstance(config, dict) and (config.get("kind") == "surgery" or "model_type" in config)
 

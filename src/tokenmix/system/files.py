@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ LETTERS = 40  # of a name that are used in another one, which may have 255 bytes
 
 
 WRITING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # errors that only writing raises
+LOST = WRITING | {errno.EIO, errno.ENXIO, errno.ESTALE}
+"""Errors of flushing that mean that what was written may be lost. Any other (EINVAL, ENOTSUP) means that the file
+system does not flush on request, as some of networks do not for folders."""
+UNFLUSHED: set[int] = set()  # devices of which a warning has said so
 
 
 def beside(path: Path) -> Path:
@@ -71,7 +76,7 @@ def whole_file(path: Path) -> Iterator[Any]:
         with _named(path, temporary), opened as f:
             yield f
             f.flush()
-            os.fsync(f.fileno())
+            flush_to_disk(f.fileno(), path)
         with _named(path):
             os.replace(temporary, path)
     except BaseException:
@@ -151,19 +156,50 @@ def write_json(path: Path, value: Any) -> None:
         f.write((json.dumps(value, indent=2) + "\n").encode())
 
 
+def flush_to_disk(handle: int, path: Path) -> None:
+    """Flush an open file or folder to disk. Where its file system does not do that, a warning says so once.
+
+    Raises:
+        OSError: if what was written may be lost.
+    """
+    try:
+        os.fsync(handle)
+    except OSError as why:
+        if why.errno in LOST:
+            raise
+        _warn_unflushed(path, why)
+
+
+def _warn_unflushed(path: Path, why: OSError) -> None:
+    device = os.stat(path.parent).st_dev
+    if device not in UNFLUSHED:
+        UNFLUSHED.add(device)
+        warnings.warn(
+            f"{path}: this file system does not flush to disk on request ({why.strerror or why}); what was written "
+            + "last may be lost if the machine stops.",
+            stacklevel=4,
+        )
+
+
 def write_file(path: Path, content: bytes) -> None:
     """Write one file and flush it to disk."""
     with path.open("wb") as f:
         f.write(content)
         f.flush()
-        os.fsync(f.fileno())
+        flush_to_disk(f.fileno(), path)
 
 
 def sync_dir(path: Path) -> None:
     """Flush a directory's entries to disk; without this a power failure may undo a rename."""
-    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        handle = os.open(path, os.O_RDONLY)
+    except OSError as why:  # a system that opens no folders
+        if why.errno in LOST or why.errno == errno.ENOENT:
+            raise
+        _warn_unflushed(path, why)
+        return
+    try:
+        flush_to_disk(handle, path)
     finally:
         os.close(handle)
 

@@ -9,6 +9,7 @@ Where the weights were sharded, model and optimizer are folders with a file of e
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -96,7 +97,12 @@ def remove_checkpoint(folder: Path, step: int) -> None:
     path, doomed = folder / step_name(step), folder / f".old-{step_name(step)}"
     if path.exists():
         shutil.rmtree(doomed, ignore_errors=True)
-        os.rename(path, doomed)
+        try:
+            os.rename(path, doomed)
+        except OSError as why:  # a folder of a lower layer of an overlay cannot be renamed
+            if why.errno != errno.EXDEV:
+                raise
+            doomed = path
         shutil.rmtree(doomed, ignore_errors=True)
 
 

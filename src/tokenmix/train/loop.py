@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
@@ -336,10 +337,10 @@ class Trainer:
             if steps
             else "there is no earlier checkpoint, so the run restarts from its config"
         )
-        path = self.run_dir.path
+        path, mend = self.run_dir.path, "Make room" if why.errno in (ENOSPC, EDQUOT, EFBIG, None) else "Mend that"
         return MixerError(
             f"{path}: {what} could not be written ({why.strerror or why}); {kept}. "
-            + f"Make room, then `{resume_command(path)}`."
+            + f"{mend}, then `{resume_command(path)}`."
         )
 
     def summary(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 
 from ..data.records import bad_text, parse_records, read_records
 from ..errors import MixerError
-from ..system.files import check_free, whole_file, whole_folder, write_json
+from ..system.files import check_free, flush_to_disk, whole_file, whole_folder, write_json
 from ..system.lock import locked
 from ..system.machine import cpu_name
 from ..system.version import __version__
@@ -110,7 +110,7 @@ class RunDir:
     def sync_metrics(self) -> None:
         """Flush metrics.jsonl to the disk, so that no checkpoint is ahead of it."""
         with self.metrics.open("a") as f:
-            os.fsync(f.fileno())
+            flush_to_disk(f.fileno(), self.metrics)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Read the lines of metrics.jsonl, skipping those cut short by a kill or damaged."""
