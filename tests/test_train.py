@@ -737,7 +737,9 @@ def test_a_run_that_is_asked_to_stop_says_where_and_goes_on_to_the_same_bits(tmp
     assert end.value.code == 143
     said = f"{tmp_path / 'run'}: stopped by SIGTERM after step 7, which is saved; "
     said += f"`tokenmix resume {tmp_path / 'run'}` continues it.\n"
-    assert capfd.readouterr().err == said
+    found, told = capfd.readouterr().err.split("\n", 1)
+    assert found.startswith(f"data: {text}: 1 file, ")
+    assert told == said
     assert names(tmp_path / "run") == ["step_00000005", "step_00000007"]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     monkeypatch.setattr(Trainer, "step", real)
@@ -830,7 +832,8 @@ def test_one_of_several_processes_without_the_others_is_refused(tmp_path, text, 
 def test_progress_without_a_terminal_is_plain_lines(tmp_path, text, monkeypatch, capfd):
     monkeypatch.setattr(progress, "EVERY", 0.0)
     train(config(text, steps=6), tmp_path / "run")
-    first, second = capfd.readouterr().err.splitlines()
+    found, first, second = capfd.readouterr().err.splitlines()
+    assert found.startswith(f"data: {text}: 1 file, ")
     number = r"[\d,.]+"
     assert re.fullmatch(rf"step 3 \(50%\)  {number} bits/byte  {number} tokens/s  about {number} s left", first)
     assert second.startswith("step 6 (100%)  ")

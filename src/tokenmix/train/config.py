@@ -122,8 +122,9 @@ class TrainConfig:
         eval_images: number of leading validation images to evaluate on; None: all of them.
         eval_texts: number of leading validation pairs, documents or labelled texts to evaluate on; None: all of them.
         workers: processes that prepare image batches ahead; 0: none.
-        samples: number of images that a density model or a diffusion transformer draws, or of masks that a segmentation
-            model predicts, at each evaluation; 0: none.
+        samples: number of images that a density model or a diffusion transformer draws, of masks that a segmentation
+            model predicts, or of texts that a language model of subwords or an encoder-decoder of pairs writes, at each
+            evaluation; 0: none.
         init: directory with initial weights, either a run or the output of ``tokenmix convert``; None: random weights.
         teacher: such a directory, whose model the layers learn to imitate; None: no distillation.
         distill: weight of the distillation loss, 0 or more; only used with ``teacher``.

@@ -27,9 +27,6 @@ from .data_config import PairDataConfig
 from .subword_task import SubwordTask, token_count, token_loss, token_nats
 from .task import read_by
 
-SHOWN = 8
-"""Pairs of the validation split that a run writes at each evaluation."""
-
 
 @dataclass(frozen=True)
 class PairScore:
@@ -217,9 +214,11 @@ class PairTask(SubwordTask):
         return {"beams": 0, "max_texts": self.train.eval_texts}
 
     def sample(self, model: Any, folder: Path, step: int) -> None:
-        """Write what the model makes of the first sources of the validation split."""
-        pairs = self.text.split("valid")[:SHOWN]
-        sources = [tokens[: self.data.max_tokens - 1] for tokens in self.tokens_of("valid")[0][:SHOWN]]
+        """Write what the model makes of the first ``train.samples`` sources of the validation split."""
+        if not self.train.samples:
+            return
+        pairs = self.text.split("valid")[: self.train.samples]
+        sources = [tokens[: self.data.max_tokens - 1] for tokens in self.tokens_of("valid")[0][: self.train.samples]]
         texts = self.write(model, sources, beams=1)
         rows = zip(pairs, texts, strict=True)
         text = "\n".join(f"source  {a}\ntarget  {b}\nmodel   {said}\n" for (a, b), said in rows)

@@ -13,9 +13,10 @@ from typing import Any
 
 from ..errors import MixerError
 from ..system.files import check_free, write_json
-from ..system.machine import pick_device, torch_threads
+from ..system.machine import is_first_rank, pick_device, torch_threads
 from .checkpoint import check_can_save, list_steps, remove_checkpoint, sweep
 from .config import FIXED, RunConfig
+from .idle_settings import idle_settings
 from .loop import Trainer
 from .rundir import RunDir, differences, environment
 from .runs import pick_step
@@ -54,6 +55,7 @@ def train(
                 env["inventory"] = read.to_json()
                 if world.first and verbose is not False:
                     print("\n".join(read.lines()), file=sys.stderr, flush=True)
+            _warn_of_idle(config, verbose)
             env["config"] = digest_of(trainer.progress.config)
             world.wait()  # nobody looks for the directory any more
             if not world.first:
@@ -132,6 +134,7 @@ def _resume(
             )
         env.setdefault("resumed", []).append({"step": step, "changed": changed})
         if changes:
+            _warn_of_idle(config, verbose)
             write_json(run.path / "config.json", config.to_json())
         write_json(run.path / "env.json", env)
         for later in list_steps(run.checkpoints):
@@ -139,6 +142,12 @@ def _resume(
                 remove_checkpoint(run.checkpoints, later)
         run.cut_metrics(step)
         return trainer.run()
+
+
+def _warn_of_idle(config: RunConfig, verbose: bool | None) -> None:
+    found = idle_settings(config) if verbose is not False and is_first_rank() else []
+    if found:
+        warnings.warn(f"settings without effect: {'; '.join(found)}.", stacklevel=3)
 
 
 def digest_of(fields: dict[str, Any] | None) -> str:
