@@ -24,7 +24,7 @@ from PIL import Image
 
 from image_sets import cifar, folder, idx, noise, save
 from tokenmix import MixerError
-from tokenmix.data import Bounds, image_archives, image_files, open_corpus, open_images
+from tokenmix.data import Bounds, image_archives, open_corpus, open_images, trees
 from tokenmix.data import images as images_module
 from tokenmix.data.image_downloads import OFFICIAL
 from tokenmix.data.image_source import pil_to_tensor, read_image, tensor_to_pil, to_channels
@@ -436,7 +436,7 @@ def test_archives_with_one_damaged_byte_are_read_or_refused_in_one_line(tmp_path
     refused: list[str] = []
     for kind, read in (
         (".npz", lambda f: image_archives.read_npz(f, Bounds())),
-        (".zip", lambda f: (image_files.zip_tree(f, Bounds()), open_corpus(str(f)))),
+        (".zip", lambda f: (trees.zip_tree(f, Bounds()), open_corpus(str(f)))),
     ):
         raw = (tmp_path / f"whole{kind}").read_bytes()
         for at in range(0, len(raw), 3):

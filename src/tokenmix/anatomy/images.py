@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..data import eval_batches, open_images
-from ..data.image_files import SUFFIXES
+from ..data.image_source import image_endings, is_image
 from ..data.images import IMAGE_SETS
 from ..errors import MixerError
 from ..report.vision import load_image
@@ -65,16 +65,20 @@ def _files(given: Sequence[str]) -> list[Path] | None:
     (path,) = paths
     if path.is_dir():
         inside = sorted(path.iterdir())
-        files = [f for f in inside if f.is_file() and f.suffix.lower() in SUFFIXES]
+        files = [f for f in inside if not f.name.startswith(".") and _is_image(f)]
         if files:
             return files
         if not any(f.is_dir() for f in inside):
-            raise MixerError(f"anatomy: the folder {path} contains no images ({', '.join(SUFFIXES)}).")
+            raise MixerError(f"anatomy: the folder {path} contains no images.")
         return None
     if given[0] not in IMAGE_SETS and not path.exists():
         known = ", ".join(IMAGE_SETS)
         raise MixerError(f"anatomy: there are no images at {given[0]!r}; give files, a folder, or one of {known}.")
-    return paths if path.suffix.lower() in SUFFIXES else None
+    return paths if _is_image(path) else None
+
+
+def _is_image(file: Path) -> bool:
+    return file.is_file() and (file.suffix.lower() in image_endings() or is_image(file))
 
 
 def _labelled(source: str, subject: Subject, split: str, limit: int) -> Images:

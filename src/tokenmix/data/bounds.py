@@ -103,7 +103,11 @@ def walk_links(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
     A link back to a folder that contains it is refused: it would show every image again, in another class.
     """
     above: dict[str, tuple[tuple[int, int], ...]] = {}
-    for where, folders, names in os.walk(root, followlinks=True):
+
+    def refuse(why: OSError) -> None:
+        raise MixerError(f"images: the folder {why.filename} cannot be read ({why.strerror}).") from why
+
+    for where, folders, names in os.walk(root, followlinks=True, onerror=refuse):
         stat, chain = os.stat(where), above.pop(where, ())
         here = stat.st_dev, stat.st_ino
         if here in chain:

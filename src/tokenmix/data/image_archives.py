@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import io
-import lzma
 import math
 import pickle
 import re
 import struct
-import tarfile
 import zlib
 from pathlib import Path
 from tokenize import TokenError
@@ -22,7 +19,9 @@ from torch import Tensor
 from ..errors import MixerError
 from .bounds import BoundedReader, Bounds
 from .image_source import Found, array_part, check_labels
+from .inventory import Inventory
 from .packed import BAD_ZIP
+from .trees import Tree
 
 CIFAR_FILE = re.compile(
     r"(data_batch_[1-5]|test_batch|train|test)(\.bin)?|batches\.meta(\.txt)?|meta|fine_label_names\.txt"
@@ -36,7 +35,6 @@ NPZ_KEYS = (
     ("all", "images", "labels"),
 )
 NPZ_USED = {"classes", *(name for _, x, y in NPZ_KEYS for name in (x, y))}
-PACKED: dict[bytes, Any] = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7zXZ\0": lzma}
 SAFE = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
 SAFE |= {(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")} | {
     (f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")
@@ -61,12 +59,13 @@ def unpickle(raw: bytes, name: str) -> dict[str, Any]:
         raise MixerError(f"images: {name} is not a CIFAR pickle ({why}).") from why
 
 
-def read_cifar(path: Path, bounds: Bounds) -> Found:
-    """Read CIFAR-10 or CIFAR-100 from a folder or a .tar(.gz).
+def read_cifar(source: Path | Tree) -> Found:
+    """Read CIFAR-10 or CIFAR-100 from a folder or an archive.
 
     Both the official binary files and the official pickles are supported.
     """
-    files = _folder_files(path) if path.is_dir() else _tar_files(path, bounds)
+    path = source if isinstance(source, Path) else source.root
+    files = _folder_files(source) if isinstance(source, Path) else _tree_files(source)
     if files.keys() & {"train", "train.bin"}:
         groups, label, width, classes = {"train": ["train"], "test": ["test"]}, "fine_labels", 2, 100
     else:
@@ -100,29 +99,15 @@ def _folder_files(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file() and CIFAR_FILE.fullmatch(p.name)}
 
 
-def _tar_files(file: Path, bounds: Bounds) -> dict[str, bytes]:
-    """Read the files of CIFAR in a tar archive.
-
-    Nothing is unpacked to disk, so no name in the archive can lead anywhere. The archive is read as a stream, so that
-    everything that is unpacked is counted.
-    """
+def _tree_files(tree: Tree) -> dict[str, bytes]:
+    """Read the files of CIFAR in an archive, in whatever folder."""
     files: dict[str, bytes] = {}
-    try:
-        with file.open("rb") as raw:
-            begin = raw.read(6)
-        unpack: Any = next((module.open for magic, module in PACKED.items() if begin.startswith(magic)), open)
-        with unpack(file, "rb") as plain:
-            counted: Any = BoundedReader(plain, file, bounds)  # has read() only, which is all that tarfile calls
-            with tarfile.open(fileobj=counted, mode="r|") as tar:
-                for member in tar:
-                    handle = tar.extractfile(member) if member.isfile() else None
-                    name = member.name.split("/")[-1]
-                    if handle is not None and CIFAR_FILE.fullmatch(name):
-                        if name in files:
-                            raise MixerError(f"images: {file} contains {name} twice; pack it again.")
-                        files[name] = handle.read()
-    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as why:
-        raise MixerError(f"images: {file} is not a readable tar archive ({why}).") from why
+    for inner in tree.names:
+        name = inner.split("/")[-1]
+        if CIFAR_FILE.fullmatch(name):
+            if name in files:
+                raise MixerError(f"images: {tree.root} contains {name} twice; pack it again.")
+            files[name] = tree.bytes(inner)
     return files
 
 
@@ -234,9 +219,12 @@ def read_npz(file: Path, bounds: Bounds) -> Found:
     """
     import numpy
 
+    read = Inventory(str(file))
     try:
         with numpy.load(file, allow_pickle=False) as content:
             names = [k for k in content.files if k in NPZ_USED]
+            if other := [k for k in content.files if k not in NPZ_USED]:
+                read.leave("arrays of other names", *other)
             bounds.check(
                 file,
                 sum(info.file_size for info in content.zip.infolist() if info.filename.removesuffix(".npy") in names),
@@ -258,6 +246,9 @@ def read_npz(file: Path, bounds: Bounds) -> Found:
     ) as why:
         raise MixerError(f"images: {file} is not a readable .npz of arrays ({' '.join(str(why).split())}).") from why
     pairs = {part: (arrays[x], arrays[y], x, y) for part, x, y in NPZ_KEYS if x in arrays and y in arrays}
+    used = {"classes", *(name for pair in pairs.values() for name in pair[2:])}
+    if alone := [name for name in arrays if name not in used]:
+        read.leave("arrays without their partner", *alone)
     if not pairs.keys() & {"train", "all"} or {"train", "all"} <= pairs.keys():
         raise MixerError(
             f"images: {file} must contain x_train, y_train (x_test, y_test), or images and labels; "
@@ -278,7 +269,7 @@ def read_npz(file: Path, bounds: Bounds) -> Found:
     classes = tuple(str(c) for c in arrays["classes"].ravel()) if "classes" in arrays else numbered(top + 1)
     for part, (_, _, _, y) in pairs.items():
         check_labels(labels[part], len(classes), f"{file}: {y}")
-    return Found(classes, shapes.pop()[0], {part: array_part(images[part], labels[part]) for part in pairs})
+    return Found(classes, shapes.pop()[0], {part: array_part(images[part], labels[part]) for part in pairs}, read)
 
 
 def npz_images(array: Any, name: str) -> Tensor:

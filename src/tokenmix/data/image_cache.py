@@ -11,6 +11,7 @@ import json
 import math
 import os
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,11 +23,14 @@ from ..errors import MixerError
 from ..system.files import readable_name
 from .bounds import walk_links
 from .cache import cache_dir, cache_write_error, mapped, read_note, sha256_of, write_chunks, write_note
+from .class_folders import tell_classes
 from .image_archives import CIFAR_FILE, IDX_FILE, sklearn_version
 from .image_source import LOOKAHEAD, Found, Part, in_threads
+from .inventory import Inventory
+from .progress import with_progress
 from .sampler import mix64
 
-FORMAT = 2  # version of the cache format
+FORMAT = 3  # version of the cache format
 CACHE_BYTES = 8 << 30  # image files that decode to more than this are not decoded into one file
 CHECK_BYTES = 2 << 30  # files up to this total are all decoded once to find bad ones; beyond, only with skip_bad_files
 WAITING_BYTES = 256 << 20  # limit on decoded images that wait for their turn
@@ -43,10 +47,11 @@ class Prepared:
         splits: start and end of each split in that order.
         shape: (C, H, W); empty if the images remain in files.
         files: paths of the image files, if they remain in files.
-        names: relative names of these files.
+        contents: sha256 of the bytes of these files.
         skipped: names of the files left out because they could not be read.
         sha256: result of ``fingerprint`` when the set was prepared.
         file: path of the file of pixels.
+        inventory: what was found and left out, as JSON.
     """
 
     classes: tuple[str, ...]
@@ -55,22 +60,19 @@ class Prepared:
     splits: dict[str, tuple[int, int]]
     shape: tuple[int, ...]
     files: list[str]
-    names: list[str]
+    contents: str
     skipped: tuple[str, ...]
     sha256: str
     file: str
+    inventory: dict[str, Any]
 
     def fingerprint(self) -> str:
         """Compute the sha256 of pixels, labels, splits, classes and shape.
 
-        Pixels are read as they are on disk now. For images of different sizes, names and sizes of files take their
-        place.
+        Pixels are read as they are on disk now. For images of different sizes, the bytes of the files take their place,
+        as they were when the set was prepared: a change of a file gives the set another name in the cache.
         """
-        what: Any = (
-            sha256_of(Path(self.file))
-            if self.shape
-            else [[n, os.path.getsize(f)] for n, f in zip(self.names, self.files, strict=True)]
-        )
+        what = sha256_of(Path(self.file)) if self.shape else self.contents
         return hashlib.sha256(
             json.dumps([what, self.labels, self.splits, self.classes, self.shape]).encode()
         ).hexdigest()
@@ -150,15 +152,15 @@ def _stat(file: Path) -> list[Any]:
 def _prepare(found: Found, file: Path, options: dict[str, Any], name: str) -> Prepared:
     channels = options["channels"] or found.channels
     order, splits = divide(found, options["valid"], name)
-    files = [str(part.files[i].resolve()) for part, i in order if part.files]
-    small = sum(os.path.getsize(f) for f in files if os.path.exists(f)) <= CHECK_BYTES
+    files = [part.files[i] for part, i in order if part.files]
+    small = sum(_stat(f)[1] for f in files) <= CHECK_BYTES
     shape: tuple[int, ...] = ()
     kept = list(range(len(order)))
     skipped: list[str] = []
     try:
         if not small and not options["skip"]:
             raise _SizesDiffer
-        kept, skipped, shape = _write_pixels(file, order, channels, options["skip"])
+        kept, skipped, shape = _write_pixels(file, order, channels, options["skip"], name)
     except _SizesDiffer as why:
         if len(files) != len(order):
             raise MixerError(
@@ -166,27 +168,57 @@ def _prepare(found: Found, file: Path, options: dict[str, Any], name: str) -> Pr
                 + "unpack it and give the folder."
             ) from why
         if small or options["skip"]:
-            kept, skipped = _readable_images(order, channels, options["skip"])
+            kept, skipped = _readable_images(order, channels, options["skip"], name)
     if not kept:
         raise MixerError(f"images: none of the files of {name} can be read; the first is {skipped[0]}.")
-    position = {split: tuple(sum(k < edge for k in kept) for edge in edges) for split, edges in splits.items()}
+    position = {s: (bisect_left(kept, a), bisect_left(kept, b)) for s, (a, b) in splits.items()}
     labels = [order[k][0].labels[order[k][1]] for k in kept]
-    _check_splits(name, {k: (a, b) for k, (a, b) in position.items()})
-    refs = [] if shape else [order[k] for k in kept]
-    left, names = [str(part.files[i].resolve()) for part, i in refs], [part.names[i] for part, i in refs]
+    _check_splits(name, position)
+    left = [] if shape else [str(order[k][0].files[order[k][1]]) for k in kept]
     ready = Prepared(
         found.classes,
         channels,
         labels,
-        {k: (a, b) for k, (a, b) in position.items()},
+        position,
         shape,
         left,
-        names,
+        "" if shape else _contents(left, name),
         tuple(skipped),
         "",
         str(file),
+        _inventory(found, labels, position, skipped, name).to_json(),
     )
     return replace(ready, sha256=ready.fingerprint())
+
+
+def _inventory(
+    found: Found, labels: list[int], splits: dict[str, tuple[int, int]], skipped: list[str], name: str
+) -> Inventory:
+    """Complete what was found by the images, their classes and splits."""
+    read = Inventory(name) if found.inventory is None else found.inventory
+    read.count("images", len(labels))
+    read.tell_counts("splits", {split: b - a for split, (a, b) in splits.items()})
+    if splits["valid"] == splits["test"]:
+        read.tell("note", "valid and test are the same images")
+    tell_classes(read, found.classes, labels)
+    if skipped:
+        read.leave("unreadable", *skipped)
+    return read
+
+
+def _contents(files: list[str], name: str) -> str:
+    """Compute a sha256 over the bytes of files."""
+    digest = hashlib.sha256()
+    for each in with_progress(in_threads(_sha256_of, files), len(files), f"hashing the files of {name}"):
+        digest.update(each.encode())
+    return digest.hexdigest()
+
+
+def _sha256_of(file: str) -> str:
+    try:
+        return sha256_of(Path(file))
+    except OSError as why:
+        raise MixerError(f"images: {file} cannot be opened ({why.strerror}).") from why
 
 
 def _check_splits(name: str, splits: dict[str, tuple[int, int]]) -> None:
@@ -237,7 +269,7 @@ def _refuse(why: MixerError, skip: bool) -> None:
 
 
 def _write_pixels(
-    file: Path, order: list[ImageRef], channels: int, skip: bool
+    file: Path, order: list[ImageRef], channels: int, skip: bool, name: str
 ) -> tuple[list[int], list[str], tuple[int, ...]]:
     """Decode everything into one file. Return the indices of its images, the files left out and (C, H, W)."""
     kept: list[int] = []
@@ -245,7 +277,8 @@ def _write_pixels(
     shapes: set[tuple[int, ...]] = set()
 
     def chunks() -> Iterator[bytes]:
-        for k, image in enumerate(_images(order, channels)):
+        images = with_progress(_images(order, channels), len(order), f"reading the images of {name}")
+        for k, image in enumerate(images):
             if isinstance(image, MixerError):
                 _refuse(image, skip)
                 skipped.append(order[k][0].names[order[k][1]])
@@ -265,7 +298,7 @@ def _write_pixels(
     return kept, skipped, shapes.pop() if shapes else ()
 
 
-def _readable_images(order: list[ImageRef], channels: int, skip: bool) -> tuple[list[int], list[str]]:
+def _readable_images(order: list[ImageRef], channels: int, skip: bool, name: str) -> tuple[list[int], list[str]]:
     """Decode everything once to find out which files can be read. Return their indices and the files left out."""
     kept, skipped = [], []
 
@@ -273,7 +306,8 @@ def _readable_images(order: list[ImageRef], channels: int, skip: bool) -> tuple[
         image = _load(ref, channels)
         return image if isinstance(image, MixerError) else None
 
-    for k, why in enumerate(in_threads(wrong, order)):
+    checked = with_progress(in_threads(wrong, order), len(order), f"checking the images of {name}")
+    for k, why in enumerate(checked):
         if why is not None:
             _refuse(why, skip)
             skipped.append(order[k][0].names[order[k][1]])

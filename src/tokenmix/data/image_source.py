@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,10 +17,12 @@ from torch import Tensor
 
 from ..errors import MixerError
 from .bounds import MAX_PIXELS, check_regular
+from .inventory import Inventory
 
 T = TypeVar("T")
 U = TypeVar("U")
 LOOKAHEAD = 128  # decoded images that may wait for their turn
+NOT_DECODED = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}  # Pillow knows their headers, or runs a program for them
 
 
 @dataclass(frozen=True)
@@ -40,11 +44,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Found:
-    """A whole set as found on disk; its parts are "all", or "train" with "valid", "test" or both."""
+    """A whole set as found on disk; its parts are "all", or "train" with "valid", "test" or both.
+
+    Args:
+        inventory: what was found so far, and what was left out; None: nothing is known.
+    """
 
     classes: tuple[str, ...]
     channels: int
     parts: dict[str, Part]
+    inventory: Inventory | None = None
 
 
 def array_part(images: Tensor, labels: list[int]) -> Part:
@@ -89,6 +98,32 @@ def pillow() -> Any:
     return Image
 
 
+@lru_cache(1)
+def image_endings() -> frozenset[str]:
+    """Return the endings of all formats that the installed Pillow decodes, in lower case with their dots."""
+    module = pillow()
+    module.init()
+    return frozenset(
+        ending
+        for ending, form in module.registered_extensions().items()
+        if form in module.OPEN and form not in NOT_DECODED
+    )
+
+
+def is_image(file: Path | Any) -> bool:
+    """Return whether a file begins as an image of any format that is decoded, whatever its name."""
+    module = pillow()
+    if isinstance(file, Path) and not file.is_file():
+        return False
+    try:
+        with warnings.catch_warnings(action="ignore"), module.open(file) as image:
+            return image.format not in NOT_DECODED
+    except module.DecompressionBombError:
+        return True
+    except Exception:  # whatever a decoder makes of a file that is none of its own
+        return False
+
+
 def read_image(file: Path | Any, channels: int, name: str | None = None, *, max_pixels: int = MAX_PIXELS) -> Any:
     """Read an image file as an upright PIL image of mode "L" (1 channel) or "RGB" (3).
 
@@ -100,15 +135,19 @@ def read_image(file: Path | Any, channels: int, name: str | None = None, *, max_
             has floating-point pixels.
     """
     mode = "L" if channels == 1 else "RGB"
-    pillow()  # says in one line if it is missing
-    from PIL import ImageOps
-
     return opened_image(
         file,
         name or str(file),
         max_pixels,
-        lambda module, image: _plain(module, ImageOps.exif_transpose(image), mode, name or str(file)),
+        lambda module, image: _plain(module, upright(image), mode, name or str(file)),
     )
+
+
+def upright(image: Any) -> Any:
+    """Return a PIL image turned as its EXIF orientation says."""
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(image)
 
 
 def opened_image(file: Path | Any, name: str, max_pixels: int, use: Callable[[Any, Any], T], *, load: bool = True) -> T:

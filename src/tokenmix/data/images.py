@@ -18,12 +18,15 @@ from torch import Tensor
 
 from ..errors import MixerError
 from .bounds import MAX_PIXELS, Bounds, check_regular
+from .cache import cache_dir
 from .corpus import SPLITS, check_split
 from .image_archives import CIFAR_FILE, CIFAR_MAIN, IDX_FILE, numbered, read_cifar, read_digits, read_idx, read_npz
 from .image_cache import Prepared, prepared
 from .image_downloads import fetch
-from .image_files import folder_tree, read_tree, zip_tree
+from .image_files import read_tree
 from .image_source import Found, check_labels, pil_to_tensor, read_image, tensor_to_pil
+from .inventory import Inventory
+from .trees import folder_tree, tar_tree, zip_tree
 
 IMAGE_SETS = {
     "digits": "1,797 handwritten digits, 8x8 grey, 10 classes; comes with scikit-learn, no download",
@@ -35,6 +38,7 @@ IMAGE_SETS = {
 }
 CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 CLASSES = {"mnist": numbered(10), "fashion_mnist": CLOTHES}
+TARS = (".gz", ".tgz", ".tar", ".xz", ".txz", ".bz2", ".tbz2", ".tbz")
 COUNTS = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100, "tiny_imagenet": 200}
 
 
@@ -80,9 +84,10 @@ class ImageData:
     """A set of images with its three splits.
 
     Args:
-        fingerprint: sha256 of pixels, labels, classes and splits; for images of different sizes, names and file sizes
+        fingerprint: sha256 of pixels, labels, classes and splits; for images of different sizes, the bytes of the files
             take the place of pixels.
         skipped: files left out because they could not be read.
+        inventory: what was found and what was left out.
     """
 
     name: str
@@ -92,6 +97,7 @@ class ImageData:
     fingerprint: str
     skipped: tuple[str, ...]
     splits: dict[str, ImageSplit] = field(repr=False)
+    inventory: Inventory | None = field(default=None, repr=False)
 
     def split(self, name: str) -> ImageSplit:
         check_split(f"images {self.name}", name, self.splits)
@@ -138,13 +144,15 @@ def open_images(
     download: bool = True,
     skip_bad_files: bool = False,
     channels: int | None = None,
+    layout: str | None = None,
     bounds: Bounds = Bounds(),
 ) -> ImageData:
     """Open a set of images; the first time, it is prepared in the user's cache.
 
     Args:
-        source: a name from ``IMAGE_SETS``, or the path of a folder of images (CLASS/*.jpg, or train/CLASS/*.jpg beside
-            val/CLASS/*.jpg), of an ``.npz``, of the files of CIFAR or MNIST, or of a ``.zip`` of images.
+        source: a name from ``IMAGE_SETS``, or the path of a folder of images (CLASS/*.jpg, CLASS/train/*.jpg, or
+            train/CLASS/*.jpg beside val/CLASS/*.jpg), of an ``.npz``, of the files of CIFAR or MNIST, or of a ``.zip``
+            or ``.tar`` (also packed) of images.
         path: for a name, a local copy to read instead of downloading.
         valid: how much of train is held out for validation, a fraction below 1 or a number of images, drawn evenly from
             the classes (default 0.1, at least one per class). 0 holds nothing out: valid is then the test split. In a
@@ -154,6 +162,8 @@ def open_images(
         download: whether a named set may be downloaded.
         skip_bad_files: leave out files that cannot be read, with a warning, instead of refusing the set.
         channels: 1 or 3, to convert to; default those of the set, 3 for image files.
+        layout: "classes": the first folders are classes, whatever their names; "splits": they are splits, and others
+            are left out; None: told by the names, and refused where these can be understood in two ways.
         bounds: limits on what is read: ``max_unpacked`` bytes from an archive, ``max_pixels`` from an image file.
 
     Raises:
@@ -170,8 +180,9 @@ def open_images(
         "valid": valid,
         "channels": channels,
         "skip": skip_bad_files,
+        "layout": layout,
     }
-    ready = prepared(file, name, options, lambda: _read(source, file, bounds))
+    ready = prepared(file, name, options, lambda: _read(source, file, layout, bounds))
     if ready.skipped:
         total = len(ready.labels) + len(ready.skipped)
         warnings.warn(
@@ -219,9 +230,9 @@ def _names(source: str) -> str:
     return "".join(f"did you mean {n!r}? " for n in near) + f"give a path, or one of {', '.join(IMAGE_SETS)}."
 
 
-def _read(source: str, file: Path | None, bounds: Bounds) -> Found:
+def _read(source: str, file: Path | None, layout: str | None, bounds: Bounds) -> Found:
     """Read a file or folder by what it contains, then check its classes against those of the named set."""
-    found = read_digits() if file is None else _read_path(file, bounds)
+    found = read_digits() if file is None else _read_path(file, layout, bounds)
     if source not in IMAGE_SETS:
         return found
     expected = COUNTS[source]
@@ -233,34 +244,45 @@ def _read(source: str, file: Path | None, bounds: Bounds) -> Found:
             + "for a set of your own give its path as data.source."
         )
     names = CLASSES.get(source) or (found.classes if len(found.classes) == expected else numbered(expected))
-    return Found(names, found.channels, found.parts)
+    return Found(names, found.channels, found.parts, found.inventory)
 
 
-def _read_path(file: Path, bounds: Bounds) -> Found:
-    if file.is_dir():
-        inner = [p for p in file.iterdir() if p.is_dir() and p.name.startswith("cifar-10")]
-        folder = inner[0] if len(inner) == 1 else file
-        names = [p.name for p in folder.iterdir() if p.is_file()]
-        if CIFAR_MAIN & set(names):
-            return read_cifar(folder, bounds)
-        return (
-            read_idx(folder, bounds)
-            if any(IDX_FILE.fullmatch(n) for n in names)
-            else read_tree(folder_tree(folder, bounds))
-        )
-    if IDX_FILE.fullmatch(file.name):
-        return read_idx(file.parent, bounds)
-    if CIFAR_FILE.fullmatch(file.name):
-        return read_cifar(file.parent, bounds)
-    if file.suffix == ".npz":
-        return read_npz(file, bounds)
-    if file.suffix == ".zip" or zipfile.is_zipfile(file):
-        return read_tree(zip_tree(file, bounds))
-    if file.suffix in (".gz", ".tgz", ".tar") or (os.path.getsize(file) and tarfile.is_tarfile(file)):
-        return read_cifar(file, bounds)
+def _read_path(file: Path, layout: str | None, bounds: Bounds) -> Found:
+    try:
+        if file.is_dir():
+            return _read_folder(file, layout, bounds)
+        if IDX_FILE.fullmatch(file.name):
+            return read_idx(file.parent, bounds)
+        if CIFAR_FILE.fullmatch(file.name):
+            return read_cifar(file.parent)
+        if file.suffix.lower() == ".npz":
+            return read_npz(file, bounds)
+        if file.suffix.lower() == ".zip" or zipfile.is_zipfile(file):
+            return read_tree(zip_tree(file, bounds), layout)
+        if file.suffix.lower() in TARS or (os.path.getsize(file) and tarfile.is_tarfile(file)):
+            tree = tar_tree(file, bounds)
+            cifar = CIFAR_MAIN & {name.split("/")[-1] for name in tree.names}
+            return read_cifar(tree) if cifar else read_tree(tree, layout)
+    except OSError as why:
+        if why.filename is None or cache_dir() in Path(why.filename).parents:
+            raise
+        raise MixerError(f"images: {why.filename} cannot be read ({why.strerror}).") from why
     raise MixerError(
-        f"images: {file} is not a set of images; give a folder of images, an .npz, a .zip of images, or the files of "
-        + "CIFAR or MNIST."
+        f"images: {file} is not a set of images; give a folder of images, an .npz, a .zip or .tar of images, or the "
+        + "files of CIFAR or MNIST."
+    )
+
+
+def _read_folder(file: Path, layout: str | None, bounds: Bounds) -> Found:
+    inner = [p for p in file.iterdir() if p.is_dir() and p.name.startswith("cifar-10")]
+    folder = inner[0] if len(inner) == 1 else file
+    names = [p.name for p in folder.iterdir() if p.is_file()]
+    if CIFAR_MAIN & set(names):
+        return read_cifar(folder)
+    return (
+        read_idx(folder, bounds)
+        if any(IDX_FILE.fullmatch(n) for n in names)
+        else read_tree(folder_tree(folder, bounds), layout)
     )
 
 
@@ -279,5 +301,12 @@ def _opened(name: str, file: Path | None, ready: Prepared, bounds: Bounds) -> Im
             bounds.max_pixels,
         )
     return ImageData(
-        name, "" if file is None else str(file), ready.classes, ready.channels, ready.sha256, ready.skipped, splits
+        name,
+        "" if file is None else str(file),
+        ready.classes,
+        ready.channels,
+        ready.sha256,
+        ready.skipped,
+        splits,
+        Inventory.from_json(ready.inventory),
     )

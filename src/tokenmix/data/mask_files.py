@@ -16,15 +16,15 @@ from torch import Tensor
 from ..errors import MixerError
 from .bounds import Bounds
 from .cache import cache_dir, read_note, sha256_of, write_note
+from .class_folders import split_of
 from .corpus import SPLITS
 from .image_cache import hold_out, source_state
-from .image_files import PART_NAMES, SUFFIXES, folder_tree
-from .image_source import Part, in_threads, opened_image, pil_to_tensor, read_image
+from .image_source import Part, image_endings, in_threads, opened_image, pil_to_tensor, read_image
 from .mask_legend import FORM, NAMES, Legend, guessed_legend, number_of, packed, read_names
+from .trees import folder_tree
 
 Pair = tuple[Path, Path]
 IMAGE_FOLDERS, MASK_FOLDERS = ("images",), ("masks", "annotations", "labels")
-PARTS = {**PART_NAMES, "training": "train"}
 LOSSY = (".jpg", ".jpeg")
 LAYOUT = "expected images/NAME.jpg with masks/NAME.png, or both inside of train/ and val/"
 
@@ -154,13 +154,13 @@ def _pairs(root: Path, names: Iterable[str]) -> dict[str, list[Pair]]:
     masks: dict[tuple[str, str], str] = {}
     for name in names:
         parts = name.split("/")
-        if not name.lower().endswith(SUFFIXES) or len(parts) < 2:
+        if not name.lower().endswith(tuple(image_endings())) or len(parts) < 2:
             continue
         role = next((i for i in (0, 1) if parts[i] in IMAGE_FOLDERS + MASK_FOLDERS and i < len(parts) - 1), None)
         if role is None:
             continue
         rest = parts[:role] + parts[role + 1 :]
-        part = PARTS.get(rest[0]) if len(rest) > 1 else None
+        part = split_of(rest[0]) if len(rest) > 1 else None
         inner = "/".join(rest[1:] if part else rest)
         key = part or "all", inner.rsplit(".", 1)[0]
         found = images if parts[role] in IMAGE_FOLDERS else masks

@@ -70,6 +70,7 @@ class MaskData:
     classes: tuple[str, ...]
     fingerprint: str
     splits: dict[str, MaskSplit] = field(repr=False)
+    inventory: None = None
 
     def split(self, name: str) -> MaskSplit:
         """Return a split by name."""

@@ -142,6 +142,7 @@ def run_images(run: Run, model: nn.Module, n: int) -> tuple[Tensor, list[str]]:
         valid=data.get("valid"),
         skip_bad_files=data.get("skip_bad_files", False),
         channels=config.channels,
+        layout=data.get("layout"),
         bounds=Bounds(data.get("max_unpacked"), data.get("max_pixels", MAX_PIXELS)),
     )
     options = {

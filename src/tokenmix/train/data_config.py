@@ -44,7 +44,7 @@ class ImageDataConfig(Json):
     """The images of a classifier, a density model or a diffusion transformer.
 
     Args:
-        source: name of an image set (default "digits") or path of a folder, .npz or .zip file.
+        source: name of an image set (default "digits") or path of a folder, .npz, .zip or .tar file.
         path: local copy of a named set; None: downloaded, unless the set comes with a library (digits).
         valid: share of the training images held out for validation (a fraction below 1) or their number (1 or more);
             None: 0.1 where the set has no validation split of its own. With ``long_tail`` also 0: nothing is held out,
@@ -67,6 +67,8 @@ class ImageDataConfig(Json):
             0.5 for grey ones and for diffusion transformers.
         std: standard deviation of each channel, above 0, by which pixels are then divided; None: as for ``mean``.
         skip_bad_files: leave out files that cannot be read, with a warning, instead of refusing the set.
+        layout: "classes": the first folders are classes, whatever their names; "splits": they are splits, and others
+            are left out; None: told by the names, and refused where these can be understood in two ways.
         max_unpacked: bytes that an archive may unpack to, at least 1; None: 64 MiB or 100 times the archive's size,
             whichever is more.
         max_pixels: pixels that an image file may have, at least 1; default 89,478,485, where Pillow begins to warn.
@@ -88,6 +90,7 @@ class ImageDataConfig(Json):
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     skip_bad_files: bool = False
+    layout: str | None = None
     max_unpacked: int | None = None
     max_pixels: int = MAX_PIXELS
     kind: str = "images"

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..data.augment import ImageSampler, eval_batches, stream
 from ..data.bounds import Bounds
 from ..data.images import ImageData, open_images, shrunk
+from ..data.inventory import Inventory
 from ..data.long_tail import FEW, MANY, SHOTS, class_counts, long_tailed, shots_of
 from ..data.pixels import PixelSampler, pixel_batches, to_pixels
 from ..errors import MixerError
@@ -111,6 +112,9 @@ class ImageTask(Task):
 
     def facts(self) -> dict[str, Any]:
         return {"images": self.images.describe()}
+
+    def inventory(self) -> Inventory | None:
+        return self.images.inventory
 
     def check_samples(self) -> None:
         """Report a package that pictures of samples lack now, and not at the first evaluation."""
@@ -325,6 +329,7 @@ def open_set(data: ImageDataConfig, channels: int | None) -> ImageData:
         path=data.path,
         valid=data.valid,
         skip_bad_files=data.skip_bad_files,
+        layout=data.layout,
         channels=channels,
         bounds=bounds,
     )
