@@ -350,7 +350,7 @@ def test_a_folder_of_one_s_own_trains_from_the_command_line(tmp_path, capsys):
     asked[asked.index(str(out))] = str(tmp_path / "other")
     assert cli.main(asked) == 2
     said = capsys.readouterr().err
-    assert "0.png has no mask" in said
+    assert "1 of 10 images has no mask (images/0.png)" in said
     assert said.count("\n") == 1
 
 

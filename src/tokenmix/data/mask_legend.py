@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +17,8 @@ from .pair_sampler import IGNORED
 Colour = tuple[int, int, int]
 NAMES = "classes.txt"
 MOST_COLOURS = 256
+MOST_LABELS = 65_536
+BINARY = (0, 255)  # masks in black and white
 FORM = "each line is NAME, or NAME RED GREEN BLUE, for masks that hold colours"
 
 
@@ -28,6 +32,7 @@ class Legend:
         ignored: colours of no class.
         ignore: label of no class; None: every label is a class.
         first: label of the first class.
+        labels: labels of the classes where they do not follow each other; None: they do, from ``first`` on.
     """
 
     classes: tuple[str, ...]
@@ -35,6 +40,35 @@ class Legend:
     ignored: tuple[Colour, ...] = ()
     ignore: int | None = 255
     first: int = 0
+    labels: tuple[int, ...] | None = None
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Legend:
+        """Return what ``dataclasses.asdict`` made of a legend, after it was JSON."""
+        colours, labels = record["colours"], record["labels"]
+        return cls(
+            tuple(record["classes"]),
+            None if colours is None else tuple((r, g, b) for r, g, b in colours),
+            tuple((r, g, b) for r, g, b in record["ignored"]),
+            record["ignore"],
+            record["first"],
+            None if labels is None else tuple(labels),
+        )
+
+    @cached_property
+    def keys(self) -> tuple[int, ...]:
+        """Return the raw pixel of each class: its label, or its colour as one number."""
+        if self.colours is not None:
+            return tuple(map(number_of, self.colours))
+        return self.labels or tuple(range(self.first, self.first + len(self.classes)))
+
+    @cached_property
+    def table(self) -> dict[int, int]:
+        """Return the class of each raw pixel, ``IGNORED`` for those of no class."""
+        ignored = [number_of(c) for c in self.ignored]
+        if self.colours is None and self.ignore is not None:
+            ignored = [self.ignore]
+        return {key: i for i, key in enumerate(self.keys)} | dict.fromkeys(ignored, IGNORED)
 
     def read(self, raw: Tensor, name: str) -> Tensor:
         """Return classes, int64 (H, W), of the raw pixels of a mask: colours as one number each, or labels.
@@ -42,13 +76,7 @@ class Legend:
         Raises:
             MixerError: for a colour or a label of no class, with the place of the first.
         """
-        known = (
-            {number_of(c): i for i, c in enumerate(self.colours)} | {number_of(c): IGNORED for c in self.ignored}
-            if self.colours is not None
-            else {self.first + i: i for i in range(len(self.classes))}
-        )
-        if self.colours is None and self.ignore is not None:
-            known[self.ignore] = IGNORED
+        known = self.table
         values, places = raw.unique(return_inverse=True)
         table = [known.get(int(v)) for v in values]
         if None in table:
@@ -61,6 +89,8 @@ class Legend:
         n = len(self.classes)
         if self.colours is not None:
             return f"the colour {colour_of_number(value)} is none of the {n} classes"
+        if self.labels is not None:
+            return f"the label {value} is none of {', '.join(map(str, self.labels))}"
         ignored = "" if self.ignore is None else f" (and {self.ignore}, which is ignored)"
         return (
             f"the label {value} is out of range; {n} classes have labels {self.first} to "
@@ -87,16 +117,34 @@ def read_names(file: Path) -> list[tuple[str, Colour | None]]:
     return found
 
 
-def guessed_legend(root: Path, total: Counter[int], colours: bool, ignore: int | None, first: int) -> Legend:
-    """Return the classes of masks without classes.txt."""
+def legend_of(
+    root: Path,
+    named: list[tuple[str, Colour | None]],
+    total: Counter[int],
+    colours: bool,
+    ignore: int | None,
+    first: int,
+) -> Legend:
+    """Return what the pixels of masks mean, of which there are as many as in ``total``.
+
+    Args:
+        named: content of classes.txt; empty: there is none.
+        colours: masks hold colours.
+    """
+    names = tuple(n for n, c in named if n != "ignore")
+    ignored = tuple(c for n, c in named if n == "ignore" and c is not None)
     if colours:
-        if len(total) > MOST_COLOURS:
-            raise MixerError(
-                f"masks: the masks of {root} have {len(total)} colours, which are no classes; name the classes and "
-                + f"their colours in {NAMES}."
-            )
-        found = [colour_of_number(value) for value in sorted(total)]
-        return Legend(tuple("#" + "".join(f"{n:02x}" for n in c) for c in found), tuple(found), (), ignore, first)
+        if not named:
+            return _guessed_colours(root, total, ignore, first)
+        given = tuple(c for n, c in named if n != "ignore" and c is not None)
+        if len(given) != len(names):
+            raise MixerError(f"masks: {root / NAMES} names classes without colours, but masks are pictures; {FORM}.")
+        return Legend(names, given, ignored, ignore, first)
+    black_and_white = set(total) == set(BINARY) and first == 0 and ignore in (None, BINARY[1])
+    if black_and_white and (not names or len(names) == len(BINARY)):
+        return Legend(names or tuple(map(str, BINARY)), None, (), None, first, BINARY)
+    if named:
+        return Legend(names, None, (), ignore, first)
     labels = [value for value in total if value != ignore]
     below = [value for value in labels if value < first]
     if below:
@@ -104,7 +152,38 @@ def guessed_legend(root: Path, total: Counter[int], colours: bool, ignore: int |
             f"masks: {root} has the label {min(below)}, below data.first_label={first}, that is not ignored."
         )
     largest = max(labels, default=first - 1)
+    if largest - first >= MOST_LABELS:
+        raise MixerError(
+            f"masks: {root} has the label {largest}, more than the {MOST_LABELS} classes that are possible; renumber "
+            + f"the labels, or leave this one out with data.ignore={largest}."
+        )
     return Legend(tuple(str(first + i) for i in range(largest - first + 1)), None, (), ignore, first)
+
+
+def _guessed_colours(root: Path, total: Counter[int], ignore: int | None, first: int) -> Legend:
+    if len(total) > MOST_COLOURS:
+        raise MixerError(
+            f"masks: the masks of {root} have {len(total)} colours, which are no classes; name the classes and "
+            + f"their colours in {NAMES}."
+        )
+    found = [colour_of_number(value) for value in sorted(total)]
+    return Legend(tuple("#" + "".join(f"{n:02x}" for n in c) for c in found), tuple(found), (), ignore, first)
+
+
+def grey_labels(total: Counter[int]) -> Counter[int]:
+    """Return how often each grey level occurs among colours that are all grey."""
+    return Counter({value % 256: n for value, n in total.items()})
+
+
+def are_grey_labels(total: Counter[int], ignore: int | None, first: int) -> bool:
+    """Return whether colours are labels that were saved as grey colours: all numbers from the first label on, or 0 and
+    255 alone.
+    """
+    if any(value % 256 * 0x10101 != value for value in total):
+        return False
+    labels = {value % 256 for value in total}
+    numbers = labels - {ignore}
+    return labels == set(BINARY) or (len(numbers) > 1 and numbers == set(range(first, first + len(numbers))))
 
 
 def packed(picture: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..errors import MixerError
 from .bounds import MAX_PIXELS
 from .corpus import SPLITS, check_split
+from .inventory import Inventory
 from .mask_files import MaskFolder, open_mask_folder
 from .pair_sampler import IGNORED
 from .scenes import SCENE_CLASSES, scene
@@ -64,13 +65,14 @@ class MaskData:
         classes: names of the classes, in the order of their labels.
         fingerprint: sha256 of what the images and masks are read from.
         splits: the splits by name.
+        inventory: what was found in a folder, and what was left out.
     """
 
     name: str
     classes: tuple[str, ...]
     fingerprint: str
     splits: dict[str, MaskSplit] = field(repr=False)
-    inventory: None = None
+    inventory: Inventory | None = field(default=None, repr=False)
 
     def split(self, name: str) -> MaskSplit:
         """Return a split by name."""
@@ -98,6 +100,7 @@ def open_masks(
     ignore: int | None = 255,
     first_label: int = 0,
     empty_classes: bool = False,
+    turn_masks: bool | None = None,
     max_pixels: int = MAX_PIXELS,
 ) -> MaskData:
     """Open a set of images with masks.
@@ -108,7 +111,7 @@ def open_masks(
         scenes: training scenes, at least 10; a tenth as many are for validation, and as many for the test.
         scene_seed: seed of the scenes.
         valid: share of the images of a folder without splits that is held out for validation, and again for the test.
-        ignore, first_label, empty_classes, max_pixels: those of ``open_mask_folder``.
+        ignore, first_label, empty_classes, turn_masks, max_pixels: those of ``open_mask_folder``.
 
     Raises:
         MixerError: in one line that names the file or the option.
@@ -126,12 +129,13 @@ def open_masks(
         ignore=ignore,
         first_label=first_label,
         empty_classes=empty_classes,
+        turn_masks=turn_masks,
         max_pixels=max_pixels,
     )
     splits = {
         name: MaskSplit(name, len(pairs), partial(_read_pair, found, name)) for name, pairs in found.pairs.items()
     }
-    return MaskData(folder.resolve().name, found.classes, found.sha256, splits)
+    return MaskData(folder.resolve().name, found.classes, found.sha256, splits, found.inventory)
 
 
 def _read_pair(folder: MaskFolder, split: str, i: int) -> tuple[Tensor, Tensor]:

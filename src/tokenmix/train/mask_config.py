@@ -26,6 +26,8 @@ class MaskDataConfig(Json):
         ignore: label in masks of pixels that are neither learned nor scored; None: every label is a class.
         first_label: label in masks of the first class, 0 or more (ADE20K: 1, with 0 ignored).
         empty_classes: accept classes without a pixel in the training masks.
+        turn_masks: whether masks are turned as the EXIF orientation of their image says, being drawn on the image as it
+            is stored (true), or were drawn on the upright image (false); None: told by the sizes, or refused.
         augment: what happens to training images and masks.
         mean, std: of each channel, for normalisation; None: ImageNet's for 3 channels, 0.5 for grey.
         max_pixels: most pixels of an image file.
@@ -39,6 +41,7 @@ class MaskDataConfig(Json):
     ignore: int | None = 255
     first_label: int = 0
     empty_classes: bool = False
+    turn_masks: bool | None = None
     augment: MaskAugment = field(default_factory=MaskAugment)
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None

@@ -143,6 +143,7 @@ def open_mask_set(data: Any, model: Any) -> MaskData:
         ignore=data.ignore,
         first_label=data.first_label,
         empty_classes=data.empty_classes,
+        turn_masks=data.turn_masks,
         max_pixels=data.max_pixels,
     )
 
