@@ -11,7 +11,7 @@ import torch
 
 from tokenmix import MIXERS, MixerError
 from tokenmix.data import Jitter, PointSampler, open_points
-from tokenmix.data.point_files import read_off, read_points
+from tokenmix.data.point_files import read_cloud, read_points
 from tokenmix.data.point_shapes import OBJECTS, SOLIDS, box, made, rod, sample_mesh, triangle_areas
 from tokenmix.data.points import Cloud, stacked, unit_ball
 from tokenmix.models import PointClassifier, PointClassifierConfig, PointSegmenter, PointSegmenterConfig
@@ -308,7 +308,7 @@ def test_a_broken_mesh_is_one_line(tmp_path, text, message):
     file = tmp_path / "a.off"
     file.write_text(text)
     with pytest.raises(MixerError, match=message) as found:
-        read_off(file)
+        read_cloud(file)
     assert "\n" not in str(found.value)
     assert "a.off" in str(found.value)
 
@@ -333,11 +333,11 @@ def test_a_broken_table_is_one_line(tmp_path, text, message):
 def test_folders_that_are_no_set_are_refused(tmp_path):
     with pytest.raises(MixerError, match="there is no folder"):
         open_points(str(tmp_path / "nothing"))
-    with pytest.raises(MixerError, match="has no folders"):
+    with pytest.raises(MixerError, match="has no clouds"):
         open_points(str(tmp_path))
     root = modelnet(tmp_path / "set")
     (root / "lamp" / "test").mkdir(parents=True)
-    with pytest.raises(MixerError, match="lamp is no class that can be learned"):
+    with pytest.raises(MixerError, match="the class folder .*lamp contains no clouds"):
         open_points(str(root))
     with pytest.raises(MixerError, match="no split 'all'"):
         open_points("solids").split("all")

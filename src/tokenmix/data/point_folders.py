@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 from ..errors import MixerError
+from .bounds import Bounds
+from .class_folders import arrange
+from .inventory import Inventory
 from .point_files import SUFFIXES
 from .sampler import mix64
+from .trees import Tree, folder_tree
 
 Item = tuple[Path, int]
 """The file of a cloud and the number of its class."""
@@ -37,38 +43,51 @@ CATEGORIES = "synsetoffset2category.txt"
 LISTS = "train_test_split"
 
 
-def class_folders(root: Path, valid: float) -> tuple[tuple[str, ...], Splits]:
-    """Find the clouds of ModelNet40, in either of the forms in which it is spread.
+def class_folders(root: Path, valid: float, layout: str | None, read: Inventory) -> tuple[tuple[str, ...], Splits]:
+    """Find the clouds of classes: in folders as those of ``arrange``, or by the lists of ModelNet40.
 
-    CLASS/train/* and CLASS/test/*, or CLASS/* and the lists NAME_train.txt and NAME_test.txt, whose lines are names of
-    files without their ends (airplane_0001). Files are .off, .txt or .npy. A share ``valid`` of the clouds for training
-    becomes the validation split.
+    CLASS/train/* and CLASS/test/*, train/CLASS/*, or CLASS/*, also with the lists NAME_train.txt and NAME_test.txt,
+    whose lines are names of files without their ends (airplane_0001). What is missing of validation and test is held
+    out of the clouds for training, a share ``valid`` each.
 
     Raises:
         MixerError: there is no such folder, it has no class, or a class is known to one split only.
     """
-    _is_folder(root)
-    names = tuple(sorted(d.name for d in root.iterdir() if d.is_dir() and not d.name.startswith(".")))
-    if not names:
-        raise MixerError(f"data: {root} has no folders; it must have one for each class of clouds.")
+    tree = folder_tree(root, Bounds())
+    clouds = _cloud_names(tree, read)
     listed = sorted(root.glob("*_train.txt"))
-    splits = _listed(root, names, listed[0]) if listed else _in_folders(root, names)
-    return names, with_validation(splits, valid, root)
+    if listed:
+        names = tuple(sorted({n.split("/")[0] for n in clouds if "/" in n}))
+        splits = _listed(root, names, listed[0])
+        used = {file for items in splits.values() for file, _ in items}
+        if unused := [n for n in clouds if root / n not in used]:
+            read.leave("not in the lists", *unused)
+    else:
+        options = {"who": "data", "unit": "clouds", "ending": ".off"}
+        found = arrange(clouds, tree.folders, root=root, layout=layout, read=read, **options)
+        names = found.classes
+        splits = {part: [(root / n, label) for n, label in files] for part, files in found.parts.items()}
+    return names, with_held_out(splits, valid, root)
 
 
-def _in_folders(root: Path, names: tuple[str, ...]) -> Splits:
-    splits: Splits = {"train": [], "test": []}
-    for number, name in enumerate(names):
-        for split, items in splits.items():
-            folder = root / name / split
-            files = sorted(f for f in folder.glob("*") if f.suffix in SUFFIXES)
-            if split == "train" and not files:
-                raise MixerError(
-                    f"data: the folder {root / name} is no class that can be learned: it has no clouds "
-                    + f"({', '.join(SUFFIXES)}) in {name}/train; add some, or move the folder away."
-                )
-            items += [(file, number) for file in files]
-    return splits
+def _cloud_names(tree: Tree, read: Inventory) -> list[str]:
+    """Return the files of clouds in a tree; what is left out is added to ``read``."""
+    lists = re.compile(r"[^/]*_(train|test|shape_names)\.txt|[^/]*filelist\.txt", re.I)
+    found: list[str] = []
+    if tree.left["hidden"]:
+        read.leave("hidden", *tree.left["hidden"])
+    for name in tree.names:
+        ending = os.path.splitext(name)[1].lower()
+        if ending in SUFFIXES and not lists.fullmatch(name):
+            found.append(name)
+        elif not lists.fullmatch(name):
+            read.leave(f"no clouds ({ending or 'no ending'})", name)
+    if not found:
+        raise MixerError(
+            f"data: {tree.root} has no clouds ({', '.join(SUFFIXES)}); it must have a folder for each class of them."
+        )
+    read.count("files", len(tree.names))
+    return found
 
 
 def _listed(root: Path, names: tuple[str, ...], train: Path) -> Splits:
@@ -77,7 +96,7 @@ def _listed(root: Path, names: tuple[str, ...], train: Path) -> Splits:
         file = train.with_name(train.name.replace("_train.txt", f"_{split}.txt"))
         if not file.is_file():
             raise MixerError(f"data: {root} has {train.name}, but no {file.name} beside it.")
-        for line in file.read_text().split():
+        for line in _text(file).split():
             name = line.rpartition("_")[0]
             if name not in names:
                 raise MixerError(
@@ -97,7 +116,7 @@ def _listed(root: Path, names: tuple[str, ...], train: Path) -> Splits:
 
 def _with_suffix(stem: Path) -> Path:
     found = [stem.with_name(stem.name + suffix) for suffix in SUFFIXES]
-    return next((file for file in found if file.is_file()), found[1])  # reading a missing file names it
+    return next((file for file in found if file.is_file()), stem.with_name(f"{stem.name}.txt"))  # reading it names it
 
 
 def shapenet_parts(root: Path) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...], Splits]:
@@ -112,7 +131,7 @@ def shapenet_parts(root: Path) -> tuple[tuple[str, ...], tuple[tuple[int, ...], 
     Raises:
         MixerError: a file of the set is missing or broken, or a folder or a list names an unknown category.
     """
-    table = [line.split() for line in (root / CATEGORIES).read_text().splitlines() if line.strip()]
+    table = [line.split() for line in _text(root / CATEGORIES).splitlines() if line.strip()]
     for row in table:
         if len(row) != 2 or row[0] not in SHAPENET_PARTS:
             raise MixerError(
@@ -152,22 +171,29 @@ def _json_list(file: Path) -> list[Any]:
     return found
 
 
-def with_validation(splits: Splits, share: float, root: Path) -> Splits:
-    """Split a share of the clouds for training off for validation, the same ones each time, evenly over the classes."""
-    train = splits["train"]
+def with_held_out(splits: Splits, share: float, root: Path) -> Splits:
+    """Hold clouds out of those for training for each split that is missing: no two splits share one."""
+    train = splits.get("train") or splits.get("all") or []
+    found = {part: items for part, items in splits.items() if part not in ("train", "all") and items}
+    for part in ("valid", "test"):
+        if part not in found:
+            train, found[part] = _held(train, share, root)
+    return {"train": train, "valid": found["valid"], "test": found["test"]}
+
+
+def _held(train: list[Item], share: float, root: Path) -> tuple[list[Item], list[Item]]:
+    """Split a share of the clouds off, the same ones each time, evenly over the classes."""
     if len(train) < 2:
-        raise MixerError(f"data: {root} has {len(train)} clouds for training; give at least 2.")
+        raise MixerError(f"data: {root} has {len(train)} clouds for training to hold some out of; give at least 2.")
     n = min(max(round(share * len(train)), 1), len(train) - 1)
     order = sorted(range(len(train)), key=lambda i: (mix64(i), i))
     order.sort(key=lambda i: train[i][1])  # by class, and at random within each
     chosen = {order[int((i + 0.5) * len(train) / n)] for i in range(n)}
-    kept = {
-        "train": [item for i, item in enumerate(train) if i not in chosen],
-        "valid": [train[i] for i in sorted(chosen)],
-    }
-    return kept | {"test": splits["test"] or kept["valid"]}
+    return [item for i, item in enumerate(train) if i not in chosen], [train[i] for i in sorted(chosen)]
 
 
-def _is_folder(root: Path) -> None:
-    if not root.is_dir():
-        raise MixerError(f"data: there is no folder {root} of point clouds.")
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as why:
+        raise MixerError(f"data: {file} cannot be read as text ({why}).") from None

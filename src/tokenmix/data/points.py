@@ -15,8 +15,11 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..system.config import nearest
+from .class_folders import tell_classes
 from .corpus import SPLITS
-from .point_files import read_off, read_points
+from .inventory import Inventory
+from .point_checks import Checked, check_clouds
+from .point_files import read_cloud
 from .point_folders import CATEGORIES, class_folders, shapenet_parts
 from .point_shapes import OBJECTS, SOLIDS, Mesh, made, sample_mesh, turn_about_z
 from .sampler import MASK, mix64, permuted
@@ -101,6 +104,7 @@ class PointSet:
         classes: names of the classes, by number.
         parts: the labels of the parts of each class; empty in a set without parts.
         sizes: number of clouds of each split.
+        inventory: what was found in a folder, and what was left out; None for a synthetic set.
     """
 
     def __init__(
@@ -109,9 +113,13 @@ class PointSet:
         classes: Sequence[str],
         parts: Sequence[tuple[int, ...]],
         splits: Mapping[str, Sequence[tuple[Path | int, int]]],
+        *,
+        root: Path | None = None,
+        inventory: Inventory | None = None,
     ):
         self.name, self.classes, self.parts = name, tuple(classes), tuple(parts)
-        self._splits = splits
+        self._splits, self.root, self.inventory = splits, root, inventory
+        self.checked = Checked({}, None) if root is None else check_clouds(root, splits)
         self.sizes = {split: len(items) for split, items in splits.items()}
 
     def split(self, name: str) -> int:
@@ -133,18 +141,17 @@ class PointSet:
             MixerError: a file is broken, or has fewer points than asked.
         """
         source, category = self._splits[split][index]
-        if isinstance(source, int) or source.suffix == ".off":
-            mesh = self._made(source, category) if isinstance(source, int) else _mesh_file(source)
-            points, parts = sample_mesh(mesh, n, generator)
+        table = self._made(source, category) if isinstance(source, int) else _read_once(source, _changed(source))
+        if isinstance(table, Mesh):
+            points, parts = sample_mesh(table, n, generator)
         else:
-            table = _table_file(source)
             if len(table) < n:
                 raise MixerError(
                     f"data: {source} has {len(table)} points, fewer than data.points={n}; ask for at most "
                     + f"{len(table)}, or leave this cloud out."
                 )
             rows = table[torch.randperm(len(table), generator=generator)[:n]]
-            points, parts = rows[:, :3], self._parts_of(rows, category, source)
+            points, parts = rows[:, :3], self._parts_of(rows, category, str(source))
         return Cloud(unit_ball(points).float(), category, parts)
 
     def _made(self, seed: int, category: int) -> Mesh:
@@ -154,7 +161,7 @@ class PointSet:
         first = self.parts[category][0] if self.parts else 0
         return mesh._replace(parts=mesh.parts + first)
 
-    def _parts_of(self, rows: Tensor, category: int, source: Path) -> Tensor:
+    def _parts_of(self, rows: Tensor, category: int, source: str) -> Tensor:
         if not self.parts:
             return torch.zeros(len(rows), dtype=torch.long)
         known = torch.tensor(self.parts[category], dtype=torch.float64)
@@ -171,11 +178,28 @@ class PointSet:
         for index in range(min(self.split(split), limit or self.sizes[split])):
             yield self.cloud(split, index, n, _generator(mix64(SPLITS.index(split) + 1) ^ mix64(index)))
 
+    def check_points(self, n: int) -> None:
+        """Refuse to draw more points than the smallest table of the set has."""
+        if self.checked.least is not None and self.checked.least[1] < n:
+            name, most = self.checked.least
+            raise MixerError(
+                f"data: {self.name}: {name} has {most} points, fewer than data.points={n}; ask for at most {most}, or "
+                + "leave this cloud out."
+            )
+
     def describe(self) -> dict[str, object]:
-        """Return what a run records of the set: name, classes, sizes, and a hash of which cloud is in which split."""
-        said = repr([(s, [(str(getattr(i, "name", i)), c) for i, c in items]) for s, items in self._splits.items()])
-        digest = hashlib.sha256(said.encode()).hexdigest()
+        """Return what a run records of the set: name, classes, sizes, and a hash of which cloud is in which split.
+
+        Clouds are told by the bytes of their files, not by their names.
+        """
+        said = repr([(s, [(self._told(i), c) for i, c in items]) for s, items in self._splits.items()])
+        digest = hashlib.sha256(repr((self.classes, said)).encode()).hexdigest()
         return {"name": self.name, "classes": len(self.classes), **self.sizes, "sha256": digest}
+
+    def _told(self, source: Path | int) -> str:
+        if isinstance(source, int) or self.root is None:
+            return str(source)
+        return self.checked.hashes[str(source.relative_to(self.root))]
 
 
 class PointSampler:
@@ -229,13 +253,18 @@ def unit_ball(points: Tensor) -> Tensor:
     return centred / centred.norm(dim=1).max().clamp_min(1e-12)
 
 
-def open_points(source: str, *, valid: float = 0.1, clouds: int = 1000, held_out: int = 200) -> PointSet:
+def open_points(
+    source: str, *, valid: float = 0.1, layout: str | None = None, clouds: int = 1000, held_out: int = 200
+) -> PointSet:
     """Open a set of point clouds.
 
     Args:
         source: a name in ``POINT_SETS``; a folder with ShapeNet's parts (it has ``synsetoffset2category.txt``); or a
-            folder with one folder for each class, as ModelNet40's.
-        valid: share of the training clouds of ModelNet40 kept for validation, in (0, 1).
+            folder with one folder for each class, as ModelNet40's; see ``point_folders.class_folders``.
+        valid: share of the training clouds held out for validation, in (0, 1), where there are none, and as many for
+            the test where there are none.
+        layout: "classes": the first folders are classes, whatever their names; "splits": they are splits; None: told by
+            the names, and refused where these can be understood in two ways.
         clouds: clouds for training of a synthetic set.
         held_out: clouds for validation of a synthetic set, and as many others for its test.
 
@@ -258,11 +287,17 @@ def open_points(source: str, *, valid: float = 0.1, clouds: int = 1000, held_out
         raise MixerError(
             f"data: there is no folder {source!r} of point clouds; give one, or a set: {nearest(source, POINT_SETS)}."
         )
+    read = Inventory(source)
+    parts: tuple[tuple[int, ...], ...] = ()
     if (root / CATEGORIES).is_file():
         names, parts, found = shapenet_parts(root)
-        return PointSet(root.name, names, parts, found)
-    names, found = class_folders(root, valid)
-    return PointSet(root.name, names, (), found)
+    else:
+        names, found = class_folders(root, valid, layout, read)
+    opened = PointSet(root.resolve().name, names, parts, found, root=root, inventory=read)
+    read.count("clouds", len({file for items in found.values() for file, _ in items}))
+    read.tell_counts("splits", opened.sizes)
+    tell_classes(read, names, [label for items in found.values() for _, label in items])
+    return opened
 
 
 def _object_parts() -> list[tuple[int, ...]]:
@@ -273,14 +308,16 @@ def _object_parts() -> list[tuple[int, ...]]:
     return found
 
 
-@lru_cache(KEPT)
-def _mesh_file(path: Path) -> Mesh:
-    return read_off(path)
+def _changed(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # reading it says so
+        return 0
 
 
 @lru_cache(KEPT)
-def _table_file(path: Path) -> Tensor:
-    return read_points(path)
+def _read_once(path: Path, changed: int) -> Mesh | Tensor:
+    return read_cloud(path)
 
 
 def _generator(seed: int) -> torch.Generator:

@@ -32,7 +32,7 @@ def cloud_pictures(run: Run, model: Any) -> list[Picture]:
     A segmenter's clouds are coloured by part, in truth and as predicted; a classifier's by whether it is right.
     """
     data = run.config["data"]
-    names = ("valid", "clouds", "held_out")
+    names = ("valid", "layout", "clouds", "held_out")
     try:
         found = open_points(data["source"], **{name: data[name] for name in names if name in data})
         clouds = _first_of_each(found, int(data.get("points", 1024)))

@@ -18,7 +18,9 @@ class PointsDataConfig(Json):
         source: "solids" (synthetic, for classification), "objects" (synthetic, with parts), or a folder: ModelNet40's,
             or ShapeNet's parts; see ``data.open_points``.
         points: N, points drawn from each cloud.
-        valid: share of the training clouds of ModelNet40 kept for validation, in (0, 1).
+        valid: share of the training clouds of a folder held out for validation, in (0, 1), where there are none, and
+            as many for the test where there are none.
+        layout: "classes" or "splits": what the first folders are; None: told by their names; see ``data.open_points``.
         clouds: clouds for training of a synthetic set.
         held_out: clouds for validation of a synthetic set, and as many others for its test.
         jitter: how clouds are changed in training: noise, scale, shift, drop, rotate.
@@ -29,6 +31,7 @@ class PointsDataConfig(Json):
     source: str = "solids"
     points: int = 1024
     valid: float = 0.1
+    layout: str | None = None
     clouds: int = 1000
     held_out: int = 200
     jitter: Jitter = field(default_factory=Jitter)
@@ -37,7 +40,9 @@ class PointsDataConfig(Json):
 
     def open(self) -> PointSet:
         """Open the set."""
-        return open_points(self.source, valid=self.valid, clouds=self.clouds, held_out=self.held_out)
+        return open_points(
+            self.source, valid=self.valid, layout=self.layout, clouds=self.clouds, held_out=self.held_out
+        )
 
 
 def check_points(data: PointsDataConfig, model: Any) -> None:

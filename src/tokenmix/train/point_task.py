@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..data.inventory import Inventory
 from ..data.points import Cloud, PointSampler, PointSet, stacked
 from ..errors import MixerError
 from ..models import evaluating
@@ -91,6 +92,7 @@ class PointTask(Task):
         super().__init__(config, folder)
         self.set: PointSet = self.data.open()
         check_fits(self.set, self.model)
+        self.set.check_points(self.data.points)
         loop, data = self.train, self.data
         self.sampler = PointSampler(
             self.set, points=data.points, batch_size=loop.batch_size, seed=loop.seed, jitter=data.jitter
@@ -98,6 +100,9 @@ class PointTask(Task):
 
     def facts(self) -> dict[str, Any]:
         return {"clouds": self.set.describe()}
+
+    def inventory(self) -> Inventory | None:
+        return self.set.inventory
 
     def check_same(self, env: dict[str, Any]) -> None:
         then, now = env.get("clouds"), self.set.describe()
