@@ -69,7 +69,7 @@ class Attention(Mixer):
             causal mixers only.
         bias: None (default), or a term that is added to the logits, with the options of its class in
             ``tokenmix.positions``. Of the positions alone: {"name": "alibi", "t5", "kerple", "sandwich" or "fire"}. Of
-            the query and the keys too: "shaw", "cope" (causal mixers only) or "cape".
+            the query and the keys too, as they are before rotation: "shaw", "cope" (causal mixers only) or "cape".
         max_len: number of learned positions; required for them and ignored otherwise.
         qk_norm: normalisation of queries and keys in each head, before they are rotated; it bounds the logits. "layer"
             (Dehghani et al. 2023, arXiv 2302.05442) or "rms" (Qwen3, Yang et al. 2025, arXiv 2505.09388); the heads
@@ -200,27 +200,31 @@ class Attention(Mixer):
             self._queries(self._with_positions(x, query_positions)),
             self._keys(self._with_positions(keys, key_positions)),
         )
+        masks: dict[str, Any] = {"key_mask": key_mask, "attn_mask": attn_mask}
+        w: tuple[Any, ...] = ()
+        if self.bias is not None:
+            both = by_head(q, self.heads), by_head(k, self.kv_heads)
+            plain = positions is None and key_mask is None
+            w = (self._log_weights(*both, query_positions, key_positions, plain=plain, **masks),)
         q, k = (
             self._rotated(query_positions, q, k)
             if key_positions is query_positions
             else (*self._rotated(query_positions, q), *self._rotated(key_positions, k))
         )
-        masks: dict[str, Any] = {"key_mask": key_mask, "attn_mask": attn_mask}
-        w: tuple[Any, ...] = ()
-        if self._keeps_positions:
+        if isinstance(self.positions, XPositions):
             both = by_head(q, self.heads), by_head(k, self.kv_heads)
-            plain = positions is None and key_mask is None
-            if self.bias is not None:
-                w = (self._log_weights(*both, query_positions, key_positions, plain=plain, **masks),)
-            if isinstance(self.positions, XPositions):
-                both = self._faded(*both, query_positions, key_positions, key_mask)
-                q, k = (a.transpose(1, 2).flatten(2) for a in both)
+            both = self._faded(*both, query_positions, key_positions, key_mask)
+            q, k = (a.transpose(1, 2).flatten(2) for a in both)
         args = (q, k, self.v_proj(keys), *w)
         options = {"heads": self.heads, "kv_heads": self.kv_heads, "scale": self.scale}
         return args, {**options, "causal": self.causal, **masks}
 
     def _log_weights(self, q: Tensor, k: Tensor, rows: Tensor, cols: Tensor, *, plain: bool, **masks: Any) -> Any:
-        """Return what the bias adds to the logits of queries and keys by head, as functional forms take it."""
+        """Return what the bias adds to the logits of queries and keys by head, as functional forms take it.
+
+        A bias that reads queries and keys reads them before they are rotated: turned ones would tell it where a token
+        stands.
+        """
         if isinstance(self.bias, ContentPositions):
             options = {"scale": self.scale, "causal": self.causal, **masks}
             return content_log_weights(self.bias, q, k, rows, cols, **options)
@@ -310,6 +314,16 @@ class Attention(Mixer):
             return AttentionState(keys, values, valid, position)
         return BiasedAttentionState(keys, values, valid, positions, position)
 
+    @property
+    def _keeps_unturned(self) -> bool:
+        """Return whether the state holds keys before their rotation, because the bias reads them so."""
+        return isinstance(self.bias, ContentPositions) and isinstance(self.positions, RotaryPositions)
+
+    def _turned(self, positions: Tensor, a: Tensor) -> Tensor:
+        """Rotate queries or keys by head (B, heads, S, e)."""
+        (turned,) = self._rotated(positions, a.transpose(1, 2).flatten(2))
+        return by_head(turned, a.shape[1])
+
     def empty_state(self, batch_size, *, device, dtype):
         keys = torch.zeros(batch_size, self.kv_heads, 0, self.head_dim, device=device, dtype=dtype)
         none = torch.zeros(batch_size, 0, dtype=torch.long, device=device)
@@ -317,7 +331,9 @@ class Attention(Mixer):
 
     def context_state(self, context, context_mask):
         positions = token_positions(context, context_mask)
-        (keys,) = self._rotated(positions, self._keys(self._with_positions(context, positions)))
+        keys = self._keys(self._with_positions(context, positions))
+        if not self._keeps_unturned:
+            (keys,) = self._rotated(positions, keys)
         keys, values = self._to_keep(keys, self.v_proj(context), context_mask)
         valid = valid_mask(context, context_mask)
         first = torch.zeros(valid.shape[0], dtype=torch.long, device=valid.device)
@@ -335,19 +351,23 @@ class Attention(Mixer):
             self.check_range(query_positions)
         inputs = self._with_positions(x, query_positions)
         keys, values, valid, fresh = state.keys, state.values, state.valid, state.valid.shape[1] == 0
-        at = state.positions if self._keeps_positions else query_positions
+        at, late = state.positions if self._keeps_positions else query_positions, self._keeps_unturned
+        q = self._queries(inputs)
         if self.causal:
-            q, k = self._rotated(query_positions, self._queries(inputs), self._keys(inputs))
+            k = self._keys(inputs)
+            q, k = (q, k) if late else self._rotated(query_positions, q, k)
             new = self._to_keep(k, self.v_proj(x), key_mask)
             keys, values = (torch.cat([old, a.to(old.dtype)], 2) for old, a in zip((keys, values), new, strict=True))
             valid = torch.cat([valid, valid_mask(x, key_mask)], 1)
             at = torch.cat([at, query_positions], 1) if self._keeps_positions else at
-        else:
-            (q,) = self._rotated(query_positions, self._queries(inputs))
+        elif not late:
+            (q,) = self._rotated(query_positions, q)
         # the first chunk needs no mask, and without one it runs fused
         mask = None if self.causal and key_mask is None and fresh else valid
         q, seen = by_head(q, self.heads), keys.to(q.dtype)
         w = self._log_weights(q, seen, query_positions, at, plain=False, key_mask=mask)
+        if late:
+            q, seen = self._turned(query_positions, q), self._turned(at, seen)
         if isinstance(self.positions, XPositions):
             q, seen = self._faded(q, seen, query_positions, at, mask)
         y = attention_by_head(q, seen, values.to(q.dtype), w, scale=self.scale, causal=self.causal, key_mask=mask)
