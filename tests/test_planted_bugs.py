@@ -25,6 +25,22 @@ class Bug(NamedTuple):
 
 BUGS = [
     Bug(
+        "a stream keeps turned keys for a bias that reads them before",
+        "mixers/attention.py",
+        "return isinstance(self.bias, ContentPositions) and isinstance(self.positions, RotaryPositions)",
+        "return False",
+        "test_shift_invariance",
+        "test_attention_depends_on_distances and cope",
+    ),
+    Bug(
+        "logits of NaN and inf make tokens",
+        "models/sampling.py",
+        "return logits.amax(-1).isfinite()",
+        "return logits.amax(-1) > -float('inf')",
+        "test_generation_refusals",
+        "test_which_logits_are_refused",
+    ),
+    Bug(
         "the offset of Abacus stays at test time",
         "positions/digits.py",
         "if self.training and self.max_offset > 1:",

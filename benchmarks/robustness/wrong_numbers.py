@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from tokenmix import build_mixer
+from tokenmix.models import LM, LMConfig, Seq2Seq, Seq2SeqConfig
 
 from . import attempt
 
@@ -22,3 +23,24 @@ def relative_bias_beside_rotary() -> str:
                 moved = mixer(x, positions=torch.arange(9)[None] + 7)
                 worst[f"{positions['name']} and {bias['name']}"] = float((moved - mixer(x)).abs().max())
     return "outputs move by " + ", ".join(f"{off:.1g} ({name})" for name, off in worst.items())
+
+
+@attempt("2", "Text and translations from a model whose weights are NaN, and from a temperature of 1e-30")
+def generate_from_nan() -> str:
+    mixers, said = ({"name": "aft_simple"},), []
+
+    def attempts(model, name: str, *given, **options) -> None:
+        try:
+            said.append(f"{name} writes {model.generate(*given, **options).tolist()[0]}")
+        except Exception as why:
+            said.append(f"{name}: {type(why).__name__} {str(why)[:70]}")
+
+    torch.manual_seed(0)
+    lm = LM(LMConfig(dim=16, max_len=32, mixers=mixers)).eval()
+    attempts(lm, "temperature 1e-30", torch.tensor([[65, 66]]), 3, temperature=1e-30)
+    torch.nn.init.constant_(lm.embed.weight, float("nan"))
+    attempts(lm, "greedy", torch.tensor([[65, 66]]), 3, temperature=0.0)
+    pairs = Seq2Seq(Seq2SeqConfig(dim=8, max_len=8, mixers=mixers, vocab=5, start=0, end=1))
+    torch.nn.init.constant_(pairs.embed.weight, float("nan"))
+    attempts(pairs, "beams", torch.tensor([[2, 3]]), 3, beams=3)
+    return "; ".join(said)

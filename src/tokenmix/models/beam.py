@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from .sampling import finite_rows, not_finite
 
 
 class Writer(Protocol):
@@ -59,6 +60,9 @@ class BeamSearch:
         Args:
             writer: holds one target per row, without a token.
             start: token that every target begins with; it is not returned.
+
+        Raises:
+            MixerError: if logits are NaN or infinite.
         """
         K = self.beams
         writer.reorder(torch.arange(rows, device=device).repeat_interleave(K))
@@ -69,7 +73,9 @@ class BeamSearch:
         sums = torch.full((rows, K), float("-inf"), dtype=torch.float64, device=device)
         sums[:, 0] = 0.0  # the others are copies of the first
         for length in range(1, n + 1):
-            logs = writer.next(last).double().log_softmax(-1).unflatten(0, (-1, K))
+            logits = writer.next(last)
+            self._check(logits, open_rows, length)
+            logs = logits.double().log_softmax(-1).unflatten(0, (-1, K))
             vocab = logs.shape[-1]
             best, at = (sums[..., None] + logs).flatten(1).topk(min(2 * K, K * vocab), 1)
             beam, token = at // vocab, at % vocab
@@ -91,6 +97,12 @@ class BeamSearch:
             if not found[row]:
                 found[row].append(Found(float(sums[i, 0]), tokens[i, 0].tolist()))
         return self._best(found, device)
+
+    def _check(self, logits: Tensor, open_rows: list[int], length: int) -> None:
+        bad = (~finite_rows(logits)).nonzero()
+        if len(bad):
+            row = open_rows[int(bad[0]) // self.beams]
+            raise MixerError(not_finite("BeamSearch", f"logits of new token {length - 1}", row))
 
     def _collect(
         self,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.precision import at_least_float32
+from .sampling import FiniteSteps
 
 Solver = Literal["euler", "heun"]
 SOLVERS = get_args(Solver)
@@ -69,14 +70,15 @@ def solve_flow(velocity: Velocity, noise: Tensor, *, steps: int = 50, solver: So
         solver: "euler" or "heun".
 
     Raises:
-        MixerError: for an unknown solver or fewer steps than 1.
+        MixerError: for an unknown solver or fewer steps than 1, and if a velocity is NaN or infinite.
     """
     check_solver(steps, solver)
-    x, h = noise, 1 / steps
+    x, h, checks = noise, 1 / steps, FiniteSteps("solve_flow", "velocities of step {step}")
     for i in range(steps):
         start, end = (torch.full_like(x.flatten(1)[:, 0], 1 - (i + j) * h) for j in (0, 1))
         slope = velocity(x, start)
         if solver == "heun":
             slope = (slope + velocity(x - h * slope, end)) / 2
-        x = x - h * slope
+        x = x - h * checks.values(slope)
+    checks.finish()
     return x

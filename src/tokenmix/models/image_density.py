@@ -15,7 +15,7 @@ from ..mixers.base import chunk_positions, register_state, token_positions
 from ..system.config import Json
 from .blocks import cycled, evaluating
 from .layers import MLPKind, NormType
-from .sampling import check_sampling, pick_token
+from .sampling import FiniteSteps, check_sampling, pick_token
 from .trunk import Trunk, check_trunk
 
 POSITIONS = ("learned", "sinusoidal", None)
@@ -295,6 +295,7 @@ class ImageDensity(Trunk):
         generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
         known, image = tokens.shape[1], tokens.new_zeros(len(tokens), self.max_len)
         image[:, :known] = tokens
+        steps = FiniteSteps("ImageDensity", f"logits of new sub-pixel {{step}} (behind {known} given ones)")
         with evaluating(self):
             state = self.init_state(len(tokens)) if self.streams else None
             if state is not None and 0 < known < self.max_len:
@@ -305,10 +306,12 @@ class ImageDensity(Trunk):
                 else:
                     chunk, state = self._advance(state.last, state)
                     logits = chunk[:, -1]
+                logits = steps.logits(logits)
                 token = pick_token(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
                 image[:, i : i + 1] = token
                 if state is not None:
                     state = state._replace(last=self.embed(token))
+        steps.finish()
         return self.to_images(image)
 
 

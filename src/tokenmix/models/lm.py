@@ -17,7 +17,7 @@ from ..system.config import Json
 from .blocks import cycled, evaluating
 from .layers import MLPKind, NormType
 from .looped import LoopConfig, check_loop
-from .sampling import check_sampling, pick_token
+from .sampling import FiniteSteps, check_sampling, pick_token
 from .trunk import Trunk, check_trunk
 
 
@@ -253,7 +253,8 @@ class LM(Trunk):
             decoder: an ``export.GraphedDecoder`` of this model, which then computes the steps after the prompt.
 
         Raises:
-            MixerError: before the first step, if prompt and continuation together are longer than ``max_len``.
+            MixerError: before the first step, if prompt and continuation together are longer than ``max_len``; and if
+                the logits of a step are NaN or infinite.
         """
         check_sampling(temperature, top_k, top_p)
         if decoder is not None and decoder.model is not self:
@@ -261,16 +262,15 @@ class LM(Trunk):
         self._check_prompt(tokens, n, key_mask)
         generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
         extend = self.extend if decoder is None else decoder.extend
-        out, state = [tokens], None
+        out, state, steps = [tokens], None, FiniteSteps("LM.generate", "logits of new token {step}")
         with evaluating(self):
             if self.streams:
                 logits, state = self.prefill(tokens, key_mask=key_mask)
             else:
                 logits = self._reread(tokens, key_mask)
             for i in range(n):
-                token = pick_token(
-                    logits[:, -1], temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
-                )
+                last = steps.logits(logits[:, -1])
+                token = pick_token(last, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
                 out.append(token.to(tokens.dtype))
                 if i + 1 == n:
                     break
@@ -278,6 +278,7 @@ class LM(Trunk):
                     logits = self._reread(torch.cat(out, 1), key_mask)
                 else:
                     logits, state = extend(token, state)
+        steps.finish()
         return torch.cat(out, 1)
 
     def _reread(self, tokens: Tensor, key_mask: Tensor | None) -> Tensor:

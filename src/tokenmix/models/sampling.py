@@ -1,6 +1,8 @@
-"""Sampling of the next token from logits: temperature, top-k, top-p."""
+"""Sampling of the next token from logits: temperature, top-k, top-p; and the refusal of logits that are no numbers."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -10,8 +12,8 @@ from ..errors import MixerError
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
     """Refuse settings out of range."""
-    if not temperature >= 0:
-        raise MixerError(f"temperature must be >= 0 (0 is greedy), got {temperature}.")
+    if not 0 <= temperature < math.inf:
+        raise MixerError(f"temperature must be finite and >= 0 (0 is greedy), got {temperature}.")
     if top_k is not None and top_k < 1:
         raise MixerError(f"top_k must be at least 1, got {top_k}.")
     if top_p is not None and not 0 < top_p <= 1:
@@ -26,11 +28,66 @@ def pick_token(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Sample tokens (B, 1) from logits (B, V)."""
+    """Sample tokens (B, 1) from logits (B, V); a small temperature takes the most likely token, as 0 does."""
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
-    probs = keep_top(logits.float() / temperature, top_k, top_p).softmax(-1)
+    wide = torch.float32 if logits.device.type == "mps" else torch.float64
+    below = logits.to(wide) - logits.amax(-1, keepdim=True).to(wide)  # no temperature makes the largest overflow
+    probs = keep_top((below / temperature).float(), top_k, top_p).softmax(-1)
     return torch.multinomial(probs, 1, generator=generator)
+
+
+class FiniteSteps:
+    """The check that every step of a generation is made of finite numbers.
+
+    On the CPU each step is checked at once. Other devices would have to be waited for at each step, so there the steps
+    are checked by ``finish``, and bad rows go on from zeros until then.
+
+    Args:
+        who: who generates, in errors.
+        what: what a step is made of, such as "logits of new token {step}".
+    """
+
+    def __init__(self, who: str, what: str):
+        self.who, self.what, self.count = who, what, 0
+        self._later: list[Tensor] = []
+
+    def logits(self, a: Tensor) -> Tensor:
+        """Return the logits (B, V) of the next step. -inf forbids a token, but not all of a row."""
+        return self._checked(a, finite_rows(a))
+
+    def values(self, a: Tensor) -> Tensor:
+        """Return the numbers (B, ...) of the next step, all of which must be finite."""
+        return self._checked(a, a.isfinite().flatten(1).all(1))
+
+    def _checked(self, a: Tensor, good: Tensor) -> Tensor:
+        self.count += 1
+        if a.is_cpu:
+            self._refuse_bad(self.count - 1, good)
+            return a
+        self._later.append(good)
+        return torch.where(good.view(-1, *[1] * (a.ndim - 1)), a, 0.0)
+
+    def finish(self) -> None:
+        """Raise MixerError if any step was bad."""
+        if self._later and not bool(torch.stack(self._later).all()):
+            for step, good in enumerate(self._later):
+                self._refuse_bad(step, good)
+
+    def _refuse_bad(self, step: int, good: Tensor) -> None:
+        if not bool(good.all()):
+            raise MixerError(not_finite(self.who, self.what.format(step=step), int((~good).nonzero()[0])))
+
+
+def finite_rows(logits: Tensor) -> Tensor:
+    """Return which rows of logits (B, V) a token can be chosen from: no NaN, no +inf, not all of them -inf."""
+    return logits.amax(-1).isfinite()
+
+
+def not_finite(who: str, what: str, row: int) -> str:
+    """Return the message about numbers that nothing can be generated from."""
+    look = "look for weights or inputs that are not finite, or for an overflow in half precision"
+    return f"{who}: the {what} in row {row} are NaN or infinite; {look}."
 
 
 def keep_top(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:

@@ -22,7 +22,7 @@ from .beam import BeamSearch, Writer, check_beam
 from .blocks import cycled, evaluating
 from .encoder import check_plain_positions
 from .layers import MLPKind, NormType, build_norm
-from .sampling import check_sampling, pick_token
+from .sampling import FiniteSteps, check_sampling, pick_token
 from .trunk import Trunk, build_blocks, check_trunk, shortest
 
 ATTENTION: tuple[dict[str, Any], ...] = ({"name": "attention", "heads": 4},)
@@ -304,7 +304,8 @@ class Seq2Seq(Trunk):
             seed: makes the choice repeatable; None: torch's generator is used.
 
         Raises:
-            MixerError: if n tokens are more than the model's ``max_len``, and for settings out of range.
+            MixerError: if n tokens are more than the model's ``max_len``, for settings out of range, and if the logits
+                of a step are NaN or infinite.
         """
         check_sampling(temperature, top_k, top_p)
         check_beam("Seq2Seq.generate", beams, length_penalty, temperature)
@@ -326,12 +327,15 @@ class Seq2Seq(Trunk):
         end = self.config.end
         done = torch.zeros(len(source), 1, dtype=torch.bool, device=source.device)
         token, out = torch.full_like(done, self.config.start, dtype=torch.long), []
+        steps = FiniteSteps("Seq2Seq.generate", "logits of new token {step}")
         for _ in range(n):
-            token = pick_token(writer.next(token), **sampling).masked_fill(done, end)
+            logits = steps.logits(writer.next(token).masked_fill(done, 0.0))
+            token = pick_token(logits, **sampling).masked_fill(done, end)
             out.append(token)
             done = done | (token == end)
             if bool(done.all()):
                 break
+        steps.finish()
         return torch.cat(out, 1)
 
     def _writer(self, source: Tensor, source_mask: Tensor | None) -> Writer:

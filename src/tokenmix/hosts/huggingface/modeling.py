@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
@@ -21,6 +20,7 @@ from ...positions import LearnedPositions, SinusoidalPositions
 from ..cache_names import given_cache, returned_cache
 from .cache import TokenMixStateLayer, as_output, state_layers
 from .configuration import TokenMixConfig
+from .generation import FiniteGenerationMixin
 from .initialization import refuse_missing_weights, refuse_options, reinitialize
 from .layers import TokenMixLayer
 from .masks import ChunkPositions, chunk_mask, place_tokens
@@ -239,7 +239,7 @@ class TokenMixModel(TokenMixPreTrainedModel):
         return None if context is None else chunk_mask(mask, context, 0, f"{type(self).__name__}, the encoder's")
 
 
-class TokenMixForCausalLM(TokenMixPreTrainedModel, GenerationMixin):
+class TokenMixForCausalLM(TokenMixPreTrainedModel, FiniteGenerationMixin):
     """A causal language model for ``generate()``: greedy, sampling and beams.
 
     Most mixers have a state of constant size.

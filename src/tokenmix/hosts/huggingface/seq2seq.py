@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
-from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 
@@ -16,10 +15,11 @@ from ...errors import MixerError
 from ..cache_names import given_cache, returned_cache
 from .cache import as_output
 from .configuration import TokenMixConfig
+from .generation import FiniteGenerationMixin
 from .modeling import TokenMixModel, TokenMixPreTrainedModel, picked
 
 
-class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, GenerationMixin):
+class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, FiniteGenerationMixin):
     """A bidirectional encoder (``encoder_mixers``), a causal decoder (``mixers``) with ``cross_mixers``, and a head.
 
     Args:

@@ -173,6 +173,8 @@ def sample_folder(
     chosen: dict[str, Any] = {"do_sample": temperature > 0}
     if temperature > 0:
         chosen |= {"temperature": temperature, "top_k": top_k or 0, "top_p": 1.0 if top_p is None else top_p}
+    from ..huggingface.generation import FiniteScores
+
     given = torch.tensor([start], device=device)
     end = model.config.eos_token_id
     with torch.random.fork_rng():
@@ -185,6 +187,7 @@ def sample_folder(
                 max_new_tokens=count,
                 pad_token_id=end if isinstance(end, int) else 0,
                 use_cache=_streams(model),
+                logits_processor=[FiniteScores(f"sample: {folder}")],
                 **chosen,
             )
         except (RuntimeError, ValueError) as why:  # of NaN, or of settings in generation_config.json
