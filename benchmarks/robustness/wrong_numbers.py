@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
+import tokenmix
 from tokenmix import build_mixer
 from tokenmix.models import LM, LMConfig, Seq2Seq, Seq2SeqConfig
 
@@ -44,3 +47,29 @@ def generate_from_nan() -> str:
     torch.nn.init.constant_(pairs.embed.weight, float("nan"))
     attempts(pairs, "beams", torch.tensor([[2, 3]]), 3, beams=3)
     return "; ".join(said)
+
+
+@attempt("3", "use_backend in two threads whose blocks overlap")
+def backends_of_two_threads() -> str:
+    first, second = threading.Event(), threading.Event()
+
+    def one() -> None:
+        with tokenmix.use_backend("cpu"):
+            first.set()
+            second.wait()
+
+    def two() -> None:
+        first.wait()
+        with tokenmix.use_backend("eager"):
+            second.set()
+            threads[0].join()
+
+    threads = [threading.Thread(target=each) for each in (one, two)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    x = torch.randn(1, 4, 8, dtype=torch.float64)
+    return (
+        f"after both: aft_simple in float64 gives {tuple(tokenmix.functional.aft_simple(x, x, x, causal=True).shape)}"
+    )

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose, watched
 from ..kernels.precision import alike, exact
+from ..kernels.recompute import as_now
 from .layout.checks import check_flags, check_scale
 from .layout.heads import by_head
 from .layout.masks import allowed, check_keys, zero_masked
@@ -146,11 +147,11 @@ def _in_rows(q: Tensor, k: Tensor, v: Tensor, w: Callable[[int, int], Tensor], *
         return _mixed(q, k, v, w=bias, key_mask=keys, attn_mask=pairs, **given)
 
     again = torch.is_grad_enabled() and not watched()
-    outputs = []
+    outputs, later = [], as_now(rows)
     for start in range(0, T, ROWS):
         seen = min(start + ROWS, T) + S - T if causal else S
         part = q[:, :, start : start + ROWS], k[:, :, :seen], v[:, :, :seen]
-        outputs.append(checkpoint(rows, start, *part, use_reentrant=False) if again else rows(start, *part))
+        outputs.append(checkpoint(later, start, *part, use_reentrant=False) if again else rows(start, *part))
     return torch.cat(outputs, 1)
 
 

@@ -8,8 +8,10 @@ programs and second derivatives always use the eager form.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal, get_args
 
 import torch
@@ -18,6 +20,7 @@ from torch.autograd import forward_ad
 
 from ..errors import MixerError
 from . import cpu, triton
+from .recompute import SETTINGS, Setting
 
 Backend = Literal["auto", "eager", "cpu", "triton"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
@@ -37,7 +40,19 @@ _modes, _functorch, _tracing = (
     torch._C._functorch.peek_interpreter_stack,
     torch._C._get_tracing_state,
 )
-_default = os.environ.get("TOKENMIX_BACKEND", "auto")  # a plain global, so that torch.compile can guard on it
+_default = os.environ.get("TOKENMIX_BACKEND", "auto")  # of the process, outside of all blocks
+_blocks: ContextVar[tuple[list[str], ...]] = ContextVar("_blocks", default=())
+"""The open blocks of this thread or task, outermost first: of each a list with its backend, told apart by identity."""
+
+
+class _Traced(threading.local):
+    """What ``torch.compile`` reads instead, and guards on, since it traces no ContextVar: one value for each thread."""
+
+    def __init__(self) -> None:
+        self.backend: str | None = None
+
+
+_traced = _Traced()
 
 
 def check_backend(name: str) -> str:
@@ -49,8 +64,16 @@ def check_backend(name: str) -> str:
     return name
 
 
+def default_backend() -> str:
+    """Return the backend that "auto" stands for here: that of the innermost open block, or the process's."""
+    if _compiling():
+        return _traced.backend or _default
+    blocks = _blocks.get()
+    return blocks[-1][0] if blocks else _default
+
+
 def _asked(backend: str) -> str:
-    return check_backend(_default if backend == "auto" else backend)
+    return check_backend(default_backend() if backend == "auto" else backend)
 
 
 def choose(
@@ -65,7 +88,7 @@ def choose(
 
     Args:
         who: name of the function, for error messages.
-        backend: the requested backend; "auto" stands for the default of this process.
+        backend: the requested backend; "auto" stands for that of the innermost open block, or of the process.
         tensors: every floating-point argument; the first decides the device and dtype, which kernels require of all.
         on: the paths that ``who`` has besides its eager form, out of "cpu", "triton" and "fused".
         lacks: what this call needs and no kernel supports, as a phrase; None if there is nothing.
@@ -102,8 +125,8 @@ def steps(new: tuple[Tensor, ...], past: tuple[Tensor, ...], *, derives: bool = 
     """
     if (
         not _cpu
-        or _default in _NO_STEPS
         or _compiling()
+        or default_backend() in _NO_STEPS
         or _modes()
         or _functorch() is not None
         or _tracing() is not None
@@ -174,14 +197,30 @@ def _transformed() -> bool:
 
 @contextmanager
 def use_backend(name: Backend) -> Iterator[None]:
-    """Set the default backend of this process inside a ``with`` block.
+    """Set the default backend inside a ``with`` block, for this thread or task of asyncio alone.
+
+    A backward pass takes the paths that its forward pass took, also after the block or in a thread of autograd.
 
     Raises:
         MixerError: the backend is unknown or cannot run here.
     """
-    global _default
-    before, _default = _default, check_backend(name)
+    check_backend(name)
+    if _compiling():
+        before, _traced.backend = _traced.backend, name
+        try:
+            yield
+        finally:
+            _traced.backend = before
+        return
+    block: list[str] = [name]
+    _blocks.set((*_blocks.get(), block))
+    _traced.backend = name
     try:
         yield
-    finally:
-        _default = before
+    finally:  # blocks of generators may end in any order
+        left = tuple(each for each in _blocks.get() if each is not block)
+        _blocks.set(left)
+        _traced.backend = left[-1][0] if left else None
+
+
+SETTINGS.append(Setting(default_backend, use_backend))

@@ -5,6 +5,7 @@ Around a mixer that is linear in length, the projections take most of the time.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,11 @@ class LinearRoutes(NamedTuple):
         return f"{self.used} ({self.why}; {rates}; errors {self.usual_error:.1e} and {self.other_error:.1e})"
 
 
+_lock = threading.Lock()
+_routes: list[list[str]] = []
+"""What was set outside of all blocks, then the routes of the open ones, told apart by identity."""
+
+
 @contextmanager
 def fast_linear(*, allow_rounding: bool = False, tokens: int = 2048, features: int = 512) -> Iterator[LinearRoutes]:
     """Let oneDNN compute torch's float32 matrix products on the CPU inside a ``with`` block, if it is faster here.
@@ -61,13 +67,23 @@ def fast_linear(*, allow_rounding: bool = False, tokens: int = 2048, features: i
     if setting is None:
         yield LinearRoutes(0.0, 0.0, 0.0, 0.0, "usual", "this build of torch has no oneDNN, or no switch for it")
         return
-    before = setting.fp32_precision
+    with _lock:
+        usual = _routes[0][0] if _routes else setting.fp32_precision
+        try:
+            found = _try(setting, usual, tokens, features, allow_rounding)
+        finally:
+            setting.fp32_precision = _routes[-1][0] if _routes else usual
+        route = ["bf16" if found.used == "oneDNN" else usual]
+        _routes.extend([route] if _routes else [[usual], route])
+        setting.fp32_precision = route[0]
     try:
-        found = _try(setting, before, tokens, features, allow_rounding)
-        setting.fp32_precision = "bf16" if found.used == "oneDNN" else before
         yield found
     finally:
-        setting.fp32_precision = before
+        with _lock:  # the setting is the process's; blocks of threads may end in any order
+            _routes[:] = [each for each in _routes if each is not route]
+            setting.fp32_precision = _routes[-1][0]
+            if len(_routes) == 1:
+                _routes.clear()
 
 
 def _setting() -> Any:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
+from ..kernels.recompute import remembers_settings
 from .belonging import Kinds, checked_state, working_dtype
 from .building import Checked
 from .cost import Cost, MixingCost
@@ -171,6 +172,7 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
         Code that re-initialises the originals, as a model does, must call this afterwards.
         """
 
+    @remembers_settings
     def forward(
         self,
         x: Tensor,

@@ -17,6 +17,7 @@ from ..functional.attention import ROWS
 from ..functional.layout.masks import zero_masked
 from ..functional.sums.nonfinite import clean, each_mark, marks, over_keys, put_back
 from ..functional.sums.softmax import Sums, merge, merge_heads, ratio_of
+from ..kernels.recompute import as_now
 from .input_checks import InputChecks
 
 
@@ -70,7 +71,7 @@ class Reading:
         rows = slice(i * ROWS, (i + 1) * ROWS)
         given = self.queries[:, rows], self.positions[:, rows], block, causal
         again = torch.is_grad_enabled()  # pairs are computed again in the backward pass, not kept
-        sums = Sums(*(checkpoint(self._sums, *given, use_reentrant=False) if again else self._sums(*given)))
+        sums = Sums(*(checkpoint(as_now(self._sums), *given, use_reentrant=False) if again else self._sums(*given)))
         before = self._pieces[i]
         self._pieces[i] = sums if before is None else merge(before, sums)
 

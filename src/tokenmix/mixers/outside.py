@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,18 +20,24 @@ from ..system.modules import here_on_path
 from .base import Mixer
 from .table import MIXERS, register_mixer
 
-_typed = False
+
+class _Names(threading.local):
+    """Whether the names that this thread looks up were typed."""
+
+    typed = False
+
+
+_names = _Names()
 
 
 @contextmanager
 def typed_names() -> Iterator[None]:
     """Let names of mixers import their modules inside the block, where they are those that the user typed."""
-    global _typed
-    before, _typed = _typed, True
+    before, _names.typed = _names.typed, True
     try:
         yield
     finally:
-        _typed = before
+        _names.typed = before
 
 
 def load_mixer(name: Any) -> type[Mixer] | None:
@@ -45,7 +52,7 @@ def load_mixer(name: Any) -> type[Mixer] | None:
     if not isinstance(name, str) or ":" not in name or name in MIXERS:
         return MIXERS.get(name) if isinstance(name, str) else None
     package, _, attribute = name.partition(":")
-    allowed = _typed or package in sys.modules or package in os.environ.get("TOKENMIX_MODULES", "").split(",")
+    allowed = _names.typed or package in sys.modules or package in os.environ.get("TOKENMIX_MODULES", "").split(",")
     if not allowed:
         raise MixerError(
             f"build_mixer: the module {package!r} of the mixer {name!r} is not imported; import it first, or set "

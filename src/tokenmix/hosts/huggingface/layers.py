@@ -9,6 +9,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...errors import MixerError
+from ...kernels.recompute import remembers_settings
 from ...kernels.tokenwise import silu_gate
 from ...mixers import Mixer
 from ...models import MLP, Block
@@ -29,6 +30,7 @@ class TokenMixMLP(MLP):
         width = self.up.out_features
         self.gate = nn.Linear(config.hidden_size, width, bias=config.mlp_bias) if config.gated_mlp else None
 
+    @remembers_settings
     def forward(self, x: Tensor) -> Tensor:
         h = self.up(x)
         if self.gate is None:

@@ -7,6 +7,7 @@ they choose (dtypes, constants, warps, stages). ``aot.py`` compiles these, and n
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -24,7 +25,13 @@ class Launch(NamedTuple):
     options: dict[str, int]
 
 
-_notes: list[Launch] | None = None
+class _Notes(threading.local):
+    """The launches that this thread records; None where it launches."""
+
+    made: list[Launch] | None = None
+
+
+_notes = _Notes()
 
 
 def launch(
@@ -43,8 +50,8 @@ def launch(
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True} | (
         {"maxnreg": registers} if registers else {}
     )
-    if _notes is not None:
-        _notes.append(Launch(kernel, dict(zip(kernel.arg_names, args, strict=False)) | constants, options))
+    if _notes.made is not None:
+        _notes.made.append(Launch(kernel, dict(zip(kernel.arg_names, args, strict=False)) | constants, options))
     elif 0 not in grid:
         with _device(args):
             kernel[grid](*args, **constants, **options)
@@ -59,12 +66,11 @@ def _device(args: tuple[Any, ...]) -> contextlib.AbstractContextManager[Any]:
 @contextlib.contextmanager
 def noted() -> Iterator[list[Launch]]:
     """Record launches inside the block in the list it yields, and launch nothing; tensors may be on the meta device."""
-    global _notes
-    before, _notes = _notes, []
+    before, _notes.made = _notes.made, []
     try:
-        yield _notes
+        yield _notes.made
     finally:
-        _notes = before
+        _notes.made = before
 
 
 def bytes_of(mask: Tensor | None) -> Tensor | None:

@@ -2,27 +2,58 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch import Tensor
 
-_open: list[dict[str, Tensor]] = []  # a plain global, which torch.compile can guard on
+from ...kernels.recompute import SETTINGS, Setting
+
+
+class _Blocks(threading.local):
+    """The open blocks of a thread, outermost first; None: one that collects nothing. ``torch.compile`` guards on it."""
+
+    def __init__(self) -> None:
+        self.open: list[dict[str, Tensor] | None] = []
+
+
+_blocks = _Blocks()
 
 
 @contextmanager
 def aux_losses() -> Iterator[dict[str, Tensor]]:
-    """Collect the auxiliary losses of every forward pass inside the block, as a dict name -> scalar.
+    """Collect the auxiliary losses of every forward pass of this thread inside the block, as a dict name -> scalar.
 
     Outside of such a block nothing is computed or stored. A second layer of the same kind adds its loss as "name.1", a
-    third as "name.2". A nested block collects for itself alone.
+    third as "name.2". A nested block collects for itself alone. A pass that checkpointing computes again adds nothing.
     """
     losses: dict[str, Tensor] = {}
-    _open.append(losses)
-    try:
+    with _opened(losses):
         yield losses
-    finally:
-        _open.pop()
+
+
+@contextmanager
+def _opened(losses: dict[str, Tensor] | None) -> Iterator[None]:
+    _blocks.open.append(losses)
+    try:
+        yield
+    finally:  # blocks of generators may end in any order
+        _blocks.open = [each for each in _blocks.open if each is not losses]
+
+
+def _collects() -> bool:
+    return bool(_blocks.open) and _blocks.open[-1] is not None
+
+
+@contextmanager
+def _collecting(collects: bool) -> Iterator[None]:
+    """Compute the losses inside the block, or not, without handing them out."""
+    with _opened({} if collects else None):
+        yield
+
+
+SETTINGS.append(Setting(_collects, _collecting))
 
 
 def add_aux_loss(name: str, compute: Callable[[], Tensor]) -> None:
@@ -30,9 +61,9 @@ def add_aux_loss(name: str, compute: Callable[[], Tensor]) -> None:
 
     Without an open block, ``compute`` is not called.
     """
-    if not _open:
+    losses, count = _blocks.open[-1] if _blocks.open else None, 1
+    if losses is None:
         return
-    losses, count = _open[-1], 1
     key = name
     while key in losses:
         key, count = f"{name}.{count}", count + 1

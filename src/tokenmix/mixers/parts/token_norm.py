@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...kernels.precision import at_least_float32
+from ...kernels.recompute import remembers_settings
 from ...kernels.tokenwise import rms_norm
 
 
@@ -22,6 +23,7 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(dim, eps=eps)
         self.eps: float = eps
 
+    @remembers_settings
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., dim) to the same shape and dtype; see ``kernels.tokenwise.rms_norm``."""
         return rms_norm(x, self.weight.to(x.dtype), eps=self.eps)  # under autocast the weight is wider than x
