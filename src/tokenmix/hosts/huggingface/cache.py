@@ -14,21 +14,30 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from ...errors import MixerError
 from ...mixers import State, reorder
-from .masks import ChunkPositions
+from .masks import Place
 
 
 class Step(NamedTuple):
-    """Hold a chunk that may be taken back: the state before it, its tokens, and the state after its first n tokens."""
+    """Hold a chunk that may be taken back: what was held before it, its tokens, and what after its first n tokens."""
 
-    before: State
+    before: Any
     tokens: int
-    after: Callable[[int], State]
+    after: Callable[[int], Any]
+
+
+def taken_back(steps: list[Step], tokens: int) -> Any:
+    """Remove the last ``tokens`` > 0 tokens from the chunks; return what was held before them."""
+    while tokens:
+        step = steps.pop()
+        held = step.before if step.tokens <= tokens else step.after(step.tokens - tokens)
+        tokens -= min(step.tokens, tokens)
+    return held
 
 
 class TokenMixStateLayer(CacheLayerMixin):
     """Hold one layer's state in a ``DynamicCache(config=...)``; its size is constant for most mixers.
 
-    ``position`` (B,), kept by the first layer, is the position of each row's next token. Between
+    ``place``, kept by the first layer, says how far each row has come. Between
     ``activate_past_recording`` and ``crop`` chunks are recorded, so that their last tokens can be taken back, as
     assisted decoding does with wrong guesses.
     """
@@ -39,10 +48,10 @@ class TokenMixStateLayer(CacheLayerMixin):
     def __init__(self, **kwargs: Any):
         super().__init__()
         self.state: State = None
-        self.position: Tensor | None = None
+        self.place: Place | None = None
         self.seen, self.record_past, self.is_croppable = 0, False, False
         self.steps: list[Step] = []
-        self.recorded_positions: list[Tensor] = []
+        self.places: list[Step] = []
 
     def put(self, state: State, tokens: int, after: Callable[[int], State] | None = None) -> None:
         """Store the state after ``tokens`` more tokens; ``after(n)`` gives the state after only the first n of them."""
@@ -50,11 +59,11 @@ class TokenMixStateLayer(CacheLayerMixin):
             self.steps.append(Step(self.state, tokens, after))
         self.state, self.seen, self.is_initialized = state, self.seen + tokens, True
 
-    def advance(self, chunk: ChunkPositions) -> None:
-        """Store the position of each row's next token after a chunk."""
+    def advance(self, places: Place) -> None:
+        """Store how far each row has come after a chunk, of which ``places`` (B, L) tells for each token."""
         if self.record_past:
-            self.recorded_positions.append(chunk.at)
-        self.position = chunk.after
+            self.places.append(Step(self.place, places.last.shape[1], lambda n: places.at_token(n - 1)))
+        self.place = places.at_token(-1)
 
     def activate_past_recording(self) -> None:
         """Record chunks from now on."""
@@ -93,9 +102,8 @@ class TokenMixStateLayer(CacheLayerMixin):
         index = torch.arange(self.batch_size, device=index.device)[index]  # also accepts a mask of rows
         device = pytree.tree_leaves(self.state)[0].device
         self.state = reorder(self.state, index.to(device))
-        if self.position is not None:
-            self.position = self.position.index_select(0, index.to(self.position.device))
-        self.steps, self.recorded_positions = [], []
+        self.place = None if self.place is None else self.place.of_rows(index)
+        self.steps, self.places = [], []
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Move row beam_idx[i] to row i, for beam search."""
@@ -120,19 +128,15 @@ class TokenMixStateLayer(CacheLayerMixin):
         if left > sum(step.tokens for step in self.steps):
             how = "call cache.activate_past_recording() before they come, or decode without an assistant model"
             raise MixerError(f"TokenMixStateLayer: a mixer's state cannot take back {left} tokens; {how}.")
-        if left and self.recorded_positions:
-            self.position = torch.cat(self.recorded_positions, 1)[:, -left]
-        self.seen -= left
-        while left:
-            step = self.steps.pop()
-            self.state = step.before if step.tokens <= left else step.after(step.tokens - left)
-            left -= min(step.tokens, left)
-        self.steps, self.recorded_positions = [], []
+        if left:
+            self.state, self.seen = taken_back(self.steps, left), self.seen - left
+            self.place = taken_back(self.places, left) if self.places else self.place
+        self.steps, self.places = [], []
 
     def reset(self) -> None:
         """Return to the state before the first token."""
-        self.state, self.position, self.seen, self.is_initialized = None, None, 0, False
-        self.steps, self.recorded_positions = [], []
+        self.state, self.place, self.seen, self.is_initialized = None, None, 0, False
+        self.steps, self.places = [], []
 
     def offload(self) -> None:
         """Do nothing: the state is small."""

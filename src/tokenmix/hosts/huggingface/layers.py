@@ -16,6 +16,7 @@ from ...models import MLP, Block
 from .cache import TokenMixStateLayer
 from .configuration import TokenMixConfig, mlp_ratio
 from .initialization import mark_self_initialized
+from .masks import ChunkPositions
 
 
 class TokenMixMLP(MLP):
@@ -68,8 +69,7 @@ class TokenMixLayer(GradientCheckpointingLayer, Block):
         context_mask: Tensor | None = None,
         *,
         past_key_values: tuple[TokenMixStateLayer, ...] | None = None,
-        key_mask: Tensor | None = None,
-        positions: Tensor | None = None,
+        chunk: ChunkPositions | None = None,
         cross_positions: Tensor | None = None,
     ) -> Tensor:
         """Map (B, L, D) to (B, L, D).
@@ -79,7 +79,7 @@ class TokenMixLayer(GradientCheckpointingLayer, Block):
         x, kept = hidden_states, past_key_values or (None, None)
         x = self.added(
             x,
-            self._mixed(self.normed(x, self.mixer_norm), kept[0], key_mask=key_mask, positions=positions),
+            self._mixed(self.normed(x, self.mixer_norm), kept[0], **self._beside(chunk)),
             self.mixer_norm,
         )
         if self.cross is not None and context is not None:
@@ -88,6 +88,13 @@ class TokenMixLayer(GradientCheckpointingLayer, Block):
             )
             x = self.added(x, crossed, self.cross_norm)
         return self.after_mixing(x)
+
+    def _beside(self, chunk: ChunkPositions | None) -> dict[str, Tensor | None]:
+        """Return mask and positions as this layer's mixer takes them."""
+        if chunk is None:
+            return {}
+        turns = getattr(self.mixer, "positions", None) is not None
+        return {"key_mask": chunk.key_mask, "positions": chunk.positions if turns else chunk.counted}
 
     def _mixed(self, x: Tensor, kept: TokenMixStateLayer | None, **given: Any) -> Tensor:
         if kept is None:

@@ -8,7 +8,33 @@ import torch
 from torch import Tensor
 
 from ...errors import MixerError
-from ...mixers.base import chunk_positions, token_positions
+from ...mixers.base import chunk_positions
+
+
+class Place(NamedTuple):
+    """Say how far each row has come: (B,) at the end of some tokens, (B, L) at each token of a chunk.
+
+    Args:
+        last: position of the last valid token; -1: there was none.
+        counted: the same, if positions that restart after padding are counted on.
+        pads: number of masked tokens since.
+    """
+
+    last: Tensor
+    counted: Tensor
+    pads: Tensor
+
+    def next_position(self) -> Tensor:
+        """Return the usual position of each row's next token; 0 before the first valid one."""
+        return torch.where(self.last < 0, 0, self.last + self.pads + 1)
+
+    def at_token(self, index: int) -> Place:
+        """Return the place (B,) at one token of a chunk."""
+        return Place(*(a[:, index] for a in self))
+
+    def of_rows(self, index: Tensor) -> Place:
+        """Return the places of some rows of the batch."""
+        return Place(*(a.index_select(0, index.to(a.device)) for a in self))
 
 
 class ChunkPositions(NamedTuple):
@@ -16,23 +42,24 @@ class ChunkPositions(NamedTuple):
 
     Args:
         key_mask: what its mixers get; None: all tokens are valid.
-        positions: what its mixers get; None: the usual ones.
+        positions: what mixers get that turn queries and keys by them; None: the usual ones.
+        counted: what other mixers get; None: the usual ones.
         at: positions of its tokens.
-        after: positions of the next tokens (B,); None without a cache.
+        place: how far each row has come at each token.
     """
 
     key_mask: Tensor | None
     positions: Tensor | None
+    counted: Tensor | None
     at: Tensor
-    after: Tensor | None
+    place: Place
 
 
 def chunk_mask(attention_mask: Tensor | None, x: Tensor, seen: int, who: str) -> Tensor | None:
     """Return the last L columns of attention_mask (B, seen + L), 1 = valid, as booleans; None if all are valid.
 
     Raises:
-        MixerError: for another shape, such as 4-D masks, and for a row with padding on both sides, whose positions
-            would have no start.
+        MixerError: for another shape, such as 4-D masks.
     """
     if attention_mask is None:
         return None
@@ -41,45 +68,68 @@ def chunk_mask(attention_mask: Tensor | None, x: Tensor, seen: int, who: str) ->
         wanted = f"{(rows, seen + length)}" + (f", the {seen} tokens in the cache included" if seen else "")
         got = tuple(attention_mask.shape)
         raise MixerError(f"{who}: expects an attention_mask of shape {wanted}, 1 = valid, got {got}.")
-    mask = attention_mask.to(x.device) != 0
-    if torch.compiler.is_compiling():
-        return mask[:, seen:]
-    if length > 1 or not seen:
-        _refuse_both_sides(mask, who)
-    return None if bool(mask[:, seen:].all()) else mask[:, seen:]
-
-
-def _refuse_both_sides(mask: Tensor, who: str) -> None:
-    both = ~mask[:, 0] & ~mask[:, -1] & mask.any(1)
-    if bool(both.any()):
-        row = int(both.nonzero()[0, 0])
-        both_sides = f"row {row} of attention_mask has padding on both sides"
-        raise MixerError(f"{who}: {both_sides}; pad on the left, as generate() needs, or on the right.")
+    mask = attention_mask[:, seen:].to(x.device) != 0
+    return None if not torch.compiler.is_compiling() and bool(mask.all()) else mask
 
 
 def place_tokens(
-    x: Tensor, start: Tensor | None, key_mask: Tensor | None, position_ids: Tensor | None, who: str
+    x: Tensor, start: Place | None, key_mask: Tensor | None, position_ids: Tensor | None, who: str
 ) -> ChunkPositions:
-    """Return the positions of a chunk's tokens; ``start`` (B,): those of the next tokens of a cache, None without one.
+    """Return the positions of a chunk's tokens; ``start``: how far the rows had come before; None: they begin here.
 
-    Without position_ids a token's position is its index minus that of the first valid token of its row.
+    Without position_ids a token's position is its index minus that of the first valid token of its row. Positions that
+    restart after padding are what generate() gives the tokens after a prompt with padding on the right. As in Llama,
+    they are the angles by which queries and keys turn and the vectors that are added, while windows, decays and
+    distances go by the order of the row.
     """
     if start is None:
-        at, after = token_positions(x, key_mask), None
-    else:
-        at, after = chunk_positions(start, x, None, key_mask)
-    if position_ids is None:
-        return ChunkPositions(key_mask, None, at, after)
-    given = position_ids.to(x.device).expand(x.shape[0], -1)
+        none = torch.full(x.shape[:1], -1, dtype=torch.long, device=x.device)
+        start = Place(none, none, torch.zeros_like(none))
+    usual = chunk_positions(start.next_position(), x, None, key_mask)[0]
+    given = usual if position_ids is None else position_ids.to(x.device).expand(x.shape[0], -1)
     if given.shape != x.shape[:2]:
-        wanted, got = tuple(x.shape[:2]), tuple(position_ids.shape)
+        wanted, got = tuple(x.shape[:2]), tuple(given.shape)
         raise MixerError(f"{who}: expects position_ids of shape {wanted}, got {got}.")
-    given = given if key_mask is None else torch.where(key_mask, given, at)
-    if not torch.compiler.is_compiling():
-        if torch.equal(given, at):  # as generate() passes; mixers may then rely on consecutive positions
-            return ChunkPositions(key_mask, None, at, after)
+    compiling = torch.compiler.is_compiling()
+    # after padding mixers may have counted on from its positions
+    if position_ids is None if compiling else bool(((given == usual) & (start.pads == 0)[:, None]).all()):
+        return ChunkPositions(key_mask, None, None, usual, _usual_place(start, usual, key_mask))
+    if not compiling:
         _refuse_packed(given, key_mask, who)
-    return ChunkPositions(key_mask, given, given, None if start is None else given[:, -1] + 1)
+    valid = torch.ones_like(given, dtype=torch.bool) if key_mask is None else key_mask
+    place = _given_place(start, given, valid)
+    # those of masked tokens, which hosts fill with anything, say at most what such a token itself gives
+    at = torch.where(valid | (given >= 0) & (given <= usual), given, usual)
+    counted = torch.where(valid, place.counted, (place.counted + place.pads).clamp_min(0))
+    counted_on = chunk_positions(start._replace(last=start.counted).next_position(), x, None, key_mask)[0]
+    plain = not compiling and torch.equal(counted, counted_on)
+    return ChunkPositions(key_mask, at, None if plain else counted, at, place)
+
+
+def _usual_place(start: Place, usual: Tensor, key_mask: Tensor | None) -> Place:
+    """Return the place at each token of a chunk with the usual positions."""
+    last = usual
+    if key_mask is not None:
+        last = torch.where(key_mask, usual, -1).cummax(1).values.maximum(start.last[:, None])
+    pads = torch.where(last < 0, 0, usual - last)
+    return Place(last, last + (start.counted - start.last)[:, None], pads)
+
+
+def _given_place(start: Place, given: Tensor, valid: Tensor) -> Place:
+    """Return the place at each token of a chunk with given positions."""
+    steps = torch.arange(given.shape[1], device=given.device).expand_as(given)
+    found = torch.where(valid, steps, -1).cummax(1).values  # index of the last valid token; -1: it came before
+    last = torch.cat([start.last[:, None], given], 1).gather(1, found + 1)
+    pads = torch.where(found < 0, start.pads[:, None] + steps + 1, steps - found)
+    pads = torch.where(last < 0, 0, pads)
+    last_before, pads_before = (
+        torch.cat([a[:, None], b[:, :-1]], 1) for a, b in ((start.last, last), (start.pads, pads))
+    )
+    step = given - last_before
+    restarts = (step <= 0) & (pads_before > 0) & (given >= 0)
+    step = torch.where(restarts, pads_before + 1, step)
+    counted = start.counted[:, None] + torch.where(valid, step, 0).cumsum(1)
+    return Place(last, counted, pads)
 
 
 def _refuse_packed(given: Tensor, key_mask: Tensor | None, who: str) -> None:

@@ -144,7 +144,7 @@ class TokenMixModel(TokenMixPreTrainedModel):
         chunk = self._chunk_positions(x, attention_mask, position_ids, kept)
         if self.positions is not None:
             x = x + self.positions(chunk.at).to(x.dtype)
-        x, given = self.dropout(x), {"key_mask": chunk.key_mask, "positions": chunk.positions}
+        x, given = self.dropout(x), {"chunk": chunk}
         context_mask = self._context_mask(encoder_hidden_states, encoder_attention_mask)
         if encoder_hidden_states is not None:
             # otherwise positions are indices
@@ -155,7 +155,7 @@ class TokenMixModel(TokenMixPreTrainedModel):
                 x, encoder_hidden_states, context_mask, past_key_values=None if kept is None else kept[i], **given
             )
         if kept is not None:
-            kept[0][0].advance(chunk)
+            kept[0][0].advance(chunk.place)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), **as_output(cache))
 
     def _refuse_unknown(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, given: dict[str, Any]) -> None:
@@ -213,11 +213,9 @@ class TokenMixModel(TokenMixPreTrainedModel):
         who, start, seen = type(self).__name__, None, 0
         if kept is not None:
             first = kept[0][0]
-            start, seen = first.position, first.seen
-            if start is None:
-                start = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
-            if start.shape[0] != x.shape[0]:
-                held = f"the cache holds {start.shape[0]} rows, got {x.shape[0]}"
+            start, seen = first.place, first.seen
+            if start is not None and start.last.shape[0] != x.shape[0]:
+                held = f"the cache holds {start.last.shape[0]} rows, got {x.shape[0]}"
                 raise MixerError(f"{who}: {held}; cache.batch_select_indices picks some of them.")
         chunk = place_tokens(x, start, chunk_mask(attention_mask, x, seen, who), position_ids, who)
         limit = self.positions.max_len if self.positions is not None else None
