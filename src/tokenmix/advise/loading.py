@@ -147,11 +147,11 @@ def _folder(folder: Path, options: dict[str, Any]) -> Host:
         raise MixerError(f"advise: {folder / 'config.json'} is not readable JSON ({why}).") from None
     if not isinstance(config, dict):
         raise MixerError(f"advise: {folder / 'config.json'} holds no JSON object.")
-    if "model_type" in config:
-        return _saved(folder, config, options)
     if config.get("kind") == "surgery":
         was = "its attention was replaced already; advise takes the folder it was converted from"
         raise MixerError(f"advise: {folder} was written by `tokenmix convert`: {was}.")
+    if "model_type" in config:
+        return _saved(folder, config, options)
     model = config.get("model", config)
     kind = model.get("kind", "lm") if isinstance(model, dict) else None
     if not isinstance(kind, str) or kind not in KINDS or kind in MEASURED and "mixers" not in model:

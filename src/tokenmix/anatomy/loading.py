@@ -54,7 +54,7 @@ def _folder(folder: Path) -> Subject:
     config = _named(read_json, folder / "config.json")
     if "architecture" in config:
         return _timm_folder(folder, config)
-    if "model_type" in config:
+    if "model_type" in config and config.get("kind") != "surgery":
         model, _, _ = _named(open_host, str(folder))
         return their_vit(str(folder), model, *_moments(folder))
     return _ours(folder, config)

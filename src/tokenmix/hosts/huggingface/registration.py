@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from ..surgery.auto_classes import register_converted
 from .configuration import TokenMixConfig
 from .heads import (
     TokenMixForMaskedLM,
@@ -38,10 +39,11 @@ AUTO = (
 
 
 def register() -> None:
-    """Register model_type "tokenmix", so that ``AutoModelForCausalLM.from_pretrained(folder)`` and the like load it."""
+    """Register our models and hosts with mixers, which ``AutoModelForCausalLM.from_pretrained(folder)`` then loads."""
     AutoConfig.register(TokenMixConfig.model_type, TokenMixConfig, exist_ok=True)
     for auto, model in AUTO:
         auto.register(TokenMixConfig, model, exist_ok=True)
+    register_converted()
 
 
 register()

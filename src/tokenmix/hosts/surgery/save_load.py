@@ -51,6 +51,8 @@ def open_host(source: str) -> tuple[nn.Module, dict[str, Any], Path | None]:
     folder = Path(source.removeprefix("hf:"))
     config = read_json(folder / "config.json")
     transformers = _transformers(str(folder))
+    if config.get("kind") == "surgery":
+        raise MixerError(f"{folder}: its attention was replaced already; tokenmix.hosts.load_converted opens it.")
     if "model_type" not in config:
         needed = "a folder written by transformers' save_pretrained is needed"
         raise MixerError(f"{folder / 'config.json'}: names no model_type; {needed}.")
@@ -171,7 +173,12 @@ def save_replaced(
         raise MixerError(f"{out}: the model is on the meta device and has no weights to write; load them first.")
     out, tensors = Path(out), _unique_tensors(model)
     with new_folder(out) as folder:
-        write_json(folder / "config.json", {"kind": "surgery", "host": host, "mixers": adapters})
+        described = {"kind": "surgery", "host": host, "mixers": adapters}
+        if host.get("library") == "transformers":
+            from .converted_config import converted_json
+
+            described = converted_json(host["config"], adapters, host["class"]) | {"weights": "by module"}
+        write_json(folder / "config.json", described)
         write_json(folder / "report.json", report.to_json())
         for path in () if beside is None else sorted({p for pattern in BESIDE for p in Path(beside).glob(pattern)}):
             if path.is_file():
@@ -196,15 +203,21 @@ def _unique_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 def load_converted(folder: Path | str) -> Any:
     """Load the model of a folder that ``tokenmix convert`` or ``save_replaced`` wrote, in eval mode.
 
+    Folders that ``save_pretrained`` or a Trainer wrote of such a model are loaded as well.
+
     Raises:
         MixerError: for any other folder, naming the file.
     """
     folder = Path(folder)
     config = read_json(folder / "config.json")
-    if "model_type" in config:
+    if "model_type" in config and config.get("kind") != "surgery":
         raise MixerError(f"{folder} is a folder of transformers, whose attention `tokenmix convert` replaces first.")
     if config.get("kind") != "surgery":
         return load_model(folder)[0]
+    if "model_type" in config and config.get("weights") != "by module":  # save_pretrained renames and splits them
+        from .auto_classes import load_saved
+
+        return load_saved(folder)
     try:
         with torch.random.fork_rng():
             model, _ = replace_mixers(

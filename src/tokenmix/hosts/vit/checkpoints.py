@@ -168,7 +168,7 @@ def timm_model(name: str) -> nn.Module:
 def _from_folder(folder: Path, guess: dict[str, Any]) -> Weights:
     """Read a run directory, a converted model or a model saved by transformers, as config.json tells."""
     config = read_json(folder / "config.json")
-    if "model_type" in config:
+    if "model_type" in config and config.get("kind") != "surgery":
         found = next(
             (folder / name for name in ("model.safetensors", "pytorch_model.bin") if (folder / name).is_file()), None
         )

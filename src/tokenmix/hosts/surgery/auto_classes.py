@@ -1,0 +1,108 @@
+"""Open folders of converted hosts by transformers' Auto classes. Needs transformers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import AutoConfig
+
+from ...errors import MixerError
+from .adapters import adapters_of
+from .converted_config import CONVERTED, ConvertedConfig
+from .replace import replace_mixers
+from .sites import find_attention
+
+
+def load_with_mixers(host_class: Any, folder: Any, config: ConvertedConfig, *args: Any, **options: Any) -> Any:
+    """Load a folder as ``host_class`` with its mixers, by the class's own ``from_pretrained``.
+
+    Raises:
+        MixerError: for a folder that does not describe its mixers, or lacks weights of them or of anything but a new
+            head.
+    """
+
+    class Replaced(host_class):
+        def __init__(self, host_config: Any, *inputs: Any, **kwargs: Any):
+            super().__init__(host_config, *inputs, **kwargs)
+            self.__class__ = host_class
+            _put_back(self, config.mixers)
+
+    Replaced.__name__ = host_class.__name__
+    wanted = options.pop("output_loading_info", False)
+    model, info = Replaced.from_pretrained(folder, *args, config=config.host, output_loading_info=True, **options)
+    _refuse_new_weights(model, info, config, folder, bool(options.get("ignore_mismatched_sizes")))
+    return (model, info) if wanted else model
+
+
+def _put_back(model: Any, mixers: dict[str, Any]) -> Any:
+    """Replace attention again, in a model that may have a head more or less than the one that was saved."""
+    sites, prefix = {site.name for site in find_attention(model)}, f"{model.base_model_prefix}."
+    more, less = ({prefix + n: s for n, s in mixers.items()}, {n.removeprefix(prefix): s for n, s in mixers.items()})
+    named = max((mixers, more, less), key=lambda each: len(sites & set(each)))
+    plan = {name: spec for name, spec in named.items() if name in sites}
+    if not plan:
+        have = f"the folder's mixers are for {next(iter(mixers), 'no module')}, which a {type(model).__name__} has not"
+        raise MixerError(f"AutoModel: {have}.")
+    return replace_mixers(model, plan, init="random", inplace=True)[0]
+
+
+def _refuse_new_weights(model: Any, info: dict[str, Any], config: ConvertedConfig, folder: Any, resized: bool) -> None:
+    """Refuse weights that transformers has drawn at random, unless outside the layers: a new head or pooler."""
+    drawn = {*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])}
+    layers = tuple({re.split(r"(?<=\.)\d+\.", name)[0] for name in adapters_of(model)})
+    same = type(model).__name__ in (config.architectures or ()) and not resized
+    lost = sorted(key for key in drawn if same or key.startswith(layers))
+    if lost:
+        count = f"{len(lost)} of {len(model.state_dict())} weights of its {type(model).__name__}"
+        raise MixerError(f"{folder}: lacks {count}, such as {lost[0]}; save the whole model again.")
+
+
+class _Opened:
+    """Stand for the models of one Auto class whose attention was replaced."""
+
+    config_class = ConvertedConfig
+    auto: Any
+
+    @classmethod
+    def from_pretrained(cls, folder: Any, *args: Any, config: Any = None, **options: Any) -> Any:
+        """Load the model that the Auto class would load if nothing had been replaced."""
+        return load_with_mixers(cls._host_class(config, folder), folder, config, *args, **options)
+
+    @classmethod
+    def _from_config(cls, config: Any, **options: Any) -> Any:
+        """Build the host and replace its attention; all weights are new."""
+        host_class = cls._host_class(config, "from_config")
+        return _put_back(host_class._from_config(config.host, **options), config.mixers)
+
+    @classmethod
+    def _host_class(cls, config: Any, folder: Any) -> Any:
+        known, kind = cls.auto._model_mapping, type(config.host)
+        if kind not in known:
+            built = (config.architectures or [kind.__name__])[0]
+            raise MixerError(f"{folder}: holds a {built} with mixers, and {cls.auto.__name__} has no class for that.")
+        found = known[kind]
+        if not isinstance(found, (list, tuple)):
+            return found
+        return next((each for each in found if each.__name__ in (config.architectures or ())), found[0])
+
+
+def register_converted() -> None:
+    """Register converted hosts with all Auto classes of models."""
+    AutoConfig.register(CONVERTED, ConvertedConfig, exist_ok=True)
+    for name in dir(transformers):
+        auto = getattr(transformers, name) if name.startswith("AutoModel") else None
+        if getattr(auto, "_model_mapping", None) is not None and ConvertedConfig not in auto._model_mapping:
+            auto.register(ConvertedConfig, type(f"Converted{name}", (_Opened,), {"auto": auto}), exist_ok=True)
+
+
+def load_saved(folder: Path) -> Any:
+    """Load a folder that ``save_pretrained`` wrote, as the class that its config names."""
+    config = AutoConfig.from_pretrained(folder)
+    named = (config.architectures or [None])[0]
+    host_class = getattr(transformers, str(named), None)
+    if host_class is None:
+        raise MixerError(f"{folder / 'config.json'}: transformers {transformers.__version__} has no class {named!r}.")
+    return load_with_mixers(host_class, folder, config)

@@ -1,0 +1,139 @@
+"""Describe a model of transformers whose attention was replaced in its config.json. Needs transformers."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from ...errors import MixerError
+from .adapters import adapters_of
+
+CONVERTED = "tokenmix_converted"
+"""The model_type in the config.json of such a folder; transformers refuses it where nobody has registered it."""
+NOTE = "attention was replaced by tokenmix; import tokenmix.hosts.huggingface and load the folder by an Auto class"
+HOST, MIXERS_KEY = "host", "mixers"
+
+
+class ConvertedConfig(PreTrainedConfig):
+    """Hold the config of a host and the mixers in it, as ``AutoConfig`` reads them from a folder.
+
+    It has none of the host's own fields, so that no class of transformers builds the host without its mixers from it.
+
+    Args:
+        host: the host's own config, as an object or as JSON.
+        mixers: name of a replaced module -> its mixer's spec.
+    """
+
+    model_type = CONVERTED
+
+    def __init__(self, host: Any = None, mixers: dict[str, Any] | None = None, **kwargs: Any):
+        self.host, self.mixers = host, mixers or {}
+        super().__init__(**kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the config of a converted model has no {name!r}: {NOTE}")
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Read a config.json; other arguments replace fields of the host's config."""
+        found, mixers = config_dict.get(HOST), config_dict.get(MIXERS_KEY)
+        given = copy.deepcopy(found.get("config")) if isinstance(found, dict) else None
+        if not isinstance(given, dict) or "model_type" not in given or not isinstance(mixers, dict):
+            raise MixerError(f"config.json: model_type is {CONVERTED!r}, but host and mixers are not described in it.")
+        unused, kind = kwargs.pop("return_unused_kwargs", False), type(AutoConfig.for_model(given["model_type"]))
+        host, rest = kind.from_dict(given, return_unused_kwargs=True, **kwargs)
+        config = cls(host, mixers, architectures=config_dict.get("architectures"))
+        for name in ("id2label", "label2id"):
+            setattr(config, name, getattr(host, name))
+        return (config, rest) if unused else config
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what config.json holds."""
+        config = self.host.to_dict() if self.host is not None else {}
+        return converted_json(config, self.mixers, (self.architectures or [None])[0])
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """Return the same as ``to_dict``."""
+        return self.to_dict()
+
+
+def converted_json(config: dict[str, Any], mixers: dict[str, Any], architecture: str | None) -> dict[str, Any]:
+    """Return the config.json of a converted host.
+
+    Where a class of the host opens the folder itself, sizes that are no numbers stop it: it would draw new attention.
+    """
+    parts = [name for name, value in config.items() if isinstance(value, dict) and "model_type" in value]
+    return {
+        **dict.fromkeys(("hidden_size", "num_hidden_layers", *parts), NOTE),
+        "model_type": CONVERTED,
+        "architectures": [architecture] if architecture else None,
+        "kind": "surgery",
+        HOST: {"library": "transformers", "class": architecture, "config": config},
+        MIXERS_KEY: mixers,
+    }
+
+
+class WithMixers:
+    """Mix into the class of a host's config: what ``save_pretrained`` writes names the mixers in the model."""
+
+    replaced_attention: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the host's own config."""
+        config = super().to_dict()  # type: ignore[misc]  # of the host's config
+        config.pop("replaced_attention", None)
+        return config
+
+    def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
+        """Write the config.json of a converted host."""
+        architecture = (getattr(self, "architectures", None) or [None])[0]
+        with open(json_file_path, "w", encoding="utf-8") as f:
+            f.write(json.dumps(converted_json(self.to_dict(), self.replaced_attention, architecture), indent=2) + "\n")
+
+    def __reduce__(self) -> Any:
+        return _rebuilt_config, (type(self).__mro__[2],), dict(self.__dict__)
+
+
+_CLASSES: dict[type, type] = {}
+
+
+def with_mixers(kind: type) -> type:
+    """Return the class of this config with ``WithMixers``."""
+    if kind not in _CLASSES:
+        _CLASSES[kind] = type(kind.__name__, (WithMixers, kind), {"__module__": __name__, "__doc__": kind.__doc__})
+    return _CLASSES[kind]
+
+
+def _rebuilt_config(kind: type) -> Any:
+    cls = with_mixers(kind)
+    return cls.__new__(cls)
+
+
+def describe_mixers(model: Any) -> None:
+    """Let the configs of all models of transformers in ``model`` name the mixers that replace their attention."""
+    done: set[int] = set()
+    for path, module in list(model.named_modules()):
+        config = getattr(module, "config", None)
+        if not isinstance(module, PreTrainedModel) or id(config) in done:
+            continue
+        start = f"{path}." if path else ""
+        mixers = {n.removeprefix(start): a.spec for n, a in _sites(model).items() if n.startswith(start)}
+        kind = type(config).__mro__[2] if isinstance(config, WithMixers) else type(config)
+        new = copy.copy(config)  # another model may hold the same one
+        new.__class__ = with_mixers(kind) if mixers else kind
+        new.__dict__.pop("replaced_attention", None)
+        if mixers:
+            new.__dict__["replaced_attention"] = mixers
+        for part in model.modules():
+            if part.__dict__.get("config") is config:
+                part.config = new
+        done.add(id(new))
+
+
+def _sites(model: Any) -> dict[str, Any]:
+    """Return the adapters by the names of the modules that ``replace_mixers`` was told to replace."""
+    found = adapters_of(model)
+    return {n.removesuffix(".self") if a.site.family == "bert" else n: a for n, a in found.items()}
