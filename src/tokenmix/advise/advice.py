@@ -200,7 +200,7 @@ def _measure_shares(advice: Advice, lengths: list[int], seconds: float, device: 
 def _probe(advice: Advice, device: str) -> list[Share]:
     """Measure a short input once, to estimate what longer ones take; return nothing if the model does not take it."""
     inputs = advice.host.inputs
-    n = PROBE if inputs.patch is None else inputs.patch * round(PROBE**0.5)
+    n = inputs.length(PROBE)
     found = None if inputs.refusal(n) else _one(advice, n, 0.0, device)
     return [found] if isinstance(found, Share) else []
 

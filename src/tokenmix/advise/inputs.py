@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isqrt
+from itertools import count
+from math import isqrt, lcm, prod
 from typing import Any
 
 import torch
@@ -30,14 +31,15 @@ class Inputs:
 
     Args:
         make: length and batch -> the arguments.
-        patch: the patch size of a vision model, whose lengths are image sizes; None: lengths are tokens.
+        patch: height and width of a patch of a vision model, whose lengths are the sides of square images; None:
+            lengths are tokens.
         prefix: tokens before the patches.
         limit: the longest length the model takes; None: none is known.
         fit: changes a model to another image size, in place.
     """
 
     make: Callable[[int, int], Given]
-    patch: int | None = None
+    patch: tuple[int, int] | None = None
     prefix: int = 0
     limit: int | None = None
     fit: Callable[[Any, int], None] = _as_it_is
@@ -49,27 +51,28 @@ class Inputs:
 
     def tokens(self, length: int) -> int:
         """Return the tokens of one row."""
-        return length if self.patch is None else (length // self.patch) ** 2 + self.prefix
+        return length if self.patch is None else prod(length // side for side in self.patch) + self.prefix
 
     def length(self, tokens: float) -> int:
         """Return the shortest length with at least this many tokens."""
         if self.patch is None:
             return round(tokens)
-        side = isqrt(max(round(tokens) - self.prefix, 1))
-        return self.patch * (side + (side**2 + self.prefix < tokens))
+        whole, least = lcm(*self.patch), isqrt(max(round((tokens - self.prefix) * prod(self.patch)), 1))
+        return next(n for n in count(max(least // whole, 1) * whole, whole) if self.tokens(n) >= tokens)
 
     def refusal(self, length: int) -> str | None:
         """Return why the model cannot take a length; None where it can."""
         if self.limit is not None and length > self.limit:
             return f"the model takes {self.limit:,} {self.unit} at most"
-        if self.patch is not None and length % self.patch:
-            return f"the patches of {self.patch} pixels do not divide it"
+        if self.patch is not None and any(length % side for side in self.patch):
+            return f"the patches of {' x '.join(map(str, dict.fromkeys(self.patch)))} pixels do not divide it"
         return None
 
     def usual(self, size: int | None = None) -> list[int]:
         """Return the lengths to measure where none are given."""
         if self.patch is not None:
-            first = max((size or 224) // self.patch, 1) * self.patch
+            whole = lcm(*self.patch)
+            first = max((size or 224) // whole, 1) * whole
             return [first, 2 * first]
         found = [n for n in (256, 1024, 4096) if n <= (self.limit or n)]
         return found if self.limit is None or self.limit >= 4096 or self.limit in found else [*found, self.limit]
@@ -87,7 +90,7 @@ def inputs_of(model: Any, where: str) -> Inputs:
         config = model.config
         return Inputs(
             _images(config.channels, model),
-            config.patch,
+            (config.patch, config.patch),
             config.prefix,
             fit=lambda m, n: None if m.config.image_size == (n, n) else m.resize(n),
         )
@@ -159,13 +162,14 @@ def _transformers(model: Any, where: str) -> Inputs:
     if model.main_input_name == "pixel_values":
         sites = find_attention(model)
         patch = getattr(config, "patch_size", None)
-        if not isinstance(patch, int):
+        patch = (patch, patch) if isinstance(patch, int) else tuple(patch or ())
+        if len(patch) != 2:
             raise MixerError(f"advise: {where}: a {type(model).__name__} has no patch_size; {FACTORY}.")
         images = _images(config.num_channels, model)
         named = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in known else {}
         return Inputs(
             lambda n, b: ((), {"pixel_values": images(n, b)[0][0], **named}),
-            patch,
+            (patch[0], patch[1]),
             max((s.prefix for s in sites), default=0),
         )
     if model.main_input_name != "input_ids":
@@ -188,5 +192,5 @@ def _timm(model: Any) -> Inputs:
             m.set_input_size(img_size=size)
 
     return Inputs(
-        _images(embed.proj.in_channels, model), embed.patch_size[0], getattr(model, "num_prefix_tokens", 0), fit=fit
+        _images(embed.proj.in_channels, model), tuple(embed.patch_size), getattr(model, "num_prefix_tokens", 0), fit=fit
     )

@@ -1,6 +1,7 @@
 """Connect other libraries: read and write their weights, and put our mixers inside their models."""
 
 from .conversion_report import Report
+from .patch_grid import given_grid
 from .rotary import rotary_spec
 from .surgery import (
     DistillConfig,
@@ -30,6 +31,7 @@ __all__ = [
     "find_attention",
     "from_hf",
     "from_timm",
+    "given_grid",
     "hf_options",
     "load_converted",
     "read_weights",

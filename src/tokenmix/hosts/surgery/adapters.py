@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from math import isqrt
+from math import prod
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from ...errors import MixerError
 from ...mixers import Mixer
 from ...mixers.attention import Attention
 from ..cache_names import CACHE_NAMES, given_cache
+from ..patch_grid import PatchGrid
 from ..torch import MultiheadMixer
 from .masks import Read, read_mask, refuse_packed, within
 from .sites import Site
@@ -32,22 +33,41 @@ class Adapter(nn.Module):
         super().__init__()
         self.mixer, self.site, self.spec = mixer, site, spec
         self.origin = (origin,)  # a tuple keeps its modules out of the model's
+        self.patches = None if site.grid is None else PatchGrid()
+        self.on_grid = site.grid is not None and mixer.capabilities.grid and spec.get("ndim", 2) != 1
 
     def extra_repr(self) -> str:
         """Describe the site and the mixer."""
         return f"{self.site.name}: {self.spec['name']} for {self.site.family}"
 
     def _grid(self, x: Tensor) -> dict[str, Any]:
-        """Return the grid arguments for mixers that take them; images of other sizes must be square."""
-        if self.site.grid is None or not self.mixer.capabilities.grid or self.spec.get("ndim", 2) == 1:
+        """Return the grid arguments for mixers that take them: the patches of this forward pass, as they lie.
+
+        Raises:
+            MixerError: if the grid is unknown, tokens are missing from it, or the mixer belongs to another one.
+        """
+        if self.patches is None or self.site.grid is None or not (self.on_grid or self.mixer.max_len is not None):
             return {}
-        patches, grid = x.shape[1] - self.site.prefix, self.site.grid
-        if patches != grid[0] * grid[1]:
-            grid = (isqrt(patches), isqrt(patches))
-            if patches != grid[0] * grid[1]:
-                built = f"not the {self.site.grid} this model was built for"
-                raise MixerError(f"{self.site.name}: {patches} patches form no square, and {built}.")
-        return {"grid": grid, "prefix": self.site.prefix}
+        where, patches = self.site.name, x.shape[1] - self.site.prefix
+        try:
+            grid = self.patches.find(patches)
+        except MixerError as why:
+            raise MixerError(f"{where}: {why}.") from None
+        if grid is None:
+            by_hand = "with tokenmix.hosts.given_grid(model, grid=(rows, columns))"
+            raise MixerError(
+                f"{where}: the patches' rows and columns are unknown; call the whole model, or it {by_hand}."
+            )
+        if patches != prod(grid):
+            made = f"{grid[0]} x {grid[1]} patches were made, and {patches} came here"
+            raise MixerError(
+                f"{where}: {made}; {self.spec['name']} needs them all: switch off the dropping of patches."
+            )
+        if self.mixer.max_len is not None and grid != self.site.grid:
+            built = "{} x {}".format(*self.site.grid)
+            one = f"{self.spec['name']} has parameters per position, for {built} patches"
+            raise MixerError(f"{where}: {one}, got {grid[0]} x {grid[1]}; give images of the model's own size.")
+        return {"grid": grid, "prefix": self.site.prefix} if self.on_grid else {}
 
     def _masked(self, mask: Any, x: Tensor, *, causal: bool, window: int | None = None) -> Read:
         rows, queries = x.shape[:2]

@@ -77,6 +77,9 @@ def spec_for_site(spec: dict[str, Any], site: Site, module: Any, found: dict[str
     wanted: dict[str, Any] = {"heads": site.heads}
     if site.grid is not None:
         wanted["ndim"] = 2
+    elif site.family == "timm" and "ndim" in known and "ndim" not in spec:
+        unknown = "mixes grids, and how the tokens of this model lie is unknown"
+        raise MixerError(f"{name} {unknown}; ndim=1 in the spec mixes them as a sequence")
     if "max_len" in MIXERS[name].required_options(spec) and site.max_len is not None:
         wanted["max_len"] = site.max_len
     if not any(f"{part}.bias" in found for part in ("q_proj", "k_proj", "v_proj")):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...errors import MixerError
 from ..cache_names import CACHE_NAMES
+from ..patch_grid import find_patch_embedding
 from .adapters import adapters_of
 from .build import REPLACED_PARTS
 from .masks import read_mask
@@ -42,7 +43,12 @@ def captured(teacher: nn.Module, adapters: Mapping[str, Any]) -> Iterator[dict[s
     entered: dict[str, Any] = {}
     calls: dict[str, Call] = {}
     handles = []
+    watched = set()
     for name, adapter in adapters.items():
+        found = None if getattr(adapter, "patches", None) is None else _embedding(teacher, name, adapter)
+        if found is not None and found not in watched:  # the mixers are called on the teacher's patches
+            watched.add(found)
+            handles.append(found.register_forward_hook(adapter.patches.note))
         inside = REPLACED_PARTS.get(adapter.site.family, ("",))
         first, last = (_module(teacher, name, path) for path in (inside[0], inside[-1]))
         handles.append(
@@ -58,6 +64,11 @@ def captured(teacher: nn.Module, adapters: Mapping[str, Any]) -> Iterator[dict[s
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _embedding(teacher: nn.Module, name: str, adapter: Any) -> nn.Module | None:
+    found = find_patch_embedding(teacher, name, adapter.site.patch)
+    return None if found is None else found[0]
 
 
 def _module(teacher: nn.Module, name: str, path: str) -> nn.Module:

@@ -15,6 +15,8 @@ from torch import nn
 from ...errors import MixerError
 from ...mixers import is_softmax
 from ..conversion_report import Entry, Report
+from ..patch_grid import PatchGrid, find_patch_embedding, unwatch
+from .adapters import adapters_of
 from .build import adapter_for
 from .plan import plan_replacements
 from .sites import Site, find_attention
@@ -75,6 +77,7 @@ def replace_mixers(
                 raise MixerError(f"replace_mixers: {site.name}: {str(why).rstrip('.')}.") from None
             found |= pieces
     new = swap_modules(model, found, inplace)
+    watch_patches(new)
     return new, _report(model if not inplace else new, new, plan, entries_by_site)
 
 
@@ -99,6 +102,23 @@ def swap_modules(model: nn.Module, news: dict[int, nn.Module], inplace: bool) ->
 
         describe_mixers(model)
     return model
+
+
+def watch_patches(model: nn.Module) -> None:
+    """Let the adapters of an image model know the grid that its patch embedding makes in each forward pass."""
+    known = unwatch(model)
+    holders: dict[nn.Module, PatchGrid] = {}
+    for name, adapter in adapters_of(model).items():
+        if getattr(adapter, "patches", None) is None:
+            continue
+        found = find_patch_embedding(model, name, adapter.site.patch)
+        if found is None:
+            continue
+        embedding, owner = found
+        if embedding not in holders:
+            holders[embedding] = known.get(embedding) or PatchGrid()
+            holders[embedding].watch(embedding, owner)
+        adapter.patches = holders[embedding]
 
 
 def _report(

@@ -16,7 +16,7 @@ from ...mixers import MIXERS, is_softmax
 from ...mixers.facts import QKVO
 from ..conversion_report import Entry, Report
 from .adapters import adapters_of
-from .replace import swap_modules
+from .replace import swap_modules, watch_patches
 from .weights import write_back
 
 
@@ -53,6 +53,7 @@ def restore(model: nn.Module, names: str | Iterable[str] = "*", *, inplace: bool
         pieces, entries_by_site[sites[name]] = _restored(model, sites[name], adapter)
         news |= pieces
     new = swap_modules(model, news, inplace)
+    watch_patches(new)
     for name in entries_by_site:
         for module in new.get_submodule(name).modules():
             if hasattr(module, "config"):

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from ...errors import MixerError
+from ..patch_grid import find_patch_embedding
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "bert": (
@@ -99,7 +100,9 @@ class Site:
         cross: keys and values come from another sequence.
         rotary: the module rotates queries and keys by their positions.
         max_len: number of tokens that the model has positions for; None: unlimited or unknown.
-        grid, prefix: of an image model, patches (H, W) and the number of tokens before them.
+        grid, prefix: of an image model, patches (H, W) of the images it was built for, and the number of tokens before
+            them.
+        patch: of an image model, the sides of a patch in pixels; None: its patch embedding tells the grid itself.
         qk_norm: how queries and keys are normalised per head: "layer" or "rms"; None: not at all.
         window: only tokens less than this far away are attended, the token itself included; None: all.
         layer: the module's number in a cache; None: it has none.
@@ -118,6 +121,7 @@ class Site:
     max_len: int | None = None
     grid: tuple[int, int] | None = None
     prefix: int = 0
+    patch: tuple[int, int] | None = None
     qk_norm: str | None = None
     window: int | None = None
     layer: int | None = None
@@ -189,13 +193,11 @@ def _described(model: nn.Module, name: str, module: Any, family: str) -> Site:
     }
     describe |= dict.fromkeys(("llama", "modernbert", "phi", "phi3", "gpt_neox"), _llama)
     facts = describe.get(family, _separate)(module)
-    facts |= (
-        _image(model, name, module)
-        if family == "timm" or hasattr(getattr(module, "config", None), "patch_size")
-        else {"grid": None, "prefix": 0}
-    )
+    config = getattr(module, "config", None)
+    if family == "timm" or (hasattr(config, "patch_size") and hasattr(config, "image_size")):
+        facts |= _image(model, name, module)
     facts["qk_norm"] = _norm_of(module)
-    if facts["grid"] is not None:
+    if facts.get("grid") is not None:
         facts["max_len"] = facts["prefix"] + facts["grid"][0] * facts["grid"][1]
     if family == "torch":
         facts["cross"] = name.rpartition(".")[2] == "multihead_attn"  # of nn.TransformerDecoderLayer
@@ -366,15 +368,17 @@ def _image(model: nn.Module, name: str, module: Any) -> dict[str, Any]:
     """Return the patches of an image model, and the number of tokens before them."""
     if hasattr(module, "config"):
         config = module.config
-        sides = [s if isinstance(s, (tuple, list)) else (s, s) for s in (config.image_size, config.patch_size)]
         prefix = {"deit": 2, "ijepa": 0, "siglip_vision_model": 0}.get(config.model_type, 1) + getattr(
             config, "num_register_tokens", 0
         )
-        return {"grid": (sides[0][0] // sides[1][0], sides[0][1] // sides[1][1]), "prefix": prefix}
-    parents = name.split(".")
-    for depth in range(len(parents) - 1, -1, -1):
-        parent: Any = model.get_submodule(".".join(parents[:depth]))
-        grid = getattr(getattr(parent, "patch_embed", None), "grid_size", None)
-        if grid is not None:
-            return {"grid": tuple(grid), "prefix": getattr(parent, "num_prefix_tokens", 0)}
-    return {"grid": None, "prefix": 0}
+        (rows, columns), patch = _pair(config.image_size), _pair(config.patch_size)
+        return {"grid": (rows // patch[0], columns // patch[1]), "prefix": prefix, "patch": patch}
+    if (found := find_patch_embedding(model, name)) is None:
+        return {}
+    embedding, owner = found
+    grid = getattr(embedding, "grid_size", None)
+    return {"grid": None if grid is None else tuple(grid), "prefix": getattr(owner, "num_prefix_tokens", 0)}
+
+
+def _pair(sides: Any) -> tuple[int, int]:
+    return (sides[0], sides[1]) if isinstance(sides, (tuple, list)) else (sides, sides)

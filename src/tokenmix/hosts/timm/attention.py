@@ -6,6 +6,7 @@ Shapes: B images, N tokens of which the first ``prefix`` are not patches, C feat
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from math import prod
 from typing import Any, ClassVar, NoReturn
 
@@ -13,15 +14,16 @@ import torch
 from timm.layers import trunc_normal_
 from timm.models import register_notrace_module
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from ...errors import MixerError
 from ...functional import use_backend
 from ...mixers import MIXERS, Mixer, build_mixer, mixer_options
 from ...mixers.outside import load_mixer
 from ...models.blocks import PROJECTIONS, complete_spec
+from ..patch_grid import Grid, PatchGrid, unwatch
 from .scripted import ScriptedAttention
 
-Grid = tuple[int, int]
 STD = 0.02
 
 
@@ -67,12 +69,13 @@ class MixerAttention(nn.Module):
                 dtype=dtype
             )
         self.grid = self.built_for
+        # whether the mixer receives the grid of the patches
+        self.on_grid = self.grid is not None and self.mixer.capabilities.grid and getattr(self.mixer, "ndim", 2) == 2
+        self.patches = PatchGrid()
+        self.embedding: tuple[Any, ...] = ()  # a tuple keeps it out of this module's own
         self.proj_drop = nn.Dropout(proj_drop)
-
-    @property
-    def on_grid(self) -> bool:
-        """Return whether the mixer receives the grid of the patches."""
-        return self.grid is not None and self.mixer.capabilities.grid and getattr(self.mixer, "ndim", 2) == 2
+        if self.grid is not None:
+            find_embeddings()
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """Mix (B, N, C) -> (B, N, C).
@@ -90,12 +93,31 @@ class MixerAttention(nn.Module):
 
     def mix(self, x: Tensor, **masks: Tensor) -> Tensor:
         """Apply the mixer, with the grid if it mixes one."""
-        if self.grid is not None and x.shape[1] != self.prefix + prod(self.grid):
+        grid = self._real_grid(x)
+        return self.mixer(x, grid=grid, prefix=self.prefix, **masks) if self.on_grid else self.mixer(x, **masks)
+
+    def _real_grid(self, x: Tensor) -> Grid | None:
+        """Return the patches as they lie in this forward pass; refuse another number, and another grid if bound."""
+        if self.grid is None:
+            return None
+        real: Grid | None = self.grid
+        patches, bound = x.shape[1] - self.prefix, True
+        if self.embedding:
+            (embedding,) = self.embedding
+            if _is_fixed(embedding):
+                real = tuple(embedding.grid_size)
+            else:
+                real, bound = self.patches.find(patches), self.mixer.max_len is not None
+        if real is None:
+            by_hand = "with tokenmix.hosts.given_grid(model, grid=(rows, columns))"
+            _refuse(f"the patches' rows and columns are unknown; call the whole model, or its layers {by_hand}")
+        if patches != prod(real) or (bound and real != self.grid):
             _refuse(
                 f"{self.spec['name']} was made for {self.prefix} + {self.grid[0]} x {self.grid[1]} tokens, "
-                f"got {x.shape[1]}; give the model's own grid and prefix (class token and registers)"
+                f"got {x.shape[1]} of an image of {real[0]} x {real[1]} patches; "
+                "give the model's own grid and prefix (class token and registers)"
             )
-        return self.mixer(x, grid=self.grid, prefix=self.prefix, **masks) if self.on_grid else self.mixer(x, **masks)
+        return real
 
     def _masks(self, mask: Tensor, x: Tensor) -> dict[str, Tensor]:
         if mask.dtype != torch.bool:
@@ -136,6 +158,8 @@ class MixerAttention(nn.Module):
         if self.grid is None and self.mixer.max_len is None:
             call = f"attention_class({self.spec['name']!r}, grid=(rows, columns), prefix=...)"
             _refuse(f"torch.jit.script needs the number of tokens: {call}")
+        if self.embedding and not _is_fixed(self.embedding[0]):
+            _refuse("torch.jit.script needs images of one size; build the model without dynamic_img_size")
         weight = next(iter(self.mixer.parameters()), torch.zeros(()))
         tokens = int(self.mixer.max_len or 0) if self.grid is None else self.prefix + prod(self.grid)
         x = torch.randn(2, tokens, self.mixer.dim, device=weight.device, dtype=weight.dtype)
@@ -186,6 +210,32 @@ def attention_class(name: str, *, grid: Any = None, prefix: int = 1, **options: 
         else complete_spec({"name": name, **options}, prefix + prod(sides), None if causal else sides)
     )
     return _class_of({**spec, **({"causal": True} if causal else {})}, sides, prefix)
+
+
+@cache
+def find_embeddings() -> None:
+    """Let each ``MixerAttention`` know the patch embedding of the model that it is built into, from now on."""
+    register_module_module_registration_hook(_meet_embedding)
+
+
+def _is_fixed(embedding: Any) -> bool:
+    """Return whether a patch embedding of timm refuses images of any size but its own."""
+    return embedding.img_size is not None and embedding.strict_img_size
+
+
+def _meet_embedding(owner: nn.Module, name: str, part: nn.Module | None) -> None:
+    """Hand the patch embedding of a model to the layers that are added to it."""
+    embedding = owner.__dict__.get("_modules", {}).get("patch_embed")
+    if part is None or not hasattr(embedding, "dynamic_feat_size"):
+        return
+    layers = [each for each in part.modules() if isinstance(each, MixerAttention) and each.grid is not None]
+    if not layers:
+        return
+    known = unwatch(owner).get(embedding) or PatchGrid()
+    if not _is_fixed(embedding):
+        known.watch(embedding, owner)
+    for layer in layers:
+        layer.embedding, layer.patches = (embedding,), known
 
 
 def _class_of(spec: dict[str, Any], grid: Grid | None, prefix: int) -> type[MixerAttention]:

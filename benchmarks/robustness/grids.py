@@ -1,0 +1,70 @@
+"""Pictures of other shapes with as many patches, modules of familiar names, and installations that half work."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from . import attempt
+
+
+def _said(what: Callable[[], Any]) -> str:
+    """What it returns, or the first line of what it raises."""
+    warnings.simplefilter("ignore")
+    try:
+        return str(what())
+    except Exception as why:  # a user sees this line
+        return f"{type(why).__name__}: {(str(why).strip() or 'nothing').splitlines()[0][:160]}"
+
+
+def _mixed_as(model: Any, images: Any) -> str:
+    """The grids that the model's mixers get."""
+    seen: list[str] = []
+    for module in model.modules():
+        if type(module).__name__ == "AFTConv":
+            module.register_forward_pre_hook(lambda m, args, kw: seen.append(str(kw["grid"])), with_kwargs=True)
+    model(images)
+    return f"mixed as {', '.join(dict.fromkeys(seen))}"
+
+
+@attempt("g1", "A 16:9 picture of 9 x 16 patches in DINOv2 built for 8 x 8")
+def wide_picture() -> str:
+    """It was mixed as 12 x 12."""
+    import tokenmix.hosts.torchvision  # noqa: F401, I001  # sees to a torchvision that fits
+    import torch
+    import transformers
+
+    from tokenmix.hosts import replace_mixers
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 112, "patch_size": 14}
+    host = transformers.Dinov2Model(transformers.Dinov2Config(**sizes))
+    model, _ = replace_mixers(host, {"name": "aft_conv", "kernel_size": 3}, seed=0)
+    return _said(lambda: _mixed_as(model.eval(), torch.randn(1, 3, 126, 224)))
+
+
+@attempt("g2", "A picture of 2 x 8 patches in timm's ViT of 4 x 4 with dynamic_img_size")
+def dynamic_size() -> str:
+    """It was mixed as 4 x 4."""
+    from tokenmix.hosts.timm import attention_class  # noqa: I001  # sees to a torchvision that fits
+    import timm
+    import torch
+
+    layer = attention_class("aft_conv", grid=(4, 4), heads=4, kernel_size=3)
+    options = {"depth": 1, "img_size": 64, "dynamic_img_size": True}
+    model = timm.create_model("vit_tiny_patch16_224", attn_layer=layer, **options).eval()
+    return _said(lambda: _mixed_as(model, torch.randn(1, 3, 32, 128)))
+
+
+@attempt("g3", "Half of a ViT's 8 x 8 patches dropped in training, and AFT-conv in its blocks")
+def dropped_patches() -> str:
+    """32 patches form no square and were refused; 36 of 72 were mixed as 6 x 6."""
+    import tokenmix.hosts.torchvision  # noqa: F401, I001  # sees to a torchvision that fits
+    import timm
+    import torch
+
+    from tokenmix.hosts import replace_mixers
+
+    host = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=(128, 144), patch_drop_rate=0.5)
+    model, _ = replace_mixers(host, {"name": "aft_conv", "heads": 3, "kernel_size": 3}, seed=0)
+    return _said(lambda: _mixed_as(model.train(), torch.randn(1, 3, 128, 144)))
