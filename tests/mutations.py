@@ -24,6 +24,25 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # planted in: defaults
+    Mutation(
+        "rotary frequencies in the program's default dtype",
+        "positions/rotary.py",
+        "torch.tensor(self.rates, dtype=exact, device=positions.device)",
+        "torch.tensor(self.rates, device=positions.device)",
+        "attention-rotary",
+        True,
+        "same_under_another_default_dtype",
+    ),
+    Mutation(
+        "positions on the program's default device",
+        "mixers/state.py",
+        "torch.arange(L, device=x.device)",
+        "torch.arange(L)",
+        "attention",
+        True,
+        "same_under_another_default_device",
+    ),
     # planted in: autocast
     Mutation(
         "autocast reaches into the forms",

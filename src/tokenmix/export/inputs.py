@@ -201,7 +201,7 @@ def _image_port(model: Any) -> Port:
 
 def image_example(channels: int, size: tuple[int, ...]) -> Callable[[int, int], tuple[Tensor]]:
     """Return a function of (batch, length) that makes images of one size, the same in every call."""
-    return lambda batch, length: (torch.randn(batch, channels, *size, generator=_seeded(batch, length)),)
+    return lambda batch, length: (torch.randn(batch, channels, *size, generator=_seeded(batch, length), device="cpu"),)
 
 
 def _named(argument: str, result: str, key_mask: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -213,12 +213,12 @@ def _seeded(batch: int, length: int) -> torch.Generator:
 
 
 def _features(dim: int) -> Callable[[int, int], Tensor]:
-    return lambda batch, length: torch.randn(batch, length, dim, generator=_seeded(batch, length))
+    return lambda batch, length: torch.randn(batch, length, dim, generator=_seeded(batch, length), device="cpu")
 
 
 def token_example(vocab: int) -> Callable[[int, int], Tensor]:
     """Return a function of (batch, length) that makes token numbers, the same in every call."""
-    return lambda batch, length: torch.randint(vocab, (batch, length), generator=_seeded(batch, length))
+    return lambda batch, length: torch.randint(vocab, (batch, length), generator=_seeded(batch, length), device="cpu")
 
 
 def masked_example(inputs: Callable[[int, int], Tensor], key_mask: bool) -> Callable[[int, int], tuple[Any, ...]]:
@@ -230,8 +230,9 @@ def masked_example(inputs: Callable[[int, int], Tensor], key_mask: bool) -> Call
     def example(batch: int, length: int) -> tuple[Any, ...]:
         if not key_mask:
             return (inputs(batch, length),)
-        mask = torch.rand(batch, length, generator=_seeded(batch, length)) < 0.8
-        mask[:, : length // 3] &= torch.arange(length // 3) >= torch.arange(batch)[:, None] % (length // 3 + 1)
+        mask = torch.rand(batch, length, generator=_seeded(batch, length), device="cpu") < 0.8
+        third, row = (torch.arange(n, device="cpu") for n in (length // 3, batch))
+        mask[:, : length // 3] &= third >= row[:, None] % (length // 3 + 1)
         mask[:, length - 1 :] = True
         return inputs(batch, length), mask
 

@@ -94,7 +94,7 @@ def stored(row: Tensor) -> dict[str, Any]:
 
 def _restored(row: dict[str, Any]) -> Tensor:
     values = torch.tensor(
-        [float(n) if isinstance(n, str) else n for n in row["values"]], dtype=getattr(torch, row["dtype"])
+        [float(n) if isinstance(n, str) else n for n in row["values"]], dtype=getattr(torch, row["dtype"]), device="cpu"
     )
     return values[0].expand(tuple(row["shape"])) if len(row["values"]) == 1 else values.reshape(row["shape"])
 

@@ -59,7 +59,7 @@ def windows(rows: Tensor, cols: Tensor, window: int, grid: tuple[int, ...] | Non
 
     (B, T, S) of ones and zeros, float32.
     """
-    ones = torch.ones(1, 1, 1, window, device=rows.device)
+    ones = torch.ones(1, 1, 1, window, dtype=torch.float32, device=rows.device)
     if grid is None:
         return pair_weights(ones, rows, cols, centre_of(window, causal), causal=causal)[:, 0]
     axes = torch.meshgrid(*(torch.arange(n, device=rows.device) for n in grid), indexing="ij")

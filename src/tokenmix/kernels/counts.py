@@ -14,11 +14,11 @@ def mean_scale(mask: Tensor | None, q: Tensor, S: int, causal: bool, before: Ten
     """
     (B, T), device = q.shape[:2], q.device
     if causal:
-        seen = torch.arange(1, T + 1, device=device).expand(B, T) if mask is None else mask.cumsum(1)
+        seen = torch.arange(1, T + 1, dtype=torch.int64, device=device).expand(B, T) if mask is None else mask.cumsum(1)
         seen = (seen + before).clamp_min(1)
     else:
         seen = (
-            torch.full((B, T), S, device=device)
+            torch.full((B, T), S, dtype=torch.int64, device=device)
             if mask is None
             else mask.sum(1, keepdim=True).clamp_min(1).expand(B, T)
         )

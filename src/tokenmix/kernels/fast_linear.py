@@ -93,7 +93,10 @@ def _setting() -> Any:
 
 def _try(setting: Any, before: str, tokens: int, features: int, allow_rounding: bool) -> LinearRoutes:
     random = torch.Generator().manual_seed(0)
-    x, w, g = (torch.randn(n, features, generator=random) for n in (tokens, features, tokens))
+    x, w, g = (
+        torch.randn(n, features, generator=random, dtype=torch.float32, device="cpu")
+        for n in (tokens, features, tokens)
+    )
     exact = _products(x.double(), w.double(), g.double())
     seconds: dict[str, list[float]] = {before: [], "bf16": []}
     error = {}

@@ -426,6 +426,7 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
 
 def _length_groups(lengths: Tensor) -> Iterator[Tensor]:
     """Yield the indices of non-empty sequences of similar lengths, grouped by the next power of two."""
-    sizes = torch.tensor([max((n - 1).bit_length(), SHORT) if n else -1 for n in lengths.tolist()])
+    groups = [max((n - 1).bit_length(), SHORT) if n else -1 for n in lengths.tolist()]
+    sizes = torch.tensor(groups, dtype=torch.int64, device="cpu")
     for size in sizes[sizes >= 0].unique():
         yield (sizes == size).nonzero()[:, 0].to(lengths.device)

@@ -112,7 +112,11 @@ class Sinkhorn(Mixer):
     def init_parameters(self) -> None:
         """Set A to the identity, which sorts by the dot products of means."""
         with torch.no_grad():
-            self.sorting.copy_(torch.eye(self.sorting.shape[-1]).expand_as(self.sorting))
+            self.sorting.copy_(
+                torch.eye(self.sorting.shape[-1], dtype=self.sorting.dtype, device=self.sorting.device).expand_as(
+                    self.sorting
+                )
+            )
 
     def _shape(self) -> dict:
         return {

@@ -314,7 +314,8 @@ class DiT(nn.Module):
         device = self.patch.weight.device
         known = self.as_classes(classes, n).to(device)
         generator = None if seed is None else torch.Generator().manual_seed(seed)
-        noise = torch.randn(n, self.config.channels, *self.config.image_size, generator=generator).to(device)
+        shape = n, self.config.channels, *self.config.image_size
+        noise = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(self.patch.weight)
         with evaluating(self):
             return solve_flow(
                 lambda x, t: self.guided_velocity(x, t, known, guidance), noise, steps=steps, solver=solver

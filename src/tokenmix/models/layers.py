@@ -94,7 +94,7 @@ class DropPath(nn.Module):
         """Map (B, ...) to the same shape."""
         if not self.training or self.rate == 0:
             return x
-        kept = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) >= self.rate
+        kept = torch.rand(x.shape[0], *[1] * (x.ndim - 1), dtype=torch.float32, device=x.device) >= self.rate
         return x * kept.to(x.dtype) / (1 - self.rate)
 
 

@@ -84,11 +84,13 @@ class Loop(nn.Module):
 
     def passes(self) -> tuple[int, int]:
         """Return the number of passes without gradients and with them."""
-        times, draw = self.times, torch.rand(()) if self.training and self.config.random else None
+        times, draw = self.times, None
+        if self.training and self.config.random:
+            draw = torch.rand((), dtype=torch.float32, device="cpu")
         if draw is None or draw >= self.config.random:
             return 0, times
-        without = int(torch.randint(times, ()))
-        return without, int(torch.randint(1, max(min(times - without, times // 2), 1) + 1, ()))
+        without = int(torch.randint(times, (), device="cpu"))
+        return without, int(torch.randint(1, max(min(times - without, times // 2), 1) + 1, (), device="cpu"))
 
     def begin(self, x: Tensor) -> Tensor:
         """Return what the first pass reads beside the injected input."""

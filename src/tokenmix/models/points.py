@@ -190,10 +190,10 @@ def _blind(options: dict[str, Any], tokens: int) -> bool:
     with torch.random.fork_rng(), torch.no_grad():
         probe = build_mixer(**options).cpu().double().eval()
         for parameter in probe.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64, device="cpu")
             parameter.copy_(PROBE * noise * parameter.shape[-1] ** -0.5)
-        x = torch.randn(1, tokens, probe.dim, generator=generator, dtype=torch.float64)
-        order = torch.randperm(tokens, generator=generator)
+        x = torch.randn(1, tokens, probe.dim, generator=generator, dtype=torch.float64, device="cpu")
+        order = torch.randperm(tokens, generator=generator, device="cpu")
         here, there = probe(x)[:, order], probe(x[:, order])
     return torch.allclose(here, there, rtol=1e-6, atol=1e-6 * float(here.abs().max()))
 

@@ -107,7 +107,7 @@ class Ranks:
     def told(self, mine: Any) -> list[Any]:
         """Return what each rank tells all others, a tree of tensors, without gradients."""
         with torch.no_grad():
-            return self._exchange(Gather(mine), torch.zeros(()))[0]
+            return self._exchange(Gather(mine), torch.zeros((), device="cpu"))[0]
 
     def _exchange(self, asked: Gather | Shift, chain: Tensor) -> tuple[Any, Tensor]:
         by = asked.by if isinstance(asked, Shift) else 0
@@ -137,15 +137,16 @@ class Ranks:
 
     def _header(self, mine: list[int]) -> list[list[int]]:
         """Return the headers of all ranks."""
-        every = [torch.empty(len(mine), dtype=torch.long) for _ in range(self.ranks)]
-        dist.all_gather(every, torch.tensor(mine), group=self.group)
+        every = [torch.empty(len(mine), dtype=torch.long, device="cpu") for _ in range(self.ranks)]
+        dist.all_gather(every, torch.tensor(mine, dtype=torch.long, device="cpu"), group=self.group)
         return [each.tolist() for each in every]
 
     def _texts(self, mine: str) -> list[str]:
         """Return the first line of what each rank says."""
         said = (mine.splitlines() or [""])[0].encode()[:TEXT]
-        every = [torch.empty(TEXT, dtype=torch.uint8) for _ in range(self.ranks)]
-        dist.all_gather(every, torch.tensor([*said.ljust(TEXT, b"\0")], dtype=torch.uint8), group=self.group)
+        every = [torch.empty(TEXT, dtype=torch.uint8, device="cpu") for _ in range(self.ranks)]
+        own = torch.tensor([*said.ljust(TEXT, b"\0")], dtype=torch.uint8, device="cpu")
+        dist.all_gather(every, own, group=self.group)
         return [bytes(each.tolist()).rstrip(b"\0").decode(errors="ignore") for each in every]
 
     def _agree(self, kind: int, size: int) -> None:
@@ -264,7 +265,7 @@ class Ranks:
             cut, alike = starts.any(1), bool((starts == starts[:1]).all())
             tail = tail - torch.where(starts, torch.arange(length, device=tokens.device), 0).amax(1) if length else tail
         self._rows, self._placed = rows, False
-        every = self.told((tail, cut, torch.tensor([length, alike])))
+        every = self.told((tail, cut, torch.tensor([length, alike], device=tokens.device)))
         count = torch.zeros_like(tail)
         for tail, cut, other in every[: self.rank]:
             count = torch.where(~cut & (count > 0), count + other[0], tail)
@@ -316,7 +317,7 @@ def sum_gradients(model: nn.Module, group: Any = None) -> None:
     ranks = Ranks(group, who="sum_gradients")
     parameters = [p for p in model.parameters() if p.requires_grad]
     with ranks.together(), torch.no_grad():
-        there = torch.tensor([[p.numel(), p.grad is not None] for p in parameters]).view(-1, 2)
+        there = torch.tensor([[p.numel(), p.grad is not None] for p in parameters], device="cpu").view(-1, 2)
         every = ranks.told(there)
         if any(not torch.equal(each[:, 0], there[:, 0]) for each in every):
             raise MixerError("sum_gradients: the parameters differ in size between ranks; give all the same model.")
@@ -362,7 +363,7 @@ def shared_mean(total: Tensor, count: int, group: Any = None) -> Tensor:
     with ranks.together():
         if total.ndim or not total.is_floating_point():
             raise MixerError(f"shared_mean: total must be one number, got {total.dtype} {tuple(total.shape)}.")
-        every = ranks.told(torch.tensor([count, total.element_size()]))
+        every = ranks.told(torch.tensor([count, total.element_size()], device="cpu"))
         targets = sum(int(each[0]) for each in every)
         if targets < 1:
             raise MixerError("shared_mean: no rank has a target; give at least one.")

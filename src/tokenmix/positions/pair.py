@@ -142,12 +142,12 @@ class ALiBi(PairPositions):
         """Set the learned slopes to those they start from."""
         if self.log_slope is not None:
             with torch.no_grad():
-                self.log_slope.copy_(torch.tensor(self.start, dtype=torch.float64).log())
+                self.log_slope.copy_(torch.tensor(self.start, dtype=torch.float64, device="cpu").log())
 
     def slopes(self) -> Tensor:
         """Return m (H,) in float64."""
         if self.log_slope is None:
-            return torch.tensor(self.start, dtype=torch.float64)
+            return torch.tensor(self.start, dtype=torch.float64, device="cpu")
         return self.log_slope.double().exp()
 
     def of_distance(self, distance: Tensor, dtype: torch.dtype) -> Tensor:
@@ -231,7 +231,7 @@ class Kerple(PairPositions):
     def reset_parameters(self) -> None:
         """Draw r1 and r2 again."""
         with torch.no_grad():
-            drawn = torch.rand(2, self.heads).mul(1.98).add(0.01)
+            drawn = torch.rand(2, self.heads, dtype=torch.float32, device="cpu").mul(1.98).add(0.01)
             self.raw.copy_(drawn.expm1().log())
             if self.kind == "power":
                 self.raw[1] = (drawn[1] / 2).logit()

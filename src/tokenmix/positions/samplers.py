@@ -30,8 +30,8 @@ def offset(positions: Tensor, longest: int) -> Tensor:
 def randomised(positions: Tensor, longest: int) -> Tensor:
     """Give each row a sorted subset of 0 .. longest - 1, drawn evenly, without repetition (Ruoss et al. 2023,
     arXiv 2305.16843)."""
-    drawn = torch.rand(len(positions), longest, device=positions.device).argsort(1)[:, : positions.shape[1]]
-    return drawn.sort(1).values.gather(1, positions)
+    numbers = torch.rand(len(positions), longest, dtype=torch.float32, device=positions.device)
+    return numbers.argsort(1)[:, : positions.shape[1]].sort(1).values.gather(1, positions)
 
 
 def pose(positions: Tensor, longest: int) -> Tensor:

@@ -13,6 +13,7 @@ from ..mixers import MIXERS
 from . import (
     batching,
     building,
+    defaults,
     elsewhere,
     equality,
     masking,
@@ -102,6 +103,8 @@ PROMISES: dict[str, Promise] = _table(
     transforms.changes_dtype,
     transforms.builds_on_meta,
     transforms.runs_under_autocast,
+    defaults.same_under_another_default_dtype,
+    defaults.same_under_another_default_device,
     refusals.refuses_what_it_cannot,
     refusals.refuses_wrong_inputs,
     refusals.refuses_foreign_states,

@@ -91,7 +91,7 @@ class _Twice(torch.autograd.Function):
         added = (
             None
             if mask is None
-            else torch.zeros((), dtype=q.dtype).expand(mask.shape).masked_fill(~mask, float("-inf"))
+            else torch.zeros((), dtype=q.dtype, device=q.device).expand(mask.shape).masked_fill(~mask, float("-inf"))
         )
         y, level = _flash(q, k, v, 0.0, causal, attn_mask=added, scale=scale)  # type: ignore[misc]  # not None
         ctx.save_for_backward(q, k, v, mask, added, y, level)
@@ -105,7 +105,7 @@ class _Twice(torch.autograd.Function):
             grads = _flash_backward(g, q, k, v, y, level, 0.0, ctx.causal, attn_mask=added, scale=ctx.scale)  # type: ignore[misc]  # not None
             return *grads, None, None, None
         if ctx.causal:
-            mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+            mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
         q, k, v = leaves = tuple(a.view_as(a) if a.requires_grad else a.detach().requires_grad_() for a in (q, k, v))
         found = torch.autograd.grad(plain_attention(q, k, v, mask, ctx.scale).to(g.dtype), leaves, g, create_graph=True)
         return *found, None, None, None

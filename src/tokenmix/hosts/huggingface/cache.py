@@ -111,12 +111,12 @@ class TokenMixStateLayer(CacheLayerMixin):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows at these indices."""
-        self._pick(torch.as_tensor(indices))
+        self._pick(torch.as_tensor(indices, device=None if isinstance(indices, Tensor) else "cpu"))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row ``repeats`` times."""
         if self.state is not None:
-            self._pick(torch.arange(self.batch_size).repeat_interleave(repeats))
+            self._pick(torch.arange(self.batch_size, device="cpu").repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the last -tokens_to_remove tokens.

@@ -137,14 +137,18 @@ def sample_for(model: Any) -> tuple[Tensor, ...]:
     weight = next(model.parameters())
     if isinstance(model, ViT):
         shape = 1, model.config.channels, *model.config.image_size
-        return (torch.linspace(-1, 1, prod(shape), device=weight.device).to(weight.dtype).reshape(shape),)
+        return (
+            torch.linspace(-1, 1, prod(shape), dtype=torch.float32, device=weight.device)
+            .to(weight.dtype)
+            .reshape(shape),
+        )
     tokens = tokens_for(model).to(weight.device)
     return (tokens, tokens) if isinstance(model, Seq2Seq) else (tokens,)
 
 
 def tokens_for(model: Any) -> Tensor:
     """Return a few tokens (1, T) that a model can read."""
-    return torch.arange(min(8, model.max_len or 8))[None] % model.vocab
+    return torch.arange(min(8, model.max_len or 8), device="cpu")[None] % model.vocab
 
 
 def _pair_weights(model: Seq2Seq) -> dict[str, Tensor]:

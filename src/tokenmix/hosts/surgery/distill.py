@@ -182,7 +182,7 @@ class Distillation:
         self.data, self.valid, self.config, self.run = data, valid, config, run
         self.device = next(student.parameters()).device
         self.optimizers = build_optimizers(student, config.optim)
-        self.step, self.seconds, self.seen, self.losses = 0, 0.0, 0, torch.zeros(0, dtype=torch.float64)
+        self.step, self.seconds, self.seen, self.losses = 0, 0.0, 0, torch.zeros(0, dtype=torch.float64, device="cpu")
         torch.manual_seed(config.seed)
 
     @property

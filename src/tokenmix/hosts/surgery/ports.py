@@ -181,7 +181,8 @@ def _step_port(host: Any, adapters: dict[str, Any], chunk: int, config: dict[str
     step = HostStep(host, cache_name, result)
 
     def example(batch: int, length: int) -> tuple[Any, ...]:
-        state = HostState(tuple(a.mixer.init_state(batch) for a in layers), torch.zeros(batch, dtype=torch.long))
+        start = torch.zeros(batch, dtype=torch.long, device="cpu")
+        state = HostState(tuple(a.mixer.init_state(batch) for a in layers), start)
         if length:
             state = step(tokens(batch, length), state)[1]
         # torch would guard on any other layout

@@ -40,7 +40,9 @@ class Quality:
     def value(self) -> float:
         """The score over all rows: exp of the mean for perplexity, else the mean."""
         mean = float((self.rows * self.counts).sum() / self.counts.sum())
-        return float(torch.tensor(mean, dtype=torch.float64).exp()) if self.measure == PERPLEXITY else mean
+        return (
+            float(torch.tensor(mean, dtype=torch.float64, device="cpu").exp()) if self.measure == PERPLEXITY else mean
+        )
 
     def text(self) -> str:
         """Format the score with its unit."""

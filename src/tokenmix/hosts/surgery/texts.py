@@ -79,7 +79,7 @@ def text_tokens(who: str, folder: Path, data: Path, max_bytes: int | None = None
     except UnicodeDecodeError as why:
         raise MixerError(f"{who}: --data {data}: is not UTF-8 text ({why}).") from None
     lines = tokenizer(text.splitlines(keepends=True), add_special_tokens=False)["input_ids"] if text.strip() else []
-    return torch.tensor([i for line in lines for i in line], dtype=torch.long)
+    return torch.tensor([i for line in lines for i in line], dtype=torch.long, device="cpu")
 
 
 def check_vocabulary(who: str, folder: Path, model: Any, ids: Tensor) -> None:
@@ -161,7 +161,7 @@ def sample_folder(
     start = [model.config.bos_token_id] if not ids and model.config.bos_token_id is not None else ids
     if not start:
         raise MixerError(f"sample: {folder}: its tokenizer makes no token of the prompt {prompt!r}; give another.")
-    check_vocabulary("sample", Path(folder), model, torch.tensor(start))
+    check_vocabulary("sample", Path(folder), model, torch.tensor(start, device="cpu"))
     limit = token_limit(model)
     room = TOKENS if limit is None else limit - len(start)
     count = min(TOKENS, room) if tokens is None else tokens

@@ -145,7 +145,7 @@ def new(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
     The system maps a large tensor afresh in each call, and faulting it in by pages of 4 KiB may take longer than
     filling it. A system without huge pages loses nothing.
     """
-    a = torch.empty(shape, dtype=dtype)
+    a = torch.empty(shape, dtype=dtype, device="cpu")
     if a.nbytes >= _HUGE and _madvise is not None:
         start = -(-a.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         _madvise(start, a.data_ptr() + a.nbytes - start, _ADVICE)

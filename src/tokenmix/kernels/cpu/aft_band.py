@@ -38,7 +38,7 @@ def _sizes(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, g: Tensor | None) 
     along = [step if varies else 0 for step, varies in zip(w.stride(), (Bw > 1, Hw > 1, by_row), strict=False)]
     strides = [n for a in (q, k, v, g) for n in ((0, 0) if a is None else a.stride()[:2])]
     numbers = [B, T, D, heads, L, *along, *strides]
-    return int(per_head), torch.tensor(numbers)
+    return int(per_head), torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 def forward(
@@ -138,7 +138,7 @@ def _without(w: Tensor, mask: Tensor | None, shape: torch.Size, causal: bool) ->
     """Return log-weights without NaN, and the rows and features (B or 1, T, D or 1) where a NaN meets a valid key."""
     (_, T, D), (_, heads, _, L) = shape, w.shape
     bad, low = w.isnan(), L - 1 if causal else L // 2
-    live = torch.ones(1, T, dtype=torch.bool) if mask is None else mask
+    live = torch.ones(1, T, dtype=torch.bool, device=w.device) if mask is None else mask
     near = F.pad(live, (low, L - 1 - low)).unfold(1, L, 1)  # (B, T, L): whether entry j of a row has a valid key
     rows = (bad & near[:, None]).any(-1).transpose(1, 2)
     return w.masked_fill(bad, 0.0), rows if heads == 1 else rows.repeat_interleave(D // heads, -1)

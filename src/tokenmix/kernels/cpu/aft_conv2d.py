@@ -45,7 +45,8 @@ def _numbers(
 ) -> Tensor:
     """Return the numbers of ``conv2d_of``."""
     strides = [n for a in (q, k, v, g) for n in ((0, 0) if a is None else a.stride()[:2])]
-    return torch.tensor([v.shape[0], v.shape[2], k.shape[2], prefix, *grid, kernel.shape[-1], *strides])
+    numbers = [v.shape[0], v.shape[2], k.shape[2], prefix, *grid, kernel.shape[-1], *strides]
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 def forward(
@@ -147,7 +148,7 @@ def _without(
 ) -> tuple[Tensor, Tensor]:
     """Return log-weights without NaN, and the rows and features (B or 1, T, D) where a NaN meets a valid key."""
     bad, (_, T, D) = kernel.isnan(), shape
-    live = torch.ones(1, T) if mask is None else mask.float()
+    live = torch.ones(1, T, dtype=torch.float32, device=kernel.device) if mask is None else mask.float()
     cells = live[:, prefix:].unflatten(1, grid)[:, None]
     met = F.conv2d(cells, bad.float()[:, None], padding=kernel.shape[-1] // 2).flatten(2) > 0.5  # (B, h, cells)
     rows = F.pad(met, (prefix, 0)).transpose(1, 2)
@@ -181,7 +182,7 @@ class Matrix:
         weights = torch.exp(kernel.double().clamp_max(CAP))
         self.weights, self.size = weights, weights.shape[-1]
         self.table = F.pad(weights.flatten(1), (0, 1), value=1.0)
-        cells = torch.cartesian_prod(*(torch.arange(n) for n in grid))
+        cells = torch.cartesian_prod(*(torch.arange(n, dtype=torch.int64, device=kernel.device) for n in grid))
         self.cells = F.pad(cells, (0, 0, prefix, 0), value=-(1 << 30))  # prefix tokens are far from all others
 
     def layout(self, X: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ Saved = tuple[Tensor, Tensor]
 @cache
 def pairs() -> bool:
     """Say whether this processor multiplies bfloat16 tensors in bfloat16, with sums in float32."""
-    found = torch.zeros(1, dtype=torch.int32)
+    found = torch.zeros(1, dtype=torch.int32, device="cpu")
     _pairs(pointer(found))
     return bool(found)
 
@@ -218,7 +218,7 @@ def _rest(part: _Part) -> list[Tensor]:
     B, T, _, D = part.sizes
     n, strips = min(T, ROWS), -(-D // STRIP)
     floats = [new(shape) for shape in ((B, -(-n // PANEL) * PANEL, strips * 2 * STRIP), (B, n, D), (B, n, D))]
-    return [*floats, torch.empty(B, strips, GROUPS, dtype=torch.uint8)]
+    return [*floats, new((B, strips, GROUPS), torch.uint8)]
 
 
 def _backward_block(part: _Part, block: _Block, rest: list[Tensor], causal: bool) -> None:
@@ -345,7 +345,7 @@ class _Part:
         """Yield one block of rows after another, E packed by rows or by keys; scratch memory is reused."""
         B, _, S, _ = self.sizes
         T = self.w.shape[0]
-        top, span, slack = torch.empty(ROWS), torch.empty(GROUPS), torch.empty(B, GROUPS)
+        top, span, slack = new((ROWS,)), new((GROUPS,)), new((B, GROUPS))
         e = new([(min(T, ROWS) + TILE) * (S + TILE)])
         step = _even(T)
         for t0 in range(0, T, step):

@@ -27,7 +27,7 @@ class Alarm:
     """A flag that a kernel sets when an output is not finite."""
 
     def __init__(self) -> None:
-        self.told = torch.zeros(1, dtype=torch.int32)
+        self.told = torch.zeros(1, dtype=torch.int32, device="cpu")
 
     def ring(self) -> None:
         self.told.fill_(1)
@@ -127,7 +127,7 @@ def without_weights(
         before: rows of the causal form before the first of w.
     """
     S = w.shape[-1] if w2 is None else w2.shape[-2]
-    live = torch.ones(1, S, dtype=torch.bool) if mask is None else mask
+    live = torch.ones(1, S, dtype=torch.bool, device=w.device) if mask is None else mask
     if w2 is None:
         bad = w.isnan()
         seen = bad.tril(before) if causal else bad

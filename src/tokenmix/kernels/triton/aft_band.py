@@ -871,7 +871,7 @@ def _band_of(c: _Call, de: Tensor) -> Tensor:
 def _sample(dtype: torch.dtype, causal: bool, conv: bool, masked: bool, gate: bool, width: int) -> None:
     B, T, D, h = 4, 4096, 512, 8
     q, k, v = (torch.empty(B, T, n, dtype=dtype, device="meta") for n in (D, h if conv else D, D))
-    w = torch.empty(1, h if conv else 1, 1 if conv else T, width, device="meta")
+    w = torch.empty(1, h if conv else 1, 1 if conv else T, width, dtype=torch.float32, device="meta")
     mask = torch.empty(B, T, dtype=torch.bool, device="meta") if masked else None
     y, saved = forward(q if gate else None, k, v, w, mask, causal=causal, save=True)
     forward(q if gate else None, k, v, w, mask, causal=causal, save=False)

@@ -146,7 +146,8 @@ class ConvolvedAFT(Mixer):
         """Set rates so that log-decays -softplus(rate) have half-lives log-spaced over the last dimension."""
         short, long = (log(log(2.0) / life) for life in half_lives)
         with torch.no_grad():
-            rate.copy_(torch.linspace(short, long, rate.shape[-1], dtype=torch.float64).exp().expm1().log())
+            life = torch.linspace(short, long, rate.shape[-1], dtype=torch.float64, device=rate.device)
+            rate.copy_(life.exp().expm1().log())
 
     def state_size(self) -> int:
         """Return the bytes of the streaming state of one sequence."""
