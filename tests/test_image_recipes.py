@@ -7,11 +7,16 @@ import torch
 
 from tokenmix.models import build_model
 from tokenmix.recipes import RECIPES
-from tokenmix.recipes.images import IMAGENET_IMAGES
+from tokenmix.recipes.images import IMAGENET_IMAGES, shrink
 from tokenmix.train import train
 
 IMAGES = {name: recipe for name, recipe in RECIPES.items() if recipe.config().data.kind == "images"}
-ROWS = [(name, row) for name, recipe in IMAGES.items() for row in recipe.rows]
+NOT_SMALL = {"aft_cifar10_classify": {"aft_conv_k11"}, "hydra_imagenet": set(), "aft_imagenet": set()}
+NOT_SMALL["hydra_imagenet"] = {f"fig2/linear_{heads}_heads" for heads in (192, 384, 768)}
+NOT_SMALL["aft_imagenet"] = {row for row in IMAGES["aft_imagenet"].rows if row.startswith("table8/")}
+NOT_SMALL["aft_imagenet"] |= {f"table7/aft_conv_{row}" for row in ("tiny_k11_h192", "small_k11_h384", "small_k15_h384")}
+"""Rows that smoke cannot hold; ``test_rows.py`` says why."""
+ROWS = [(name, row) for name, recipe in IMAGES.items() for row in recipe.rows if row not in NOT_SMALL.get(name, ())]
 
 
 def count(config) -> int:
@@ -106,14 +111,10 @@ def test_printed_numbers_are_those_of_the_tables():
 
 
 def test_a_pattern_over_layers_is_kept_from_the_back():
-    names = [s["name"][0] for s in RECIPES["hydra_imagenet"].config("fig4/every_6", "smoke").model.specs()]
-    assert names[-1] == "h"
-    assert [s["name"][0] for s in RECIPES["hydra_imagenet"].config("fig4/last_6", "smoke").model.specs()] == [
-        "a",
-        "a",
-        "h",
-        "h",
-    ]
+    specs = shrink(RECIPES["hydra_imagenet"].rows["fig4/every_6"].model, layers=4).specs()
+    assert specs[-1]["name"] == "hydra"
+    specs = shrink(RECIPES["hydra_imagenet"].rows["fig4/last_6"].model, layers=4).specs()
+    assert [spec["name"][0] for spec in specs] == ["a", "a", "h", "h"]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_a_pattern_over_layers_is_kept_from_the_back():
         ("aft_cifar10_density", "table2/aft_simple_24x256"),
         ("aft_cifar10_density", "table2/image_transformer_12x512"),
         ("ablations", "global/k7_window_only"),
-        ("hydra_imagenet", "fig2/linear_768_heads"),
+        ("hydra_imagenet", "fig2/linear_96_heads"),
     ],
 )
 def test_rows_train(name, row, tmp_path):

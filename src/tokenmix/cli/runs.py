@@ -59,11 +59,12 @@ class Train:
 
     def run(self, changes: dict[str, Any]) -> int:
         """Train, with ``changes`` to the fields of the config, and print a summary."""
-        from ..recipes import find_recipe
+        from ..recipes import described, find_recipe
         from ..train import match_data, train
 
         changes = log_fields(self) | changes
-        config = find_recipe(self.recipe).config(self.row, self.size, self.shell)
+        recipe = find_recipe(self.recipe)
+        config = recipe.config(self.row, self.size, self.shell)
         if self.skip_bad_files:
             config = config.override({"data.skip_bad_files": True})
         if self.data is not None:
@@ -71,7 +72,10 @@ class Train:
             if config.data.kind in ("images", "labels", "masks", "points"):  # opened with the options of training
                 data_changes = {name: value for name, value in changes.items() if name.startswith("data.")}
                 config = match_data(config.override(data_changes))
-        print_summary(train(config.override(changes), self.out or self._folder()), self.json)
+        config = config.override(changes)
+        if smaller := described(recipe.shrunk(config)):
+            output.say_error(f"{config.row or recipe.default} at size {self.size}, from that of the paper: {smaller}")
+        print_summary(train(config, self.out or self._folder()), self.json)
         return 0
 
     def _folder(self) -> Path:

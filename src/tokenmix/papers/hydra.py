@@ -121,7 +121,7 @@ def accuracy() -> tuple[Claim, ...]:
             "keeps its accuracy up to 768.",
             trained({"softmax, more than 12 heads": "falls", "cosine, up to 768 heads": "flat"}),
             code="recipes.hydra_imagenet",
-            command=train.format("fig2/linear_768_heads"),
+            command=train.format("fig2/linear_96_heads"),
             small="vision.md#heads-slots-and-long-tails",
             trials=(Trial("cifar10_heads", "softmax, 96", "worse", "softmax, 12"),),
         ),

@@ -20,6 +20,7 @@ from .recall import RECIPE as _recall
 from .recipe import SIZES, Recipe, Row
 from .recipe import find_recipe as _find
 from .segmentation import RECIPE as _segmentation
+from .sizes import amounts, described, experiment
 from .text import RECIPE as _text
 from .translation import RECIPES as _translation
 
@@ -28,6 +29,9 @@ __all__ = [
     "Recipe",
     "Row",
     "SIZES",
+    "amounts",
+    "described",
+    "experiment",
     "find_recipe",
 ]
 

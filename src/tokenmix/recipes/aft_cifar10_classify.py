@@ -2,7 +2,8 @@
 tokens, and a ResNet.
 
 The experiment is ours; no paper prints it. ``gpu`` and ``paper``: 12 layers x 192 and patches of 2, hence 256 tokens;
-100 and 300 epochs. ``smoke``: 4 layers x 64 on the digits of scikit-learn.
+100 and 300 epochs. ``smoke``: 4 layers x 64 on the digits of scikit-learn, 4 x 4 patches, which
+filters of 11 x 11 exceed.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ ROWS = {
     "attention": ImageRow("softmax attention, the baseline", ATTENTION),
     "aft_full": ImageRow("AFT-full, factors of rank 128", vit({"name": "aft_full", "rank": 128, "qkv_bias": False})),
     "aft_simple": ImageRow("AFT-simple", vit({"name": "aft_simple"})),
-    "aft_conv_k3": ImageRow("AFT-conv, 3 x 3", vit(conv(3), positions=None)),
-    "aft_conv_k7": ImageRow("AFT-conv, 7 x 7", vit(conv(7), positions=None)),
-    "aft_conv_k11": ImageRow("AFT-conv, 11 x 11", vit(conv(11), positions=None)),
+    "aft_conv_k3": ImageRow("AFT-conv, 3 x 3", vit(conv(3), positions=None), keeps=("kernel_size",)),
+    "aft_conv_k7": ImageRow("AFT-conv, 7 x 7", vit(conv(7), positions=None), keeps=("kernel_size",)),
+    "aft_conv_k11": ImageRow("AFT-conv, 11 x 11", vit(conv(11), positions=None), keeps=("kernel_size",)),
     "aft_conv_k7_no_query": ImageRow("AFT-conv, 7 x 7, without the query", vit(conv(7, gate=None), positions=None)),
     "aft_conv_k7_raw": ImageRow(
         "AFT-conv, 7 x 7, filters without reparameterisation", vit(conv(7, reparam=False), positions=None)

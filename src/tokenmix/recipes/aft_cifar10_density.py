@@ -8,7 +8,8 @@ Not in the paper: the length of the warm-up (4000 here), clipping (not mentioned
 Transformer's two-dimensional blocks (8 lines of 96 sub-pixels) and their memory (8 lines above, 48 sub-pixels on either
 side).
 
-``gpu``: 20,000 steps of batch 32 in bf16. ``smoke``: 4 layers x 64 on the 8 x 8 digits of scikit-learn, one channel.
+``gpu``: 20,000 steps of batch 32 in bf16. ``smoke``: a sixth of the layers and a quarter of the width on the 8 x 8
+digits of scikit-learn, one channel; 4 layers x 64 for 24 x 256.
 """
 
 from __future__ import annotations
@@ -128,7 +129,15 @@ def build(row: ImageRow, size: str) -> RunConfig:
 def _smoke(row: ImageRow) -> RunConfig:
     caps = {"window": 16, "rank": 16, "stride": 8, "block": [2, 8], "memory": [2, 4]}
     mixers = tuple({k: v if v is None else caps.get(k, v) for k, v in spec.items()} for spec in row.model.mixers)
-    model = replace(row.model, dim=64, size=(8, 8), channels=1, mixers=mixers, layers=4, dropout=0.0)
+    model = replace(
+        row.model,
+        dim=row.model.dim // 4,
+        size=(8, 8),
+        channels=1,
+        mixers=mixers,
+        layers=row.model.layers // 6,
+        dropout=0.0,
+    )
     loop = TrainConfig(
         steps=400, batch_size=32, log_every=20, eval_every=200, save_every=200, eval_images=100, samples=8
     )
@@ -143,4 +152,5 @@ RECIPE = Recipe(
     rows(),
     "table2/aft_local_256_24x256",
     build,
+    {"table3/factors": "table2/aft_local_256_24x256"},
 )

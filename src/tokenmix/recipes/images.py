@@ -34,6 +34,7 @@ class ImageRow:
         printed: the paper's own numbers, for reports.
         optim: fields of ``OptimConfig`` that differ for this row.
         train: fields of ``TrainConfig`` that differ for this row.
+        keeps: sizes that the row's name states (``sizes.amounts``); where a size changes one, the row does not run.
     """
 
     about: str
@@ -41,18 +42,20 @@ class ImageRow:
     printed: dict[str, float] = field(default_factory=dict)
     optim: dict[str, Any] = field(default_factory=dict)
     train: dict[str, Any] = field(default_factory=dict)
+    keeps: tuple[str, ...] = ()
 
 
-def deit_training(row: ImageRow, size: str) -> RunConfig:
+def deit_training(row: ImageRow, size: str, **small: int) -> RunConfig:
     """Return the config of a ViT on ImageNet with DeiT's training (arXiv 2012.12877, Table 9).
 
     AdamW, lr 5e-4 x batch / 512, weight decay 0.05, 5 epochs of warm-up, cosine to 1e-5, 300 epochs of batch 1024,
     label smoothing 0.1, RandAugment, mixup 0.8, cutmix 1.0, erasing 0.25, repeated augmentation, drop path 0.1.
 
-    ``gpu`` is 100 epochs of batch 256 in bf16 on one GPU, ``smoke`` a tiny model on digits.
+    ``gpu`` is 100 epochs of batch 256 in bf16 on one GPU, ``smoke`` a tiny model on digits, whose sizes may be given as
+    those of ``shrink``.
     """
     if size == "smoke":
-        return digits_training(row)
+        return digits_training(row, **small)
     batch, epochs = (1024, 300) if size == "paper" else (256, 100)
     model = replace(row.model, drop_path=0.1)
     return imagenet_like(
@@ -78,7 +81,7 @@ def imagenet_like(
     return RunConfig(model, data, replace(optim, **row.optim), replace(loop, **row.train))
 
 
-def digits_training(row: ImageRow) -> RunConfig:
+def digits_training(row: ImageRow, **small: int) -> RunConfig:
     """Return the row as a tiny model on the 8 x 8 digits of scikit-learn.
 
     It shows that the row runs and learns, but is no comparison with the paper.
@@ -86,7 +89,7 @@ def digits_training(row: ImageRow) -> RunConfig:
     data = ImageDataConfig(source="digits", augment=Augment(crop="pad", pad=1))
     optim = OptimConfig(lr=4e-3, weight_decay=0.05, warmup=100)
     loop = TrainConfig(steps=1500, batch_size=64, log_every=50, eval_every=500, save_every=500, eval_batch=128)
-    return RunConfig(shrink(row.model), data, replace(optim, **row.optim), replace(loop, **row.train))
+    return RunConfig(shrink(row.model, **small), data, replace(optim, **row.optim), replace(loop, **row.train))
 
 
 def shrink(config: Any, *, layers: int = 4, dim: int = 64, image_size: int = 8, patch: int = 2) -> Any:
@@ -110,9 +113,9 @@ def shrink(config: Any, *, layers: int = 4, dim: int = 64, image_size: int = 8, 
 
 
 def shrink_spec(spec: dict[str, Any], *, dim: int, most_taps: int) -> dict[str, Any]:
-    """Adapt a mixer spec to fewer features and smaller grids."""
+    """Adapt a mixer spec to fewer features and smaller grids; heads that divide the features stay."""
     small = dict(spec)
-    if "heads" in small:
+    if "heads" in small and (small["heads"] > dim or dim % small["heads"]):
         most = dim if small["name"] in ("aft_conv", "multihead_linear") else 4
         small["heads"] = max(n for n in range(1, min(small["heads"], most) + 1) if dim % n == 0)
     if "kernel_size" in small:

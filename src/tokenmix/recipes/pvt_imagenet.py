@@ -41,12 +41,11 @@ def rows() -> dict[str, ImageRow]:
 def build(row: ImageRow, size: str) -> RunConfig:
     """Return the config of a row at a size, with DeiT's recipe.
 
-    ``smoke`` has one narrow layer per stage and digits enlarged to 64 x 64.
+    ``smoke`` has the layers of the row, narrow, and digits enlarged to 64 x 64.
     """
     if size != "smoke":
         return deit_training(row, size)
     small: dict[str, Any] = {
-        "depths": (1, 1, 1, 1),
         "dims": (16, 32, 40, 64),
         "image_size": (64, 64),
         "channels": 1,

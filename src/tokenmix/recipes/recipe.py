@@ -10,6 +10,7 @@ from ..errors import MixerError
 from ..models import in_shell
 from ..system.config import nearest
 from ..train.config import OptimConfig, RunConfig
+from .sizes import described, shrunk
 from .tuned import TUNED
 
 SIZES = ("smoke", "gpu", "paper")
@@ -30,6 +31,7 @@ class Row:
         dim: features per token at the paper's size.
         seq_len: bytes per sequence at the paper's size.
         printed: the paper's own numbers, for reports.
+        keeps: sizes that the row's name states (``sizes.amounts``); where a size changes one, the row does not run.
     """
 
     about: str
@@ -38,6 +40,7 @@ class Row:
     dim: int
     seq_len: int
     printed: dict[str, float] = field(default_factory=dict)
+    keeps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Recipe:
         rows: rows by name, each with ``about`` and ``printed``.
         default: name of the default row.
         build: function that returns the config of a row at a size.
+        repeats: rows that stand in two tables of the paper and are one model: the later by the earlier one.
     """
 
     name: str
@@ -57,24 +61,43 @@ class Recipe:
     rows: Mapping[str, Any]
     default: str
     build: Callable[[Any, str], RunConfig]
+    repeats: Mapping[str, str] = field(default_factory=dict)
 
     def config(self, row: str | None = None, size: str = "smoke", shell: str | None = None) -> RunConfig:
         """Return the RunConfig of a row at a size, in the recipe's own blocks or in those of a shell.
 
         In a shell for which rates were tuned (``recipes/tuned.py``), it has that optimiser and the row's rate.
+
+        Raises:
+            MixerError: if there is no such row or size, or if the row is not what its name says at this size.
         """
         row = row or self.default
         if row not in self.rows:
             raise MixerError(f"recipe {self.name} has no row {row!r}; {nearest(row, self.rows)}.")
         if size not in SIZES:
             raise MixerError(f"recipe {self.name} has no size {size!r}; choose one of {', '.join(SIZES)}.")
-        config = self.build(self.rows[row], size)
-        config = replace(config, recipe=self.name, row=row, size=size)
+        config = replace(self.build(self.rows[row], size), recipe=self.name, row=row, size=size)
+        if lost := self._lost(row, config):
+            least = next(each for each in SIZES if not self._lost(row, self.build(self.rows[row], each)))
+            raise MixerError(
+                f"recipe {self.name}: row {row} does not run at size {size}, where it would not be what it says "
+                + f"({described(lost)}); the smallest size at which it does is {least} (--size {least})."
+            )
         if shell is None:
             return config
         config = replace(config, model=in_shell(config.model, shell))
         tuned = TUNED.get((self.name, size, shell))
         return config if tuned is None else config.override(tuned.changes(row))
+
+    def shrunk(self, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+        """Return what a config of this recipe has less of than its row at the paper's size: both amounts by name."""
+        return shrunk(config, self.build(self.rows[config.row or self.default], "paper"))
+
+    def _lost(self, row: str, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+        """Return what a config changes of the sizes that its row's name states."""
+        keeps = getattr(self.rows[row], "keeps", ())
+        changes = shrunk(config, self.build(self.rows[row], "paper")) if keeps else {}
+        return {name: change for name, change in changes.items() if name in keeps}
 
 
 def find_recipe(name: str, recipes: dict[str, Recipe]) -> Recipe:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ..errors import MixerError
 from ..models import SHELLS, in_shell
-from ..recipes import find_recipe
+from ..recipes import amounts, experiment, find_recipe
 from ..system.config import Json, nearest
 from ..train import RunConfig, match_data
 from ..train.config import MOST_THREADS, check_seed, known_fields
@@ -21,6 +21,8 @@ RECIPE_ROW = "row"
 """The change of a row that names the recipe's row to start from, if its name differs."""
 
 MIXERS_FIELD = "model.mixers"
+LONGEST_NAME = 200
+"""Bytes of the longest name of a folder, below what file systems hold."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,9 @@ class SweepPlan(Json):
             raise MixerError(f"sweep: seconds must be positive, got {self.seconds}.")
         if self.test_bytes is not None and self.test_bytes < 2:
             raise MixerError(f"sweep: test_bytes must be at least 2 or null, got {self.test_bytes}.")
-        if any("/" in name or not name.strip(". ") or not name.isprintable() for name in self.rows):
-            raise MixerError(f"sweep: the names of rows become folders; rename {', '.join(map(repr, self.rows))}.")
+        for name in self.rows:
+            if not name.strip(". ") or not name.isprintable() or len(folder_name(name).encode()) > LONGEST_NAME:
+                raise MixerError(f"sweep: the name of a row becomes a folder, as {name[:80]!r} cannot; rename it.")
 
     def _check_types(self) -> None:
         """Refuse lists and objects that hold something else than they should."""
@@ -162,8 +165,22 @@ class SweepPlan(Json):
         start = known_fields(recipe.config(name, self.size).to_json()) if name in recipe.rows else {}
         return start | changes
 
+    def original(self, row: str) -> RunConfig:
+        """Return the config of a row's recipe at the paper's size, without the changes of the plan."""
+        changes = self.changes | self.rows[row]
+        return find_recipe(self.recipe).config(changes.get(RECIPE_ROW, row), "paper")
+
     def config(self, row: str) -> RunConfig:
         """Return the config of a row at its full length, with the first seed and the recipe's rate."""
+        config = self.without_data(row)
+        if config.data.kind in ("images", "labels", "masks", "points"):
+            config = match_data(config)
+        if config.train.steps is None:
+            raise MixerError(f"sweep: row {row!r} has no train.steps; give steps.")
+        return config
+
+    def without_data(self, row: str) -> RunConfig:
+        """Return the config of a row as plan and recipe give it, before classes and sizes follow from its data."""
         changes = self.changes | self.rows[row]
         config = find_recipe(self.recipe).config(changes.pop(RECIPE_ROW, row), self.size)
         mixers = {MIXERS_FIELD: changes.pop(MIXERS_FIELD)} if MIXERS_FIELD in changes else {}
@@ -171,13 +188,7 @@ class SweepPlan(Json):
         if self.shell is not None:
             config = replace(config, model=in_shell(config.model, self.shell))
         config = config.override(changes)  # after the shell, from which a row may deviate
-        if config.data.kind in ("images", "labels", "masks", "points"):
-            config = match_data(config)
-        if self.steps is not None:
-            config = config.override({"train.steps": self.steps})
-        if config.train.steps is None:
-            raise MixerError(f"sweep: row {row!r} has no train.steps; give steps.")
-        return config
+        return config if self.steps is None else config.override({"train.steps": self.steps})
 
 
 @dataclass(frozen=True)
@@ -204,7 +215,12 @@ class Job:
 
 def run_key(phase: Phase, row: str, rate: float, seed: int) -> str:
     """Return the name of a run of a sweep."""
-    return f"{phase}/{row}/rate_{rate:g}_seed_{seed}"
+    return f"{phase}/{folder_name(row)}/rate_{rate:g}_seed_{seed}"
+
+
+def folder_name(row: str) -> str:
+    """Return the name of a row's folder: a slash in its name would be a folder of its own."""
+    return row.replace("%", "%25").replace("/", "%2F")
 
 
 class Jobs:
@@ -251,7 +267,7 @@ class Jobs:
         Raises:
             MixerError: if the sweep in ``folder`` has no final run of the row.
         """
-        runs = folder / "runs" / "final" / row
+        runs = folder / "runs" / "final" / folder_name(row)
         for each in dict.fromkeys((seed, self.plan.seeds[0])):
             found = sorted(runs.glob(f"rate_*_seed_{each}"))
             if len(found) > 1:
@@ -291,3 +307,27 @@ def check_plan(jobs: Jobs, processes: int) -> None:
         except MixerError as why:
             raise MixerError(f"sweep: row {row!r}: {why}") from None
         jobs.tune(row, jobs.plan.rates[0], jobs.steps(row))
+    check_rows_differ(jobs)
+
+
+def check_rows_differ(jobs: Jobs) -> None:
+    """Refuse rows that are one model trained in one way, which would be compared with itself.
+
+    The message names what a size of the recipe made equal, where it did.
+    """
+    seen: dict[str, str] = {}
+    for row in jobs.plan.rows:
+        first = seen.setdefault(experiment(jobs.config(row)), row)
+        if first == row:
+            continue
+        printed = [amounts(jobs.plan.original(each)) for each in (first, row)]
+        now = amounts(jobs.config(row))
+        why = [
+            f"{name} is {now.get(name)} in both, for {one} and {other} at the paper's size"
+            for name, one in printed[0].items()
+            if one != (other := printed[1].get(name))
+        ]
+        raise MixerError(
+            f"sweep: rows {first!r} and {row!r} are one model trained in one way "
+            + f"({'; '.join(why) or 'no field of their configs differs'}); leave one of them out."
+        )

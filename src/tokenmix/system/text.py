@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import unquote
 
 MISSING = "not measured"
 """What stands where a number is missing."""
@@ -80,11 +81,13 @@ def _figures(n: float) -> str:
 def named_apart(paths: Sequence[Path]) -> list[str]:
     """Name run directories by their last folder, and those of the same name by as many folders as tell them apart.
 
-    A run of a sweep, whose last folder has only its rate and seed, is named with its row: "attention/rate_0.01_seed_0".
+    A run of a sweep, whose last folder has only its rate and seed, is named with its row: "attention/rate_0.01_seed_0";
+    a slash in the row's name, which its folder has as %2F, is one again.
     """
     found = [path.resolve() for path in paths]
     names = {path: "/".join(path.parts[-2 if SWEPT.fullmatch(path.name) else -1 :]) for path in found}
     for depth in range(2, max((len(path.parts) for path in found), default=0)):
         given = list(names.values())
         names |= {path: "/".join(path.parts[-depth:]) for path, name in names.items() if given.count(name) > 1}
-    return [names[path] for path in found]
+    swept = {path for path in found if SWEPT.fullmatch(path.name)}
+    return [unquote(names[path]) if path in swept else names[path] for path in found]
