@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from .bounds import Bounds, check_regular
-from .corpora import BAD_ZIP
+from .packed import BAD_ZIP
 from .point_shapes import Mesh, triangle_areas
 
 MESHES = (".off", ".ply", ".obj", ".stl")  # read by trimesh; without faces they are points
