@@ -9,6 +9,8 @@ import sys
 import pytest
 import torch
 
+from cases import QUICK
+from quick import is_about
 from suites import is_more, is_slow
 from tokenmix import MIXERS
 from tokenmix.kernels import cpu
@@ -32,14 +34,21 @@ KERNEL_FILES = ("test_kernel", "test_sanitizers")
 KERNEL_TESTS = ("test_cpu", "test_the_kernel_is_what_runs")
 
 
+def _test(item):
+    """The name of a test without its parameters, and these."""
+    return getattr(item, "originalname", item.name), getattr(getattr(item, "callspec", None), "params", {})
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config, items):
     """Mark what `make test` leaves to `make test-more`, and both to `make test-all`.
 
     Where the C library could not be built, deselect the tests of its kernels and say so in the summary.
     """
+    if QUICK is not None:
+        items[:] = [i for i in items if is_about(QUICK, i.path.name, *_test(i))]
     for item in items:
-        name, params = getattr(item, "originalname", item.name), getattr(getattr(item, "callspec", None), "params", {})
+        name, params = _test(item)
         if is_more(item.path.name, name, params):
             item.add_marker("more")
         if is_slow(item.path.name, name, params):

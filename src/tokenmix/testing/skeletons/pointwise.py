@@ -129,7 +129,7 @@ class CLASS(Mixer):
         return (self.v_proj(x),), {"causal": self.causal, "key_mask": key_mask}
 
     def mixing_cost(self, T: int) -> MixingCost:
-        return MixingCost(flops=2 * T * self.dim, counted=0, activations=12 * T * self.dim, state=4 * self.dim + 4)
+        return MixingCost(flops=2 * T * self.dim, counted=0, activations=6 * T * self.dim, state=4 * self.dim + 4)
 
     def empty_state(self, batch_size, *, device, dtype):
         wide = torch.promote_types(dtype, torch.float32)
