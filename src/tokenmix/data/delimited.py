@@ -96,6 +96,14 @@ def delimited(path: Path, names: tuple[str, ...]) -> Delimited:
     return table
 
 
+def header_of(path: Path, names: tuple[str, ...] = ()) -> list[str]:
+    """Return the cells of a table's first line, without reading the others; quotes around them are dropped."""
+    first = next(text_lines(path), "")
+    if not first.strip():
+        raise MixerError(f"data: {path} is empty." if not first else f"data: line 1 of {path} is empty.")
+    return [cell.strip() for cell in next(csv.reader([first], delimiter=_delimiter(path, first, names)))]
+
+
 def _first_rows(table: Delimited) -> Iterator[list[str]]:
     if table.quoted:
         yield from (cells for _, _, cells in _quoted(table.path, table.delimiter))

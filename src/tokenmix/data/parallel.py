@@ -112,7 +112,7 @@ def _alone(
     name: str, pairs: list[Row], split: tuple[float, ...] | None, inventory: Inventory | None = None
 ) -> ParallelText:
     """Split pairs by their source."""
-    splits = split_groups(name, [(pair[0], [pair]) for pair in pairs], split, "pairs")
+    splits = split_groups(name, ((pair[0], [pair]) for pair in pairs), split, "pairs")
     if inventory is not None:
         tell_splits(inventory, splits)
     return ParallelText(name, splits, inventory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -47,14 +48,14 @@ class Rows:
 
 def split_rows(name: str, rows: list[Row], split: tuple[float, ...] | None, inventory: Inventory | None = None) -> Rows:
     """Split rows by their first text, so that a text is in one split only; see ``split_groups``."""
-    splits = split_groups(name, [(row[0], [row]) for row in rows], split)
+    splits = split_groups(name, ((row[0], [row]) for row in rows), split)
     if inventory is not None:
         tell_splits(inventory, splits)
     return Rows(name, splits, inventory)
 
 
 def split_groups(
-    name: str, groups: list[tuple[str, list[Row]]], split: tuple[float, ...] | None, what: str = "rows"
+    name: str, groups: Iterable[tuple[str, list[Row]]], split: tuple[float, ...] | None, what: str = "rows"
 ) -> dict[str, list[Row]]:
     """Split groups of rows by the hash of their keys, so that a key is in one split only, wherever it stands.
 
@@ -72,13 +73,16 @@ def split_groups(
         raise MixerError(f"data.split must be three proportions like [90, 5, 5], got {list(parts)}.")
     train, valid, _ = cut(1 << 32, (parts[0], parts[1], parts[2]))
     splits: dict[str, list[Row]] = {split: [] for split in SPLITS}
+    counts = dict.fromkeys(SPLITS, 0)
     for key, rows in groups:
         at = mix64(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")) >> 32
-        splits["train" if at < train else "valid" if at < valid else "test"] += rows
+        chosen = "train" if at < train else "valid" if at < valid else "test"
+        splits[chosen] += rows
+        counts[chosen] += 1
     empty = [split for split, found in splits.items() if not found]
     if empty:
         raise MixerError(
-            f"data: {name} has {len(groups)} {what}, which leave none for {' and '.join(empty)}; give more."
+            f"data: {name} has {sum(counts.values())} {what}, which leave none for {' and '.join(empty)}; give more."
         )
     return splits
 

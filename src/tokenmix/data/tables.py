@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import MixerError
 from .bounds import check_regular
-from .delimited import Delimited, delimited
+from .delimited import Delimited, delimited, header_of
 from .inventory import Inventory, first_names
 from .lines import read_text, text_lines
 from .packed import plain_name
@@ -37,7 +37,7 @@ def is_table(path: Path) -> bool:
 def column_names(path: Path) -> list[str]:
     """Return the names of a table's columns: its header, or what its first JSON object names."""
     if _is_delimited(path):
-        return delimited(path, ()).names
+        return header_of(path)
     if _is_parquet(path):
         return list(_parquet(path).schema_arrow.names)
     for _, row in _json_objects(path, ()):
@@ -75,7 +75,7 @@ def read_columns(path: Path, names: Row, inventory: Inventory | None = None, *, 
 
 def has_header(path: Path, names: Row) -> bool:
     """Return whether a table names these columns; JSON and Parquet always name theirs."""
-    return not _is_delimited(path) or set(names) <= set(delimited(path, names).names)
+    return not _is_delimited(path) or set(names) <= set(header_of(path, names))
 
 
 def _is_delimited(path: Path) -> bool:
