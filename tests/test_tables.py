@@ -7,13 +7,14 @@ import gzip
 import json
 import lzma
 import sys
+import tracemalloc
 import zipfile
 
 import pyarrow.parquet
 import pytest
 
 from tokenmix import MixerError
-from tokenmix.data import open_documents, open_labelled, open_parallel
+from tokenmix.data import open_documents, open_labelled, open_parallel, packed
 from tokenmix.data.inventory import Inventory
 from tokenmix.data.tables import column_names, read_columns
 
@@ -229,3 +230,34 @@ def test_files_of_two_languages_belong_together_by_name(tmp_path):
 def test_documents_of_a_csv(tmp_path):
     rows = open_documents(str(table(tmp_path / "a.csv", "n,text\n" + "".join(f"{i},t{i}\n" for i in range(100)))))
     assert rows_of(rows) == sorted((f"t{i}",) for i in range(100))
+
+
+# --- large files ---
+
+
+@pytest.mark.parametrize("ending", ["tsv", "csv", "jsonl"])
+def test_a_large_table_is_held_a_line_at_a_time(tmp_path, ending):
+    """One narrow column of 16 MB is read in the memory of that column."""
+    filler, n = "x " * 2000, 4000
+    row = {"tsv": "{i}\t{filler}\n", "csv": '{i},"{filler}"\n', "jsonl": '{{"text": "{i}", "other": "{filler}"}}\n'}
+    header = {"tsv": "text\tother\n", "csv": "text,other\n", "jsonl": ""}[ending]
+    file = tmp_path / f"a.{ending}"
+    file.write_text(header + "".join(row[ending].format(i=i, filler=filler) for i in range(n)))
+    assert file.stat().st_size > 16_000_000
+    tracemalloc.start()
+    try:
+        rows = open_documents(str(file), column="text")
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(len(rows.split(name)) for name in rows.splits) == n
+    assert most < 6_000_000
+
+
+def test_reading_says_how_far_it_is_only_where_it_takes_long(tmp_path, monkeypatch, capfd):
+    file = table(tmp_path / "a.tsv", "".join(f"{a}\t{b}\n" for a, b in PAIRS * 10))
+    open_parallel(str(file))
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr(packed, "PATIENCE", 0.0)
+    open_parallel(str(file))
+    assert f"data: reading {file}: 100%\n" in capfd.readouterr().err

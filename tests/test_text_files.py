@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tracemalloc
 
 import pytest
 
@@ -233,3 +234,18 @@ def test_a_reader_that_is_killed_leaves_nothing_half_written(tmp_path, own_cache
         reading.send_signal(signal.SIGKILL)
     assert [p.name for p in own_cache.iterdir() if not p.name.endswith(".tmp")] == []
     assert content(open_corpus(str(file))) == TEXT * 20
+
+
+@pytest.mark.parametrize("pack", [None, *PACK])
+def test_a_large_file_is_unpacked_and_joined_in_chunks(tmp_path, pack):
+    """The memory does not grow with the text."""
+    text = TEXT * 2500  # 20 MB
+    root = folder(tmp_path / "v", {"a.txt": PACK[pack](text) if pack else text, "b.txt": b"end"})
+    tracemalloc.start()
+    try:
+        corpus = open_corpus(str(root))
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert corpus.size == len(text) + 3
+    assert most < 16_000_000  # of which xz's dictionary has 8

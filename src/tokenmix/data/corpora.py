@@ -221,7 +221,7 @@ def _content_key(root: Path, files: list[Path]) -> str:
     for p, s in zip(files, stats, strict=True):
         digest.update(b"\0%s %d " % (os.fsencode(p.relative_to(root).as_posix()), s.st_size))
         # No user can set ctime back.
-        digest.update(p.read_bytes() if small else b"%d %d" % (s.st_mtime_ns, s.st_ctime_ns))
+        digest.update(bytes.fromhex(sha256_of(p)) if small else b"%d %d" % (s.st_mtime_ns, s.st_ctime_ns))
     return digest.hexdigest()[:16]
 
 

@@ -23,6 +23,7 @@ SPACE = "Ġ"
 SENTINEL = "<extra_{}>"
 """Tokens that stand for the spans that a model has to fill in."""
 BYTES = 256
+TOGETHER = 10_000  # texts that are encoded at once: the library holds some kilobytes for each
 
 
 class Subwords:
@@ -138,7 +139,12 @@ class Subwords:
 
     def encode_all(self, texts: list[str]) -> list[list[int]]:
         """Return the tokens of many texts, computed together."""
-        return [found.ids for found in self._tokenizer.encode_batch(texts, add_special_tokens=False)]
+        numbers = list(range(self.vocab))  # shared, as an integer of one's own for each token is most of the memory
+        found: list[list[int]] = []
+        for at in range(0, len(texts), TOGETHER):
+            encoded = self._tokenizer.encode_batch(texts[at : at + TOGETHER], add_special_tokens=False)
+            found += ([numbers[token] for token in each.ids] for each in encoded)
+        return found
 
     def counter(self) -> Callable[[str], int]:
         """Return a function that counts the tokens of a text, and remembers texts that it has seen."""
