@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import signal
+import subprocess
+import sys
 import tarfile
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -277,3 +281,68 @@ def test_long_reading_shows_its_progress(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().err.splitlines()
     assert said[-1] == "data: hashing the files of b: 10 of 10, done"
     assert any(line.startswith("data: checking the images of b: 1 of 10, ") for line in said)
+
+
+@pytest.mark.parametrize("sizes", ["one size", "different sizes"])
+def test_a_resume_goes_by_contents_wherever_the_folder_lies(tmp_path, sizes):
+    from tokenmix.train.image_tasks import ClassifyTask
+
+    class Opened(ClassifyTask):
+        def __init__(self, root: Path):
+            self.images = open_images(str(root))
+
+    def refused(change, undo) -> None:
+        change()
+        with pytest.raises(MixerError, match="the images elsewhere changed since this run began"):
+            Opened(moved).check_same(env)
+        undo()
+        Opened(moved).check_same(env)
+
+    root = folder(tmp_path / "pets", each=8, size=lambda i: (6, 7 if sizes == "one size" else 7 + i))
+    env = Opened(root).facts()
+    moved = root.rename(tmp_path / "elsewhere")
+    Opened(moved).check_same(env)
+    first, other, extra = moved / "cat" / "0.png", moved / "dog" / "0.png", moved / "cat" / "x.png"
+    a, b = first.read_bytes(), other.read_bytes()
+    refused(lambda: (first.write_bytes(b), other.write_bytes(a)), lambda: (first.write_bytes(a), other.write_bytes(b)))
+    refused(lambda: extra.write_bytes(a), extra.unlink)
+    refused(first.unlink, lambda: first.write_bytes(a))
+    refused(lambda: (moved / "cat").rename(moved / "cow"), lambda: (moved / "cow").rename(moved / "cat"))
+
+
+KILLED = """
+import os, signal
+from tokenmix.data import image_cache, open_images
+decode, seen = image_cache._load, []
+def once(*given):
+    seen.append(1)
+    if len(seen) == 30:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return decode(*given)
+image_cache._load = once
+open_images("pets")
+"""
+
+
+def test_a_reader_that_is_killed_leaves_no_half_of_a_set(tmp_path, own_cache):
+    root = folder(tmp_path / "pets", each=20)
+    assert subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, check=False).returncode == -signal.SIGKILL
+    left = [f.name for f in own_cache.rglob("*") if f.is_file()]
+    assert all(name.endswith(".tmp") for name in left), left
+    assert sum(open_images(str(root)).describe()["images"]) == 40
+
+
+def test_a_set_of_many_small_images_is_read_in_bounded_memory(tmp_path):
+    """2,000 images; the pixels of all would be 24 MB, of which only those that wait are held."""
+    root, raw = tmp_path / "many", io.BytesIO()
+    Image.fromarray(noise(64, 64, 3)).save(raw, "PNG")
+    for c in range(20):
+        (root / f"c{c}").mkdir(parents=True)
+        for i in range(100):
+            (root / f"c{c}" / f"{i}.png").write_bytes(raw.getvalue())
+    tracemalloc.start()
+    data = open_images(str(root))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert data.describe()["images"] == [1600, 200, 200]
+    assert peak < 12e6, "names, labels, and what Python holds of the images that wait"

@@ -325,3 +325,19 @@ def test_too_many_points_are_refused_before_training(tmp_path):
     data.check_points(9)
     with pytest.raises(MixerError, match="set: a/train/0.txt has 9 points, fewer than data.points=10"):
         data.check_points(10)
+
+
+def test_a_resume_goes_by_contents_wherever_the_folder_lies(tmp_path):
+    from tokenmix.train.point_task import PointClassTask
+
+    class Opened(PointClassTask):
+        def __init__(self, root: Path):
+            self.set = open_points(str(root))
+
+    root = put(tmp_path / "set", *clouds_in("train", "test"))
+    env = Opened(root).facts()
+    moved = root.rename(tmp_path / "elsewhere")
+    Opened(moved).check_same(env)
+    (moved / "a" / "train" / "0.txt").write_text("1 2 3\n")
+    with pytest.raises(MixerError, match="the clouds elsewhere changed since this run began"):
+        Opened(moved).check_same(env)

@@ -243,7 +243,8 @@ def _scan(
     for (image, mask), values in each.items():
         if not values.keys() <= legend.table.keys():  # reading it names the place
             legend.read(aligned_raw(image, mask, colours, turn, max_pixels), str(mask))
-    digest = hashlib.sha256(repr([ignore, first, turn, legend.classes]).encode())
+    options = [ignore, first, legend.classes, *([] if turn is None else [turn])]
+    digest = hashlib.sha256(repr(options).encode())
     for (image, mask), (_, content, _) in counted.items():
         digest.update(f"{image.relative_to(root)} {mask.relative_to(root)} {content}\n".encode())
     train = sum((each[pair] for pair in pairs["train"]), Counter())

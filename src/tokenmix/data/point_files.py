@@ -40,6 +40,18 @@ def read_cloud(path: Path) -> Mesh | Tensor:
     return read_mesh(path) if path.suffix.lower() in MESHES else read_points(path)
 
 
+def read_off(path: Path) -> Mesh:
+    """Read a mesh in the Object File Format, of any ending.
+
+    Raises:
+        MixerError: it is not such a file, is broken, or has no faces.
+    """
+    found = read_mesh(path)
+    if not isinstance(found, Mesh):
+        raise MixerError(f"data: {path} has no surface to draw points from; it has no faces.")
+    return found
+
+
 def read_mesh(path: Path) -> Mesh | Tensor:
     """Read an .off, .ply, .obj or .stl file; polygons become triangles, all of part 0. Without faces: its points."""
     raw, ending = _bytes(path), path.suffix.lower()

@@ -123,7 +123,7 @@ class ImageTask(Task):
 
     def check_same(self, env: dict[str, Any]) -> None:
         then, now = env.get("images"), self.images.describe()
-        if then and then != now:
+        if then and {**then, "name": now["name"]} != now:  # the folder may have moved
             raise MixerError(
                 f"the images {now['name']} changed since this run began: they were {then}, now {now}; "
                 + "restore the old ones, or start a new run."

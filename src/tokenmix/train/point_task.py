@@ -106,7 +106,7 @@ class PointTask(Task):
 
     def check_same(self, env: dict[str, Any]) -> None:
         then, now = env.get("clouds"), self.set.describe()
-        if then and then != now:
+        if then and {**then, "name": now["name"]} != now:  # the folder may have moved
             raise MixerError(
                 f"the clouds {now['name']} changed since this run began: they were {then}, now {now}; restore the old "
                 + "ones, or start a new run."
