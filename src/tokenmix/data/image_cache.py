@@ -137,16 +137,18 @@ def source_state(file: Path | None) -> list[Any]:
     found = []
     for where, folders, names in walk_links(file):
         folders.sort()
-        found += [[os.path.relpath(where, file), *_stat(Path(where, n))] for n in sorted(names)]
+        here = os.path.relpath(where, file)
+        found += [[here, *_stat(os.path.join(where, n))] for n in sorted(names)]
     return [str(file.resolve()), found]
 
 
-def _stat(file: Path) -> list[Any]:
+def _stat(file: Path | str) -> list[Any]:
+    name = os.path.basename(file)
     try:
-        stat = file.stat()
+        stat = os.stat(file)
     except OSError:  # a dangling link, reported when it is read
-        return [file.name, -1, -1]
-    return [file.name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]  # no user can set ctime back
+        return [name, -1, -1]
+    return [name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]  # no user can set ctime back
 
 
 def _prepare(found: Found, file: Path, options: dict[str, Any], name: str) -> Prepared:
