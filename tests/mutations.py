@@ -43,6 +43,34 @@ MUTATIONS = [
         True,
         "same_under_another_default_device",
     ),
+    # planted in: gradient checkpointing
+    Mutation(
+        "centroids move again when a pass is computed again",
+        "mixers/routing.py",
+        "if self.training and not again:",
+        "if self.training:",
+        "routing",
+        True,
+        "checkpointing_changes_nothing",
+    ),
+    Mutation(
+        "running means move again when a pass is computed again",
+        "mixers/parts/token_norm.py",
+        "        if recomputing():\n            return mean, var\n",
+        "",
+        "lambda",
+        False,
+        "checkpointing_changes_nothing",
+    ),
+    Mutation(
+        "a pass computed again collects its losses again",
+        "mixers/parts/aux_losses.py",
+        "with _opened({} if collects else None):",
+        "with _opened(_blocks.open[-1] if collects else None):",
+        "routing",
+        True,
+        "checkpointing_changes_nothing",
+    ),
     # planted in: autocast
     Mutation(
         "autocast reaches into the forms",

@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import functional
 from ..functional.performer import check_feature, log_keys, log_queries, orthogonal_features, performer_chunk
 from ..functional.sums import features as sums
+from ..kernels.recompute import recomputing
 from .base import QKVO, About, Arguments, Mixer
 from .cost import MixingCost
 from .parts.feature_state import KernelState, kernel_cost, over_context
@@ -105,6 +106,7 @@ class Performer(Mixer):
             and self.redraw_interval is not None
             and not torch.compiler.is_compiling()
             and not self.forwards.is_meta
+            and not recomputing()
         ):
             if int(self.forwards) and int(self.forwards) % self.redraw_interval == 0:
                 self.redraw()

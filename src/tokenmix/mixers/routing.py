@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from .. import functional
 from ..functional.routing import nearest_clusters, on_sphere, routing_chunk, top_tokens
+from ..kernels.backend import watched
+from ..kernels.recompute import recomputing
 from .base import About, Arguments, Mixer, register_state
 from .cost import MixingCost
 from .parts.aux_losses import add_aux_loss
@@ -113,6 +115,7 @@ class Routing(Mixer):
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
         self.register_buffer("centroids", torch.empty(heads, clusters, dim // heads))
         self._decided: list[Tensor] | None = None
+        self._before: list[Tensor] = []  # the centroids that the last forward pass read, for one computed again
         self.init_parameters()
 
     def init_parameters(self) -> None:
@@ -155,25 +158,30 @@ class Routing(Mixer):
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         (q, v, centroids), options = self.functional_args(x, context, **given)
+        again = recomputing()
+        if again and self._before:
+            centroids = self._before[0]
         valid = valid_mask(x, given["key_mask"])
-        y = functional.routing(q, v, centroids, clusters=self._clusters(q, valid), **options)
-        add_aux_loss("routing", lambda: self._commitment(q, valid))
-        if self.training:
+        y = functional.routing(q, v, centroids, clusters=self._clusters(q, valid, centroids), **options)
+        add_aux_loss("routing", lambda: self._commitment(q, valid, centroids))
+        if self.training and not again:
+            if not watched():
+                self._before = [centroids.clone()]
             self._move_centroids(q.detach(), valid)
         return self.out_proj(y)
 
-    def _clusters(self, q: Tensor, valid: Tensor) -> Tensor:
+    def _clusters(self, q: Tensor, valid: Tensor, centroids: Tensor) -> Tensor:
         if self.causal and not self.paper_form:
-            return decide(self, lambda: nearest_clusters(q, self.centroids, heads=self.heads))
-        return decide(self, lambda: top_tokens(q, self.centroids, valid, heads=self.heads, window=self.window))
+            return decide(self, lambda: nearest_clusters(q, centroids, heads=self.heads))
+        return decide(self, lambda: top_tokens(q, centroids, valid, heads=self.heads, window=self.window))
 
-    def _commitment(self, q: Tensor, valid: Tensor) -> Tensor:
+    def _commitment(self, q: Tensor, valid: Tensor, centroids: Tensor) -> Tensor:
         """Compute the mean over valid tokens, heads and features of (x - mu)^2; mu is the token's nearest centroid."""
         x, near = (
             on_sphere(torch.where(valid[..., None], q, 0.0), self.heads),
-            nearest_clusters(q, self.centroids, heads=self.heads),
+            nearest_clusters(q, centroids, heads=self.heads),
         )
-        mu = self.centroids.detach().double()[None].expand(len(x), -1, -1, -1).gather(2, near[..., None].expand_as(x))
+        mu = centroids.detach().double()[None].expand(len(x), -1, -1, -1).gather(2, near[..., None].expand_as(x))
         far = torch.where(valid[:, None, :, None], (x - mu).square(), 0.0)
         return (far.sum() / (valid.sum() * self.dim).clamp_min(1)).to(q.dtype)
 
@@ -210,7 +218,7 @@ class Routing(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         (q, v, centroids), options = self.functional_args(x, key_mask=key_mask)
         valid = valid_mask(x, key_mask)
-        now = self._clusters(q, valid)
+        now = self._clusters(q, valid, centroids)
         new = q.to(state.keys.dtype), v.to(state.values.dtype), now.transpose(1, 2).to(torch.int32), valid
         after = RoutingState(*(torch.cat(pair, 1) for pair in zip(state, new, strict=True)))
         if state.keys.shape[1] == 0:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
+from ..kernels.recompute import recomputing, remembers_settings
 from ..kernels.tokenwise import silu_gate
 from ..mixers.parts.token_norm import RMSNorm
 
@@ -43,6 +44,16 @@ def hidden_width(dim: int, ratio: float, kind: str = "gelu") -> int:
     return -(-int(dim * ratio * 2 / 3) // GATED_MULTIPLE) * GATED_MULTIPLE
 
 
+class BatchNorm2d(nn.BatchNorm2d):
+    """Torch's BatchNorm2d, whose running statistics a pass that checkpointing computes again leaves alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training and recomputing()):
+            return super().forward(x)
+        running = [None if a is None else a.clone() for a in (self.running_mean, self.running_var)]
+        return F.batch_norm(x, *running, self.weight, self.bias, True, self.momentum or 0.0, self.eps)
+
+
 class MLP(nn.Module):
     """Map each token by two linear layers, or by three with a gate.
 
@@ -65,6 +76,7 @@ class MLP(nn.Module):
         self.gate = nn.Linear(dim, width, bias=bias) if kind == "swiglu" else None
         self.down = nn.Linear(width, dim, bias=bias)
 
+    @remembers_settings
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, T, D) to (B, T, D)."""
         h = self.up(x)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..system.config import Json
 from .images import both_sides, check_images
-from .layers import DropPath, init_linear
+from .layers import BatchNorm2d, DropPath, init_linear
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class BasicBlock(nn.Module):
     def __init__(self, before: int, width: int, stride: int, drop_path: float = 0.0):
         super().__init__()
         self.conv1 = nn.Conv2d(before, width, 3, stride=stride, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(width)
+        self.norm1 = BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(width)
+        self.norm2 = BatchNorm2d(width)
         same = stride == 1 and before == width
         self.shortcut = None if same else nn.Conv2d(before, width, 1, stride=stride, bias=False)
-        self.shortcut_norm = None if same else nn.BatchNorm2d(width)
+        self.shortcut_norm = None if same else BatchNorm2d(width)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class ResNet(nn.Module):
         self.config = config
         with torch.random.fork_rng():  # as in LM: only reset_parameters below may draw
             self.stem = nn.Conv2d(config.channels, config.widths[0], 3, padding=1, bias=False)
-            self.stem_norm = nn.BatchNorm2d(config.widths[0])
+            self.stem_norm = BatchNorm2d(config.widths[0])
             last, built, before = max(sum(config.depths) - 1, 1), 0, config.widths[0]
             stages: list[nn.Module] = []
             for i, (width, depth) in enumerate(zip(config.widths, config.depths, strict=True)):

@@ -16,7 +16,7 @@ from ..mixers import Mixer, build_mixer
 from ..system.config import Json
 from .blocks import PROJECTIONS, Block, check_form, complete_spec
 from .images import both_sides, resizable, resize_mixers
-from .layers import init_linear
+from .layers import BatchNorm2d, init_linear
 from .pyramid import Pyramid, PyramidConfig
 from .vit import ViT, ViTConfig
 
@@ -116,7 +116,7 @@ class MixerResidual(nn.Module):
         check_form("Segmenter", spec["name"], causal=False)
         self.mixer: Mixer = build_mixer(dim=dim, causal=False, **spec)
         self.on_grid = self.mixer.capabilities.grid and getattr(self.mixer, "ndim", 2) == 2
-        self.norm = nn.BatchNorm2d(dim)
+        self.norm = BatchNorm2d(dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, D, H, W) to (B, D, H, W)."""
@@ -153,10 +153,10 @@ class EAHead(nn.Module):
         super().__init__()
         self.config = config
         self.reduce = nn.Conv2d(channels, config.width, 3, padding=1, bias=False)
-        self.reduce_norm = nn.BatchNorm2d(config.width)
+        self.reduce_norm = BatchNorm2d(config.width)
         self.block = MixerResidual(config.width, config.mixer, grid)
         self.refine = nn.Conv2d(config.width, config.hidden, 3, padding=1, bias=False)
-        self.refine_norm = nn.BatchNorm2d(config.hidden)
+        self.refine_norm = BatchNorm2d(config.hidden)
         self.dropout = nn.Dropout2d(config.dropout)
         self.classify = nn.Conv2d(config.hidden, config.classes, 1)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from .layers import init_linear
+from .layers import BatchNorm2d, init_linear
 
 STEMS = ("patch", "conv")
 
@@ -42,7 +42,7 @@ class ConvStem(nn.Module):
         layers: list[nn.Module] = []
         for before, width in zip(widths[:-1], widths[1:], strict=True):
             convolution = nn.Conv2d(before, width, 3, stride=2, padding=1, bias=False)
-            layers += [convolution, nn.BatchNorm2d(width), nn.ReLU()]
+            layers += [convolution, BatchNorm2d(width), nn.ReLU()]
         self.layers = nn.Sequential(*layers)
         self.out = nn.Conv2d(dim, dim, 1)
 

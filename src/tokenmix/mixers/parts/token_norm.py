@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...kernels.precision import at_least_float32
-from ...kernels.recompute import remembers_settings
+from ...kernels.recompute import recomputing, remembers_settings
 from ...kernels.tokenwise import rms_norm
 
 
@@ -79,6 +79,8 @@ class TokenBatchNorm(nn.Module):
         count = n.clamp_min(1.0)
         mean = torch.where(valid, x, 0.0).sum((0, 1)) / count
         var = torch.where(valid, x - mean, 0.0).square().sum((0, 1)) / count
+        if recomputing():
+            return mean, var
         with torch.no_grad():
             step = self.momentum * n.clamp_max(1.0)  # a batch without valid tokens changes nothing
             self.running_mean += step.to(self.running_mean.dtype) * (mean - self.running_mean).to(
