@@ -81,7 +81,7 @@ def backends_of_two_threads() -> str:
 def checkpointed_side_effects() -> str:
     said = []
     x = torch.randn(2, 16, 8, requires_grad=True)
-    for name, options in (("routing", {"heads": 2}), ("lambda", {"heads": 2}), ("pct_attention", {})):
+    for name, options in (("routing", {"heads": 2}), ("lambda", {"heads": 2, "max_len": 16}), ("pct_attention", {})):
         torch.manual_seed(0)
         plain = build_mixer(name, 8, **options).train()
         again = copy.deepcopy(plain)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..kernels.recompute import remembers_settings
+from ..system.properties import named_errors
 from .belonging import Kinds, checked_state, working_dtype
 from .building import Checked
 from .cost import Cost, MixingCost
@@ -47,6 +48,7 @@ class Capabilities:
     export: bool
 
 
+@named_errors
 class Mixer(Segmented, KeyBlocks, metaclass=Checked):
     """A token mixer: it maps (B, T, D) to (B, T, D), in the place of multi-head attention.
 
@@ -67,6 +69,12 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
     k_proj: nn.Linear
     v_proj: nn.Linear
     out_proj: nn.Module
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        for each in cls.__mro__:  # the parts that it shares with others too
+            if issubclass(each, Mixer) or each.__module__.startswith(__package__):
+                named_errors(each)
 
     def __init__(self, dim: int, *, causal: bool = False, max_len: int | None = None):
         super().__init__()

@@ -18,6 +18,7 @@ from ..functional.layout.masks import zero_masked
 from ..functional.sums.nonfinite import clean, each_mark, marks, over_keys, put_back
 from ..functional.sums.softmax import Sums, merge, merge_heads, ratio_of
 from ..kernels.recompute import as_now
+from ..system.properties import named_errors
 from .input_checks import InputChecks
 
 
@@ -85,6 +86,7 @@ class Reading:
         return self.mixer.out_proj(put_back(y, self._met))
 
 
+@named_errors
 class KeyBlocks(InputChecks):
     """The part of ``Mixer`` that reads keys block by block. A mixer that can says ``has_key_blocks``."""
 

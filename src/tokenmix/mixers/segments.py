@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..functional.layout.positions import gather_tokens, last_valid
+from ..system.properties import named_errors
 from .input_checks import InputChecks
 from .state import State
 
@@ -119,6 +120,7 @@ class Ask(NamedTuple):
     halo: Halo | None
 
 
+@named_errors
 class Segmented(InputChecks):
     """The part of ``Mixer`` that computes segments. A mixer that has them says ``supports_segments``.
 

@@ -17,6 +17,7 @@ from ..errors import MixerError
 from ..mixers import MIXERS, Mixer, State, build_mixer, mixer_options
 from ..mixers.outside import load_mixer
 from ..mixers.state import register_state
+from ..system.properties import named_errors
 from .layers import MLP, DropPath, MLPKind, NormType, build_norm, check_layer_kinds, init_linear
 
 NORMS = ("pre", "post")
@@ -31,6 +32,7 @@ class CrossState(NamedTuple):
     cross: State
 
 
+@named_errors
 class Block(nn.Module):
     """One layer: x + mixer(norm(x)), then x + mlp(norm(x)).
 

@@ -15,6 +15,7 @@ from .. import functional
 from ..errors import MixerError
 from ..positions.grid import resize_rows
 from ..system.config import Json
+from ..system.properties import named_errors
 from .blocks import Block, cycled
 from .images import (
     both_sides,
@@ -173,6 +174,7 @@ class TokenStage(nn.Module):
         self.block.reset_parameters(std)
 
 
+@named_errors
 class EAMLP(nn.Module):
     """Two token stages, a third soft split, class token, fixed positions, blocks, norm, head.
 

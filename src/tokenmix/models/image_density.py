@@ -13,6 +13,7 @@ from ..errors import MixerError
 from ..mixers import MIXERS, State, mixer_options
 from ..mixers.base import chunk_positions, register_state, token_positions
 from ..system.config import Json
+from ..system.properties import named_errors
 from .blocks import cycled, evaluating
 from .layers import MLPKind, NormType
 from .sampling import FiniteSteps, check_sampling, pick_token
@@ -114,6 +115,7 @@ class ImageDensityState(NamedTuple):
     last: Tensor
 
 
+@named_errors
 class ImageDensity(Trunk):
     """p(image) = prod_n p(x_n | x_1 .. x_{n-1}) over the N = H W C sub-pixels, each a softmax over ``values``.
 

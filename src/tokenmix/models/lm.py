@@ -14,6 +14,7 @@ from ..mixers import State
 from ..mixers.base import chunk_positions, register_state, token_positions
 from ..positions.samplers import check_sampler, sampled
 from ..system.config import Json
+from ..system.properties import named_errors
 from .blocks import cycled, evaluating
 from .layers import MLPKind, NormType
 from .looped import LoopConfig, check_loop
@@ -98,6 +99,7 @@ class LMState(NamedTuple):
     run: tuple[Tensor, ...] = ()
 
 
+@named_errors
 class LM(Trunk):
     """Embedding, blocks, norm, head. Causal: the logits at t depend on tokens 0..t.
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..positions.grid import regrown, resize_rows
 from ..system.config import Json
+from ..system.properties import named_errors
 from .blocks import Block, cycled
 from .images import (
     both_sides,
@@ -184,6 +185,7 @@ class Stage(nn.Module):
             self.positions = regrown(self.positions, resize_rows(self.positions.detach(), old, new, self.prefix))
 
 
+@named_errors
 class Pyramid(nn.Module):
     """Stages of tokens on ever coarser grids, norm, head.
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..mixers import Mixer, build_mixer
 from ..system.config import Json
+from ..system.properties import named_errors
 from .blocks import PROJECTIONS, Block, check_form, complete_spec
 from .images import both_sides, resizable, resize_mixers
 from .layers import BatchNorm2d, init_linear
@@ -177,6 +178,7 @@ class EAHead(nn.Module):
         self.block.reset_parameters()
 
 
+@named_errors
 class Segmenter(nn.Module):
     """A backbone's feature maps, the head, and logits at the size of the image.
 

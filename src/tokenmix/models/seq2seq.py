@@ -18,6 +18,7 @@ from ..mixers.base import chunk_positions, register_state, token_positions
 from ..mixers.state import reorder
 from ..positions.added import build_added_positions
 from ..system.config import Json
+from ..system.properties import named_errors
 from .beam import BeamSearch, Writer, check_beam
 from .blocks import cycled, evaluating
 from .encoder import check_plain_positions
@@ -185,6 +186,7 @@ class Reread:
         self.mask = None if self.mask is None else self.mask[index]
 
 
+@named_errors
 class Seq2Seq(Trunk):
     """An encoder over a source, and a causal decoder that reads it through a cross mixer in each of its blocks.
 

@@ -16,6 +16,7 @@ from ..errors import MixerError
 from ..mixers import State
 from ..mixers.parts.hands_out import ReadEmbedding
 from ..positions.added import build_added_positions, check_added_positions
+from ..system.properties import named_errors
 from .blocks import Block
 from .layers import MLPKind, NormType, build_norm, capped, check_layer_kinds
 from .looped import Loop, LoopConfig
@@ -104,6 +105,7 @@ def shortest(*limits: int | None) -> int | None:
     return min(given) if given else None  # torch.compile takes no min with a default
 
 
+@named_errors
 class Trunk(nn.Module):
     """A stack of blocks between an embedding and a head over the same symbols.
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..positions.grid import regrown, resize_rows, sincos
 from ..system.config import Json
+from ..system.properties import named_errors
 from .blocks import Block, cycled
 from .images import (
     both_sides,
@@ -113,6 +114,7 @@ class ViTConfig(Json):
         return cycled(self.mixers, self.layers)
 
 
+@named_errors
 class ViT(nn.Module):
     """Patches, class token and registers, positions, blocks, norm, head.
 

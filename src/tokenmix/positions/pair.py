@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..kernels.backend import exporting, watched
 from ..kernels.precision import exact
+from ..system.properties import named_errors
 from .checks import check_integers, chosen, number, whole
 
 
+@named_errors
 class PairPositions(nn.Module):
     """Abstract base of the biases b_h(t, s) for a query at position t and a key at position s, in head h.
 

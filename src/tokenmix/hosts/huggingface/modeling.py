@@ -17,6 +17,7 @@ from ...errors import MixerError
 from ...models import ViT
 from ...models.layers import build_norm, capped
 from ...positions import LearnedPositions, SinusoidalPositions
+from ...system.properties import named_errors
 from ..cache_names import given_cache, returned_cache
 from .cache import TokenMixStateLayer, as_output, state_layers
 from .configuration import TokenMixConfig
@@ -81,6 +82,7 @@ class TokenMixPreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
 
 
+@named_errors
 class TokenMixModel(TokenMixPreTrainedModel):
     """Embedding, positions, layers and last norm: token ids to features.
 

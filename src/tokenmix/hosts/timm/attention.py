@@ -21,6 +21,7 @@ from ...functional import use_backend
 from ...mixers import MIXERS, Mixer, build_mixer, mixer_options
 from ...mixers.outside import load_mixer
 from ...models.blocks import PROJECTIONS, complete_spec
+from ...system.properties import named_errors
 from ..patch_grid import Grid, PatchGrid, unwatch
 from .scripted import ScriptedAttention
 
@@ -28,6 +29,7 @@ STD = 0.02
 
 
 @register_notrace_module
+@named_errors
 class MixerAttention(nn.Module):
     """A mixer with the signature of timm's ``Attention``; base of the classes that ``attention_class`` makes.
 

@@ -1,0 +1,34 @@
+"""Properties of modules whose errors keep their reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+from ..errors import MixerError
+
+C = TypeVar("C", bound=type)
+
+
+def named_errors(cls: C) -> C:
+    """Decorate a class of modules: an AttributeError inside one of its properties becomes a MixerError with its reason.
+
+    ``nn.Module`` would say instead that the module has no such property.
+    """
+    for name, value in list(vars(cls).items()):
+        if isinstance(value, property) and value.fget is not None and not hasattr(value.fget, "__wrapped__"):
+            setattr(cls, name, property(_named(value.fget, name), value.fset, value.fdel, value.__doc__))
+    return cls
+
+
+def _named(get: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
+    @wraps(get)
+    def read(self: Any) -> Any:
+        try:
+            return get(self)
+        except AttributeError as why:
+            inside = "a layer that was put in the place of another one lacks it"
+            raise MixerError(f"{type(self).__name__}.{name}: {' '.join(str(why).split())}; {inside}.") from why
+
+    return read
