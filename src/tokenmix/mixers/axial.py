@@ -8,6 +8,7 @@ from itertools import permutations
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..functional.axial import along
@@ -212,7 +213,7 @@ class Axial(Mixer):
         q_row, k_row, v_row, k_inner, v_inner = recent.to(x.dtype).chunk(5, -1)
         own = {"heads": self.heads, "raster": raster}
         h = along(q_row, k_row, v_row, 1, **own, **near, positions=(key_positions[:, -n:], key_positions[:, -n:]))
-        fresh = self._finished(state, self.get_submodule("stage_2")(h))
+        fresh = self._finished(state, F.linear(h, *self.read(self.get_submodule("stage_2"), h)))
         column = torch.cat([state.column[:, : -self.width], fresh], 1)
         k_column, v_column = column.to(x.dtype).chunk(2, -1)
         above = along(

@@ -94,6 +94,8 @@ class PairBias(HandsOut):
     def on(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
         """Return the same through a call, which hooks see; refuse tensors on another device."""
         u, v = self()
+        if self.rank == 0:  # no numbers: a state dict that is assigned leaves these where the mixer was built
+            u, v = (a.new_empty(a.shape, device=device) for a in (u, v))
         for a in (u, v):
             if a is not None and a.device != device:
                 raise MixerError(f"{self.owner}: has its bias on {a.device} and x on {device}; move one to the other.")
