@@ -292,3 +292,14 @@ def test_built_on_the_meta_device(spec):
     model.init_weights()
     model.patch_embed.proj.reset_parameters()  # which timm leaves to its own constructor
     assert model.eval()(images()).isfinite().all()
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_lambda_layer_is_scripted(grad):
+    """Its trace is the same with gradients and without."""
+    model, x = small("lambda", depth=1), images()
+    with torch.set_grad_enabled(grad):
+        scripted = torch.jit.script(model)
+    torch.testing.assert_close(scripted(x), model(x), rtol=1e-4, atol=1e-5)
+    scripted(x).sum().backward()
+    assert model.patch_embed.proj.weight.grad is not None

@@ -72,10 +72,49 @@ def test_a_pyramid_trains_and_changes_its_head():
     model.reset_classifier(0)
     assert model(images(size=(32, 64))).shape == (2, model.num_features)
     assert pyramid(global_pool="avg", in_chans=1)(torch.randn(1, 1, 32, 32)).shape == (1, 5)
-    with pytest.raises(MixerError, match="was built with global_pool='token', got 'avg'"):
-        model.reset_classifier(3, "avg")
-    with pytest.raises(MixerError, match="choose 'token' or 'avg'"):
+    with pytest.raises(MixerError, match="was built with global_pool='avg' and has no class token, got 'token'"):
+        pyramid(global_pool="avg").reset_classifier(3, "token")
+    with pytest.raises(MixerError, match="choose 'token', 'avg' or ''"):
         pyramid(global_pool="max")
+
+
+@pytest.mark.parametrize("pool", ["token", "avg", ""])
+@torch.no_grad()
+def test_pooling_is_that_of_timms_own_pyramids(pool):
+    """The map, its mean, or each place of it through the head; chosen when built, and with another head."""
+    model, x, last = pyramid(global_pool=pool), images(size=(32, 32)), (4, 4)
+    assert model.default_cfg["pool_size"] == (7, 7)
+    final, maps = model.forward_intermediates(x)
+    features = model.forward_features(x)
+    torch.testing.assert_close(final, features, rtol=0, atol=0)
+    assert [tuple(m.shape[1:]) for m in maps] == [(8, 8, 8), (16, *last)]
+    assert features.shape == ((2, 17, 16) if pool == "token" else (2, 16, *last))
+    torch.testing.assert_close(model.forward_head(features), model(x), rtol=0, atol=0)
+    pooled = model.forward_head(features, pre_logits=True)
+    logits = model.head(pooled if pool else pooled.movedim(1, -1))
+    torch.testing.assert_close(model(x), logits if pool else logits.movedim(-1, 1))
+    model.reset_classifier(0)
+    torch.testing.assert_close(model(x), pooled)
+    model.reset_classifier(0, "")
+    whole = model(x)
+    assert whole.shape == (2, 16, *last)
+    model.reset_classifier(0, "avg")
+    torch.testing.assert_close(model(x), whole.mean((2, 3)))
+    bare = pyramid(global_pool=pool, num_classes=0)
+    assert isinstance(bare.get_classifier(), torch.nn.Identity)
+    assert bare(x).shape == ((2, 16) if pool else (2, 16, *last))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_pyramid_is_scripted(grad, tmp_path):
+    model, x = pyramid(), images(size=(32, 32))
+    with torch.set_grad_enabled(grad):
+        scripted = torch.jit.script(model)
+    torch.jit.save(scripted, tmp_path / "model.pt")
+    for n in (1, 2):
+        torch.testing.assert_close(torch.jit.load(tmp_path / "model.pt")(x[:n]), model(x[:n]), rtol=1e-5, atol=1e-6)
+    scripted(x).sum().backward()
+    assert model.head.weight.grad is not None
 
 
 @pytest.mark.parametrize("name", PYRAMID_NAMES)

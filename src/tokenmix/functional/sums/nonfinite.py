@@ -43,7 +43,8 @@ def nothing_to_hide(*tensors: Tensor) -> bool:
 
 def clean(a: Tensor) -> Tensor:
     """Return a with 0 in place of every non-finite number."""
-    if not torch.is_grad_enabled() and not torch.compiler.is_compiling() and not torch.onnx.is_in_onnx_export():
+    free = not torch.is_grad_enabled() and not torch.compiler.is_compiling() and not exporting()
+    if free and torch._C._get_tracing_state() is None:  # a trace serves with gradients and without
         return torch.nan_to_num(a, 0.0, 0.0, 0.0)  # one pass instead of five; would store all of a for backward
     return torch.where(a.detach().isfinite(), a, 0.0)
 

@@ -165,10 +165,14 @@ class MixerAttention(nn.Module):
         weight = next(iter(self.mixer.parameters()), torch.zeros(()))
         tokens = int(self.mixer.max_len or 0) if self.grid is None else self.prefix + prod(self.grid)
         x = torch.randn(2, tokens, self.mixer.dim, device=weight.device, dtype=weight.dtype)
-        with use_backend("eager"), warnings.catch_warnings():  # eager, so that the file needs nothing but torch
-            warnings.simplefilter("ignore", torch.jit.TracerWarning)  # from checks on shapes
-            traced = torch.jit.trace(_Mixed(self), x, check_inputs=[(x[:1],)])  # checked with another batch
-            return ScriptedAttention(traced, self.proj_drop, self)
+        return ScriptedAttention(traced(_Mixed(self), x), self.proj_drop, self)
+
+
+def traced(module: nn.Module, x: Tensor) -> Any:
+    """Trace a module for any number of rows; its file needs nothing but torch, and it may be trained."""
+    with use_backend("eager"), torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # from checks on shapes
+        return torch.jit.trace(module, x, check_inputs=[(x[:1],)])
 
 
 class _Mixed(nn.Module):

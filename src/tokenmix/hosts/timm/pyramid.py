@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
@@ -17,8 +18,10 @@ from torch.utils.checkpoint import checkpoint
 from ...errors import MixerError
 from ...models import MODELS, Pyramid, PyramidConfig
 from ...models.layers import init_linear
+from .attention import traced
+from .scripted import ScriptedModel
 
-POOLS = {"token": "class", "avg": "mean"}
+POOLS = {"token": "class", "avg": "mean", "": "mean"}
 
 
 class MixerPyramid(Pyramid):
@@ -27,7 +30,7 @@ class MixerPyramid(Pyramid):
     Args:
         config: values for what the arguments below leave open.
         img_size, in_chans, num_classes, drop_rate, drop_path_rate: as in timm.
-        global_pool: "token", a class token in the last stage, or "avg".
+        global_pool: "token", a class token in the last stage; "avg", the mean of the last map; or "", the map itself.
         mixers: as in ``PyramidConfig``; a single spec need not be in a list.
         depths, dims, patches, mlp_ratios: as in ``PyramidConfig``.
         device, dtype: of the parameters.
@@ -47,8 +50,7 @@ class MixerPyramid(Pyramid):
         dtype: Any = None,
         **fields: Any,
     ):
-        if global_pool not in POOLS:
-            raise MixerError(f"MixerPyramid: global_pool={global_pool!r} is unknown; choose 'token' or 'avg'.")
+        _check_pool(global_pool)
         if isinstance(fields.get("mixers"), dict):
             fields["mixers"] = (fields["mixers"],)
         size = {} if img_size is None else {"image_size": img_size}
@@ -95,11 +97,13 @@ class MixerPyramid(Pyramid):
         return nn.Identity() if self.head is None else self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the head; the pooling stays, because the class token is fixed at construction."""
-        if global_pool not in (None, "", self.global_pool):
-            got = f"was built with global_pool={self.global_pool!r}, got {global_pool!r}"
+        """Replace the head, and the pooling if it is given; only a model built for "token" has a class token."""
+        pool = self.global_pool if global_pool is None else global_pool
+        _check_pool(pool)
+        if pool == "token" and self.config.pool != "class":
+            got = f"was built with global_pool={self.global_pool!r} and has no class token, got 'token'"
             raise MixerError(f"MixerPyramid: {got}; build a new model.")
-        weight = self.norm.weight
+        self.global_pool, weight = pool, self.norm.weight
         self.num_classes, self.config = num_classes, replace(self.config, classes=num_classes)
         self.head = nn.Linear(self.num_features, num_classes).to(weight) if num_classes else None
         if self.head is not None:
@@ -109,10 +113,26 @@ class MixerPyramid(Pyramid):
         """Adapt the model to another image size, as ``Pyramid.resize``."""
         self.resize(img_size)
 
-    def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
-        """Map normalised tokens of the last stage to logits, or to the pooled features."""
-        pooled = tokens[:, 0] if self.config.pool == "class" else tokens.mean(1)
-        return pooled if pre_logits or self.head is None else self.head(pooled)
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Map images to the normalised last stage: its map (B, D, H / s, W / s), or its tokens with "token"."""
+        return self._features(*self._stage_outputs(images)[-1])
+
+    def _features(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
+        tokens = self.norm(tokens)
+        return tokens if self.global_pool == "token" else _map(self.stages[-1], tokens, grid)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Map what ``forward_features`` returns to logits, or to the pooled features.
+
+        With ``global_pool=""`` nothing is pooled, and the head maps each place of the map.
+        """
+        if self.global_pool == "token":
+            x = x[:, 0]
+        elif self.global_pool == "avg":
+            x = x.mean((2, 3))
+        if pre_logits or self.head is None:
+            return x
+        return self.head(x) if x.ndim == 2 else self.head(x.movedim(1, -1)).movedim(-1, 1)
 
     def forward_intermediates(
         self,
@@ -125,7 +145,7 @@ class MixerPyramid(Pyramid):
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """Return the maps of some stages, (B, D_i, H / s_i, W / s_i).
 
-        Unless ``intermediates_only``, the normalised tokens of the last stage precede them.
+        Unless ``intermediates_only``, what ``forward_features`` returns precedes them.
 
         Args:
             indices: the last n stages, those listed, or all.
@@ -136,9 +156,8 @@ class MixerPyramid(Pyramid):
             raise MixerError(f"MixerPyramid: the maps of a pyramid are 'NCHW', got output_fmt={output_fmt!r}.")
         taken, _ = feature_take_indices(len(self.stages), indices)
         found = list(zip(self.stages, self._stage_outputs(x), strict=True))
-        maps = [tokens[:, stage.prefix :].transpose(1, 2).unflatten(2, grid) for stage, (tokens, grid) in found]
-        chosen = [maps[i] for i in taken]
-        return chosen if intermediates_only else (self.norm(found[-1][1][0]), chosen)
+        chosen = [_map(stage, *outputs) for stage, outputs in (found[i] for i in taken)]
+        return chosen if intermediates_only else (self._features(*found[-1][1]), chosen)
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -152,16 +171,32 @@ class MixerPyramid(Pyramid):
             self.num_classes, self.head = 0, None
         return taken
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Trace the model for ``torch.jit.script``, for its image size and any number of images."""
+        weight, config = self.norm.weight, self.config
+        x = torch.randn(2, config.channels, *config.image_size, device=weight.device, dtype=weight.dtype)
+        return ScriptedModel(traced(self, x))
+
     def run_stage(self, stage: Any, x: Tensor) -> Any:
         """Run one stage, recomputed in the backward pass if checkpointing is on."""
         return checkpoint(stage, x, use_reentrant=False) if self.grad_checkpointing and self.training else stage(x)
+
+
+def _check_pool(name: Any) -> None:
+    if name not in POOLS:
+        raise MixerError(f"MixerPyramid: global_pool={name!r} is unknown; choose 'token', 'avg' or ''.")
+
+
+def _map(stage: Any, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return the patches of a stage as a map (B, D, H, W), without the class token."""
+    return tokens[:, stage.prefix :].transpose(1, 2).unflatten(2, grid)
 
 
 def _cfg(config: PyramidConfig) -> dict[str, Any]:
     cfg = {
         "num_classes": config.classes,
         "input_size": (config.channels, *config.image_size),
-        "pool_size": None,
+        "pool_size": config.grids()[-1],
         "fixed_input_size": True,
     }
     shown = {"crop_pct": 0.9, "interpolation": "bicubic", "mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}

@@ -32,3 +32,15 @@ class ScriptedAttention(nn.Module):
         if attn_mask is not None or is_causal:
             raise ValueError("a scripted mixer takes no attn_mask and no is_causal")
         return self.drop(self.mixed(x))
+
+
+class ScriptedModel(nn.Module):
+    """A traced model as a module that ``torch.jit.script`` takes."""
+
+    def __init__(self, traced: nn.Module):
+        super().__init__()
+        self.traced = traced
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map images to the model's output."""
+        return self.traced(x)
