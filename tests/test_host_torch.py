@@ -465,3 +465,28 @@ def test_causal_mixers_that_weigh_pairs_take_further_masks(name):
 def test_the_mixer_may_be_one_of_the_table():
     assert type(MultiheadMixer(DIM, HEADS, mixer="linear").mixer) is type(build_mixer("linear", DIM, heads=HEADS))
     assert MultiheadMixer(DIM, HEADS, mixer="linear").mixer.heads == HEADS
+
+
+@pytest.mark.parametrize("given", [{}, {"bias": False}, {"batch_first": True}])
+def test_attributes_are_those_of_multihead_attention(given):
+    """Each is there, None where torch's is, and the same number or switch."""
+    theirs = nn.MultiheadAttention(8, 2, **given)
+    for ours in (MultiheadMixer(8, 2, **given), MultiheadMixer.from_torch(theirs)):
+        for name in (n for n in dir(theirs) if not n.startswith("__")):
+            wanted, got = getattr(theirs, name), getattr(ours, name)
+            assert (got is None) == (wanted is None), name
+            assert not isinstance(wanted, (bool, int, float)) or got == wanted, name
+
+
+def test_scripting_is_refused_in_one_line():
+    layer = nn.TransformerEncoderLayer(8, 2)
+    layer.self_attn = MultiheadMixer(8, 2)
+    for module in (MultiheadMixer(8, 2), layer, build_mixer("hydra", 8)):
+        with pytest.raises(MixerError, match="cannot be scripted.*torch.jit.trace and torch.export take it") as told:
+            torch.jit.script(module)
+        assert "\n" not in str(told.value)
+
+
+def test_a_mixer_without_projections_has_the_bias_it_was_asked_for():
+    assert MultiheadMixer(8, 2, bias=False, mixer="fourier").in_proj_bias is None
+    assert MultiheadMixer(8, 2, mixer="fourier").in_proj_bias is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from surgery_models import make
 from tokenmix import MixerError, register_mixer, state_bytes
 from tokenmix.hosts import huggingface as host
 from tokenmix.hosts.huggingface import layers
-from tokenmix.hosts.huggingface.cache import as_output
+from tokenmix.hosts.huggingface.cache import OUTPUT_NAME, as_output
 from tokenmix.hosts.surgery import replace_mixers
 from tokenmix.mixers import MIXERS, Mixer
 
@@ -83,7 +84,11 @@ def test_generation_goes_on_from_a_cache():
 def test_a_cache_goes_by_its_name_of_either_version_of_transformers(name):
     model, x = causal("hybrid"), tokens(2, 12)
     whole, cache = model(x).logits, model(x[:, :7], use_cache=True).past_key_values
-    out = model(x[:, 7:], **{name: cache})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        out = model(x[:, 7:], **{name: cache})
+    old = [w for w in told if "past_key_values is deprecated since transformers 5.24" in str(w.message)]
+    assert len(old) == (name == "past_key_values" and OUTPUT_NAME == "cache")
     close(out.logits, whole[:, 7:])
     assert out.past_key_values is cache
     assert cache.get_seq_length() == 12

@@ -75,7 +75,7 @@ def read(model, x, mask, ids, cache=None, end=12):
     """Logits of the tokens that the cache has not seen."""
     seen = 0 if cache is None else cache.get_seq_length()
     given = {"attention_mask": mask[:, :end], "position_ids": None if ids is None else ids[:, seen:end]}
-    return model(x[:, seen:end], past_key_values=cache, use_cache=cache is not None, **given).logits
+    return model(x[:, seen:end], cache=cache, use_cache=cache is not None, **given).logits
 
 
 @pytest.mark.parametrize("kind", SPECS)

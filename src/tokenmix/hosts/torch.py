@@ -58,8 +58,9 @@ class MultiheadMixer(nn.Module):
         MixerError: for arguments that the mixer cannot honour.
     """
 
-    in_proj_weight = in_proj_bias = out_proj = NoWeights()
-    bias_k = bias_v = None
+    in_proj_weight = out_proj = NoWeights()
+    bias_k = bias_v = q_proj_weight = k_proj_weight = v_proj_weight = None
+    merge_masks = nn.MultiheadAttention.merge_masks
     add_zero_attn = False
     _qkv_same_embed_dim = True
 
@@ -97,7 +98,18 @@ class MultiheadMixer(nn.Module):
             )
         self.embed_dim = self.kdim = self.vdim = embed_dim
         self.num_heads, self.head_dim = num_heads, embed_dim // num_heads
-        self.dropout, self.batch_first = dropout, batch_first
+        self.dropout, self.batch_first, self.has_bias = dropout, batch_first, bool(bias)
+
+    @property
+    def in_proj_bias(self) -> NoWeights | None:
+        """Return None if the input projections have no bias, as in torch."""
+        own = [p for p in (getattr(self.mixer, n, None) for n in ("q_proj", "k_proj", "v_proj")) if p is not None]
+        biased = any(getattr(p, "bias", None) is not None for p in own) if own else self.has_bias
+        return NoWeights() if biased else None
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuse ``torch.jit.script``, which would stop somewhere in the mixer."""
+        _refuse("cannot be scripted, because a mixer is Python; torch.jit.trace and torch.export take it")
 
     @classmethod
     def from_torch(cls, attention: nn.MultiheadAttention, *, causal: bool = False) -> MultiheadMixer:

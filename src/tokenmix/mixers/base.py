@@ -162,6 +162,10 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
         """Raise ``MixerError`` in the name of this mixer."""
         raise MixerError(f"{type(self).__name__}: {why}.")
 
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuse ``torch.jit.script``, which would stop somewhere in the mixer."""
+        self.refuse("cannot be scripted; torch.jit.trace and torch.export take it")
+
     def reset_parameters(self) -> None:
         """Initialise all parameters again, drawing random numbers in the same order as construction does."""
         for child in self.children():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
@@ -14,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from ...errors import MixerError
 from ...mixers import State, reorder
+from ..cache_names import given_cache
 from .masks import Place
 
 
@@ -155,6 +157,14 @@ getattr(cache_utils, "STATIC_LAYER_TYPE_MAPPING", {})[TokenMixStateLayer._layer_
 
 
 OUTPUT_NAME = "cache" if "cache" in BaseModelOutputWithPast.__annotations__ else "past_key_values"
+
+
+def input_cache(who: str, cache: Any, past_key_values: Any) -> Any:
+    """Return the cache given by either of its names; warn of the old one where transformers does."""
+    if past_key_values is not None and OUTPUT_NAME == "cache" and not torch.compiler.is_compiling():
+        old = "past_key_values is deprecated since transformers 5.24"
+        warnings.warn(f"{who}: {old}; pass it as cache.", FutureWarning, stacklevel=3)
+    return given_cache(who, cache=cache, past_key_values=past_key_values)
 
 
 def as_output(cache: Any) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from ...models import ViT
 from ...models.layers import build_norm, capped
 from ...positions import LearnedPositions, SinusoidalPositions
 from ...system.properties import named_errors
-from ..cache_names import given_cache, returned_cache
-from .cache import TokenMixStateLayer, as_output, state_layers
+from ..cache_names import returned_cache
+from .cache import TokenMixStateLayer, as_output, input_cache, state_layers
 from .configuration import TokenMixConfig
 from .generation import FiniteGenerationMixin
 from .initialization import refuse_missing_weights, refuse_options, reinitialize
@@ -141,7 +141,7 @@ class TokenMixModel(TokenMixPreTrainedModel):
         """
         self._refuse_unknown(input_ids, inputs_embeds, kwargs)
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        cache = self._cache(use_cache, given_cache(type(self).__name__, cache=cache, past_key_values=past_key_values))
+        cache = self._cache(use_cache, input_cache(type(self).__name__, cache, past_key_values))
         kept = self._kept(cache)
         chunk = self._chunk_positions(x, attention_mask, position_ids, kept)
         if self.positions is not None:
@@ -285,7 +285,7 @@ class TokenMixForCausalLM(TokenMixPreTrainedModel, FiniteGenerationMixin):
             logits_to_keep: compute only the last N logits, or those at these indices; 0: all. Other arguments as in
                 ``TokenMixModel``.
         """
-        cache = given_cache(type(self).__name__, cache=cache, past_key_values=past_key_values)
+        cache = input_cache(type(self).__name__, cache, past_key_values)
         options = {"cache": cache, "inputs_embeds": inputs_embeds, "use_cache": use_cache}
         loss_options = {name: kwargs.pop(name) for name in ("num_items_in_batch", "shift_labels") if name in kwargs}
         out = self.model(input_ids, attention_mask, position_ids, **options, **kwargs)

@@ -12,8 +12,8 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 
 from ...errors import MixerError
-from ..cache_names import given_cache, returned_cache
-from .cache import as_output
+from ..cache_names import returned_cache
+from .cache import as_output, input_cache
 from .configuration import TokenMixConfig
 from .generation import FiniteGenerationMixin
 from .modeling import TokenMixModel, TokenMixPreTrainedModel, picked
@@ -122,7 +122,7 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, FiniteGenerationMixin):
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         context = {"encoder_hidden_states": encoder_outputs.last_hidden_state, "encoder_attention_mask": attention_mask}
-        cache = given_cache(type(self).__name__, cache=cache, past_key_values=past_key_values)
+        cache = input_cache(type(self).__name__, cache, past_key_values)
         options = {"cache": cache, "inputs_embeds": decoder_inputs_embeds, "use_cache": use_cache}
         out = self.decoder(decoder_input_ids, decoder_attention_mask, **context, **options, **kwargs)
         logits = self.lm_head(picked(out.last_hidden_state, logits_to_keep))
