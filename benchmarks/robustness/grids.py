@@ -68,3 +68,64 @@ def dropped_patches() -> str:
     host = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=(128, 144), patch_drop_rate=0.5)
     model, _ = replace_mixers(host, {"name": "aft_conv", "heads": 3, "kernel_size": 3}, seed=0)
     return _said(lambda: _mixed_as(model.train(), torch.randn(1, 3, 128, 144)))
+
+
+@attempt("g4", "Attention of timm under a familiar name: BEiT, LeViT, VOLO, Visformer, NesT, TinyViT, EfficientFormer")
+def familiar_names() -> str:
+    """find_attention raised AttributeError."""
+    import tokenmix.hosts.torchvision  # noqa: F401, I001  # sees to a torchvision that fits
+    import timm
+    import torch
+
+    from tokenmix.hosts import replace_mixers
+
+    names = ("beit_base_patch16_224", "levit_128s", "volo_d1_224", "visformer_tiny", "nest_tiny", "tiny_vit_5m_224")
+    with torch.device("meta"):
+        models = [timm.create_model(name) for name in (*names, "efficientformer_l1")]
+    raised = [_said(lambda model=model: replace_mixers(model, "hydra")).split(":")[0] for model in models]
+    return f"{', '.join(sorted(set(raised)))} for {len(models)} models"
+
+
+@attempt("g5", "SAM of timm with Hydra in place of its windowed attention")
+def segment_anything() -> str:
+    """It was accepted, and failed in forward."""
+    import tokenmix.hosts.torchvision  # noqa: F401, I001  # sees to a torchvision that fits
+    import timm
+    import torch
+
+    from tokenmix.hosts import replace_mixers
+
+    def call() -> str:
+        model, _ = replace_mixers(timm.create_model("samvit_base_patch16_224", depth=1), "hydra")
+        return f"outputs {tuple(model(torch.randn(1, 3, 224, 224)).shape)}"
+
+    return _said(call)
+
+
+@attempt("g6", "A Llama whose logits are capped at 30, by a function of its own, with attention copied")
+def capped_logits() -> str:
+    """It was accepted, and computed something else."""
+    import tokenmix.hosts.torchvision  # noqa: F401, I001  # sees to a torchvision that fits
+    import torch
+    import transformers
+
+    from tokenmix.hosts import replace_mixers
+
+    def attend(
+        module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float, dropout: float = 0.0, **more: Any
+    ) -> Any:
+        logits = 30 * torch.tanh(q @ k.mT * scaling / 30)
+        logits = logits if mask is None else logits + mask[..., : k.shape[-2]]
+        return (logits.softmax(-1) @ v).transpose(1, 2).contiguous(), None
+
+    transformers.AttentionInterface.register("capped", attend)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    host = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=60, initializer_range=1.0)).eval()
+    host.set_attn_implementation("capped")
+
+    def call() -> str:
+        model, _ = replace_mixers(host, "attention")
+        tokens = torch.arange(8)[None]
+        return f"accepted; logits differ by {float((model(tokens).logits - host(tokens).logits).abs().max()):.1e}"
+
+    return _said(call)

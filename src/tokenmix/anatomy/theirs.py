@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..functional.layout.heads import by_head
+from ..hosts.surgery.probe import Proofs
 from ..hosts.surgery.sites import Site, find_attention
 from ..report.maps import reading
 from .subject import Projected, Subject, prefix_names
@@ -82,6 +83,10 @@ def their_vit(name: str, model: Any, mean: Any, std: Any, notes: list[str]) -> T
             + "DINOv2 and their like of tokenmix, timm and transformers are."
         )
     site, (patch,) = sites[-1], patches
+    try:
+        Proofs(model).prove(site)
+    except MixerError as why:
+        raise MixerError(f"anatomy: {name}: {site.name}: {str(why).rstrip('.')}.") from None
     assert site.grid is not None
     side = patch.kernel_size
     size = site.grid[0] * side[0], site.grid[1] * side[1]

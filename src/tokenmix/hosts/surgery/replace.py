@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +17,9 @@ from ..patch_grid import PatchGrid, find_patch_embedding, unwatch
 from .adapters import adapters_of
 from .build import adapter_for
 from .plan import plan_replacements
+from .probe import Proofs
 from .sites import Site, find_attention
+from .swap import swap_modules
 
 Spec = str | Mapping[str, Any]
 
@@ -61,7 +61,9 @@ def replace_mixers(
 
     Raises:
         MixerError: for a pattern that matches nothing, a mixer that does not fit a site, tensors that cannot be
-            mapped, or a model of no known family. The given model is then unchanged.
+            mapped, an attention module that computes something else than its class says (each is probed on random
+            numbers beside softmax attention with its weights), or a model of no known family. The given model is then
+            unchanged.
     """
     if init not in ("copy", "random"):
         raise MixerError(f"replace_mixers: init must be 'copy' or 'random', got {init!r}.")
@@ -69,16 +71,19 @@ def replace_mixers(
     plan = plan_replacements(model, sites, mixers, keep, last, every)
     found: dict[int, nn.Module] = {}
     entries_by_site: dict[str, list[Entry]] = {}
+    proofs = Proofs(model)
     with _seeded(seed):
         for site, spec in plan:
             try:
+                if site.obstacle is None:
+                    proofs.prove(site)
                 pieces, entries_by_site[site.name] = adapter_for(model, site, spec, init)
             except MixerError as why:
                 raise MixerError(f"replace_mixers: {site.name}: {str(why).rstrip('.')}.") from None
             found |= pieces
     new = swap_modules(model, found, inplace)
     watch_patches(new)
-    return new, _report(model if not inplace else new, new, plan, entries_by_site)
+    return new, _report(model if not inplace else new, new, plan, entries_by_site, proofs)
 
 
 @contextmanager
@@ -87,21 +92,6 @@ def _seeded(seed: int | None) -> Iterator[None]:
         if seed is not None:
             torch.manual_seed(seed)
         yield
-
-
-def swap_modules(model: nn.Module, news: dict[int, nn.Module], inplace: bool) -> nn.Module:
-    """Return the model or a copy in which the modules with these ids are replaced; these are not copied."""
-    if not inplace or id(model) in news:
-        held = [m for m in model.modules() if id(m) in news]  # keeps their ids from being reused meanwhile
-        model = copy.deepcopy(model, {id(m): news[id(m)] for m in held})
-    for name, module in list(model.named_modules(remove_duplicate=False)):
-        if id(module) in news:
-            model.set_submodule(name, news[id(module)])
-    if "transformers" in sys.modules and any(hasattr(module, "save_pretrained") for module in model.modules()):
-        from .converted_config import describe_mixers
-
-        describe_mixers(model)
-    return model
 
 
 def watch_patches(model: nn.Module) -> None:
@@ -122,7 +112,11 @@ def watch_patches(model: nn.Module) -> None:
 
 
 def _report(
-    old: nn.Module, new: nn.Module, plan: list[tuple[Site, dict[str, Any]]], entries_by_site: dict[str, list[Entry]]
+    old: nn.Module,
+    new: nn.Module,
+    plan: list[tuple[Site, dict[str, Any]]],
+    entries_by_site: dict[str, list[Entry]],
+    proofs: Proofs,
 ) -> Report:
     parameters = {name for name, _ in new.named_parameters()}
     inside = {
@@ -144,7 +138,7 @@ def _report(
     counts = ", ".join(f"{names.count(n)} x {n}" for n in dict.fromkeys(names))
     rest = len(find_attention(new))
     target = f"{type(new).__name__} with {counts}" + (f", {rest} x its own attention" if rest else "")
-    return Report(type(old).__name__, target, tuple(entries), tuple(_notes(plan)))
+    return Report(type(old).__name__, target, tuple(entries), (*_notes(plan), *proofs.notes()))
 
 
 def _notes(plan: list[tuple[Site, dict[str, Any]]]) -> Iterator[str]:

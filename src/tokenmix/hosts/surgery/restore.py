@@ -16,7 +16,8 @@ from ...mixers import MIXERS, is_softmax
 from ...mixers.facts import QKVO
 from ..conversion_report import Entry, Report
 from .adapters import adapters_of
-from .replace import swap_modules, watch_patches
+from .replace import watch_patches
+from .swap import swap_modules
 from .weights import write_back
 
 

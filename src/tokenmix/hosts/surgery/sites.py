@@ -140,17 +140,17 @@ def find_attention(model: nn.Module) -> list[Site]:
     """
     if not isinstance(model, nn.Module):
         raise MixerError(f"find_attention: expects a model, an nn.Module, got {type(model).__name__}.")
-    return [_described(model, name, module, family) for name, module, family in _attention(model)]
+    return [site for site, _ in _attention(model)]
 
 
 def unknown_attention(model: nn.Module) -> list[str]:
     """Return the class names of modules that look like attention and belong to no known family."""
-    known = tuple(name for name, *_ in _attention(model))
+    known = tuple(site.name for site, _ in _attention(model))
     inside = [name + "." for name in known]
     names = {
-        n: type(m).__name__
+        n: f"{type(m).__module__}.Attention" if type(m).__name__ == "Attention" else type(m).__name__
         for n, m in model.named_modules()
-        if "attention" in type(m).__name__.lower() and n not in known
+        if "attention" in type(m).__name__.lower() and n not in known and not type(m).__module__.startswith("tokenmix.")
     }
     return sorted({cls for n, cls in names.items() if not any(n.startswith(each) for each in inside)})
 
@@ -162,11 +162,14 @@ def unknown_hint(model: nn.Module) -> str:
     return f"{seen}; known are the families {', '.join(FAMILIES)}, whose classes tokenmix.hosts.surgery.FAMILIES lists."
 
 
-def _attention(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+def _attention(model: nn.Module) -> Iterator[tuple[Site, nn.Module]]:
     for name, module in model.named_modules():
         family = family_of(module)
         if family is not None:
-            yield name, module, family
+            try:
+                yield _described(model, name, module, family), module
+            except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
+                continue  # built differently from the class of that name: what it computes is unknown
 
 
 def family_of(module: nn.Module) -> str | None:
