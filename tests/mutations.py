@@ -24,6 +24,25 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # planted in: tracing
+    Mutation(
+        "a trace keeps the blocks of its length",
+        "mixers/image_local.py",
+        "fixed_when_traced = True",
+        "fixed_when_traced = False",
+        "image_local",
+        False,
+        "right_or_refused_when_traced",
+    ),
+    Mutation(
+        "a trace takes any length of a layer that has a longest one",
+        "mixers/traced.py",
+        "    if limit is None:",
+        "    if True:",
+        "lambda",
+        True,
+        "right_or_refused_when_traced",
+    ),
     # planted in: defaults
     Mutation(
         "rotary frequencies in the program's default dtype",

@@ -79,7 +79,7 @@ def synthesize(
 def dense_logits(q: Tensor, dense: Tables, rows: Positions, cols: Positions, *, rectify: bool = True) -> Tensor:
     """Compute B_i = W2 relu(q_i) + b2, (B, H, T, S), q = W1 x + b1; dense is (W2,) or (W2, b2): (H, e, N), (H, N)."""
     hidden = _hidden(q, dense[0].shape[-2], rectify)
-    keep = slice(None) if isinstance(cols, Tensor) else slice(0, cols)
+    keep = slice(None) if _are_given(cols) else slice(0, cols)
     return _columns(_mapped(hidden, *(a[..., keep] for a in dense)), cols)
 
 
@@ -87,7 +87,7 @@ def dense_logits(q: Tensor, dense: Tables, rows: Positions, cols: Positions, *, 
 def random_logits(q: Tensor, random: Tables, rows: Positions, cols: Positions) -> Tensor:
     """Return B = R; random is (R,), (H, N, N). q is not read. (H, T, S) for positions from 0, else (B, H, T, S)."""
     (table,) = random
-    if isinstance(rows, Tensor):
+    if _are_given(rows):
         return table[:, rows[:, :, None], cols[:, None, :]].transpose(0, 1)
     return table[:, :rows, :cols]
 
@@ -104,7 +104,7 @@ def factorized_dense_logits(
     hidden = _hidden(q, factorized_dense[0].shape[-2], rectify)
     of_a, of_b = factorized_dense[::2], factorized_dense[1::2]
     a = of_a[0].shape[-1]
-    keep = slice(None) if isinstance(cols, Tensor) else slice(0, -(-cols // a))  # no more repeats than there are keys
+    keep = slice(None) if _are_given(cols) else slice(0, -(-cols // a))  # no more repeats than there are keys
     tiled, repeated = _mapped(hidden, *of_a), _mapped(hidden, *(m[..., keep] for m in of_b))
     return _columns((repeated[..., :, None] * tiled[..., None, :]).flatten(-2), cols)
 
@@ -113,7 +113,7 @@ def factorized_dense_logits(
 def factorized_random_logits(q: Tensor, factorized_random: Tables, rows: Positions, cols: Positions) -> Tensor:
     """Compute B = R1 R2^T; factorized_random is (R1, R2), each (H, N, k). Shapes as in ``random_logits``."""
     pairs = zip(map(at_least_float32, factorized_random), (rows, cols), strict=True)
-    r1, r2 = (r[:, at].transpose(0, 1) if isinstance(at, Tensor) else r[:, :at] for r, at in pairs)
+    r1, r2 = (r[:, at].transpose(0, 1) if _are_given(at) else r[:, :at] for r, at in pairs)
     return r1 @ r2.transpose(-1, -2)
 
 
@@ -371,9 +371,14 @@ def _mapped(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return y if bias is None else y + bias[:, None].to(y.dtype)
 
 
+def _are_given(positions: Positions) -> bool:
+    """Return whether positions are given one by one; torch.jit.trace makes a length a tensor without dimensions."""
+    return isinstance(positions, Tensor) and positions.ndim > 0
+
+
 def _columns(logits: Tensor, cols: Positions) -> Tensor:
     """Return the columns (B, H, T, S) of the keys' positions."""
-    if not isinstance(cols, Tensor):
+    if not _are_given(cols):
         return logits[..., :cols]
     return logits.gather(-1, cols[:, None, None].expand(*logits.shape[:3], cols.shape[1]).long())
 

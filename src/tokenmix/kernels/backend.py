@@ -156,7 +156,13 @@ def masks(k: Tensor, valid: Tensor | None) -> bool:
 
     None, no mask, is accepted.
     """
-    return valid is None or valid.dtype is torch.bool and valid.is_cpu and valid.shape == k.shape[:2]
+    return (
+        valid is None
+        or valid.dtype is torch.bool
+        and valid.is_cpu
+        and valid.shape == k.shape[:2]
+        and type(valid) in _PLAIN
+    )
 
 
 def _misfit(name: str, tensors: tuple[Tensor | None, ...], first: Tensor) -> str | None:
@@ -184,8 +190,11 @@ def watched() -> bool:
 
 
 def exporting() -> bool:
-    """Return whether torch.export or ONNX traces the call: exported programs hold standard operators only."""
-    return torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()
+    """Return whether torch.export, ONNX or torch.jit.trace traces the call.
+
+    Such programs hold standard operators only, and no choice by length, which may differ in a later call.
+    """
+    return torch.compiler.is_exporting() or _tracing() is not None
 
 
 def _transformed() -> bool:

@@ -156,6 +156,7 @@ class AFTFull(DecaySegments, FullBlocks):
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
+    fixed_when_traced = "causal"
     supports_segments = True
     about = About(
         "Zhai et al. 2021, arXiv 2105.14103",
@@ -307,6 +308,7 @@ class AFTLocal(RingSegments, PairBiased):
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
+    fixed_when_traced = True
     supports_segments = True
     about = About(
         "Zhai et al. 2021, arXiv 2105.14103",

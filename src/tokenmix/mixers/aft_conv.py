@@ -56,6 +56,7 @@ class AFTConv(Mixer):
     """
 
     supports_causal = supports_streaming = supports_grid = True
+    fixed_when_traced = "causal"
     supports_segments = True
     about = About(
         "Zhai et al. 2021, arXiv 2105.14103",

@@ -32,6 +32,7 @@ from .state import token_positions as token_positions
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a functional form as ``functional_args`` returns them: (positional, keyword)."""
+_tracing = torch._C._get_tracing_state
 _CONTEXT = object()  # passed as state: x is a context, and its state is wanted
 SHORT = 6  # packed sequences of up to 2 ** SHORT tokens are padded together
 
@@ -227,6 +228,8 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
         self._check_positions(x, positions)
         if grid is not None and positions is not None:
             self.check_range(positions, prefix + prod(grid), f"was given grid={tuple(grid)} and prefix={prefix}")
+        if _tracing() is not None:
+            x, context = self._hold_lengths(x, context, grid)
         return self.mix(
             x, context, positions=positions, key_mask=key_mask, attn_mask=attn_mask, grid=grid, prefix=prefix
         )
@@ -339,6 +342,8 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
             self.refuse("extend needs at least one token, got a chunk of length 0")
         if not self.causal and not self.supports_context:
             self.refuse("was built with causal=False and does not stream; build it with causal=True")
+        if _tracing() is not None:
+            x = self._hold_chunk(x)
         if isinstance(state, Ask):
             self._check_masks(x, x, key_mask, None)
             self._check_positions(x, positions)

@@ -98,6 +98,13 @@ class Facts(nn.Module):
     Such a mixer can serve as an attention function of transformers.
     """
 
+    fixed_when_traced: ClassVar[bool | Literal["causal"]] = False
+    """Whether a program of torch.jit.trace serves only the number of tokens that it was traced at.
+
+    So it is where steps are chosen by the length, or blocks are looped over, which a trace unrolls; "causal": in the
+    causal form only.
+    """
+
     knows_positions: ClassVar[bool] = False
     """Whether each token knows by itself, with ``modern_options``, where others stand from it, so that a model need not
     add positions. A dense Synthesizer does not: its tokens choose among positions and do not know their own.

@@ -256,6 +256,7 @@ class MultiheadLinear(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
+    fixed_when_traced = "causal"
     supports_segments = True
     about = About(
         "Bolya et al. 2022, arXiv 2209.07484",

@@ -40,6 +40,7 @@ class ImageLocal(Mixer):
     """
 
     supports_causal = supports_streaming = supports_attn_mask = supports_grid = True
+    fixed_when_traced = True
     supports_segments = True
     waivers = {
         "token_before_reaches": "with ndim=2 the token before the first one of a line is at the other edge of "

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .facts import Facts
+from .traced import hold_length, traced
 
 FEW = 16  # up to so many numbers, Python compares faster than torch
 
@@ -87,6 +88,22 @@ class InputChecks(Facts):
             self.refuse(
                 f"expects a bool attn_mask {(T, S)} or {(B, T, S)}, True = may be attended, got {described(attn_mask)}"
             )
+
+    def _hold_lengths(
+        self, x: Tensor, context: Tensor | None, grid: tuple[int, ...] | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return x and the context such that a program of torch.jit.trace refuses lengths it has no numbers for."""
+        if not traced():
+            return x, context
+        who, fixed = type(self).__name__, self.fixed_when_traced is True or self.causal and bool(self.fixed_when_traced)
+        x = hold_length(x, who, limit=self.max_len, fixed=fixed or grid is not None)
+        if context is None:
+            return x, None
+        return x, hold_length(context, who, limit=self.max_context_len, fixed=fixed, name="max_context_len")
+
+    def _hold_chunk(self, x: Tensor) -> Tensor:
+        """Return a chunk of a stream such that a program of torch.jit.trace refuses chunks of another length."""
+        return hold_length(x, type(self).__name__, limit=None, fixed=True) if traced() else x
 
     def _check_grid(self, x: Tensor, positions: Tensor | None, grid: tuple[int, ...] | None, prefix: int) -> None:
         if grid is None:

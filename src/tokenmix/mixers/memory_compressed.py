@@ -77,6 +77,7 @@ class MemoryCompressed(Mixer):
     """
 
     supports_causal = supports_streaming = True
+    fixed_when_traced = True
     waivers = {
         "past_reaches_present": "with mode='local' the first token of a block attends itself alone; "
         "the compressed form keeps the promise (test_memory_compressed.py)",

@@ -37,6 +37,7 @@ class Strided(Mixer):
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
+    fixed_when_traced = True
     about = About("Child et al. 2019, arXiv 1904.10509", "fixed pattern", "T (l + T / l) D", "T (l + T / l) H")
     form = "strided"
     carries = QKVO
@@ -128,6 +129,7 @@ class Fixed(Mixer):
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
+    fixed_when_traced = True
     about = About("Child et al. 2019, arXiv 1904.10509", "fixed pattern", "T (l + c T / l) D", "T (l + c T / l) H")
     form = "fixed"
     carries = QKVO

@@ -85,6 +85,7 @@ class Longformer(Mixer):
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
+    fixed_when_traced = True
     form = "longformer"
     about = About("Beltagy et al. 2020, arXiv 2004.05150", "fixed pattern", "T (w + g) D", "T (w + g) H")
     carries = QKVO
@@ -331,6 +332,7 @@ class BigBird(Mixer):
     """
 
     supports_causal = supports_streaming = True
+    fixed_when_traced = True
     about = About("Zaheer et al. 2020, arXiv 2007.14062", "fixed pattern", "T b (w + r + g) D", "T b (w + r + g) H")
     form = "bigbird"
     carries = QKVO

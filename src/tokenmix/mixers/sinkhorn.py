@@ -62,6 +62,7 @@ class Sinkhorn(Mixer):
     """
 
     supports_causal = supports_streaming = True
+    fixed_when_traced = "causal"
     about = About(
         "Tay et al. 2020, arXiv 2002.11296",
         "learned pattern",

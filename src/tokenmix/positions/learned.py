@@ -33,7 +33,7 @@ class LearnedPositions(nn.Module):
             MixerError: if they are no integers or, on the CPU, not all in 0 .. max_len - 1.
         """
         check_integers("LearnedPositions", positions)
-        unseen = watched() or exporting() or torch.jit.is_tracing() or not positions.is_cpu
+        unseen = watched() or exporting() or not positions.is_cpu
         if not unseen and positions.numel():
             low, high = (int(a) for a in positions.aminmax())
             if low < 0 or high >= self.max_len:

@@ -80,15 +80,15 @@ class PairPositions(nn.Module):
             dtype: dtype of the result, unless that is narrower than float32.
             device: of the result, where positions are not tensors.
         """
+        if isinstance(rows, tuple) and cols is not None:  # torch.jit.trace gives numbers as tensors
+            return self.leading(*rows, cols, dtype, device)
         check_integers(type(self).__name__, *(a for a in (rows, cols) if isinstance(a, Tensor)))
         if isinstance(rows, Tensor) and cols is None and self.by_distance:
             return self.of_distance(rows, dtype)
-        if isinstance(rows, Tensor) and isinstance(cols, Tensor):
-            return self.between(rows, cols, dtype)
-        if isinstance(rows, Tensor) or isinstance(cols, Tensor) or cols is None:
+        if not isinstance(rows, Tensor) or not isinstance(cols, Tensor):
             alone = ", or distances alone" if self.by_distance else ""
             self.refuse(f"expects positions of queries and of keys both as tensors, or both as numbers{alone}")
-        return self.leading(*rows, cols, dtype, device)
+        return self.between(rows, cols, dtype)
 
     def between(self, rows: Tensor, cols: Tensor, dtype: torch.dtype) -> Tensor:
         """Compute the bias (B, H, T, S) for integer positions of queries (B, T) and of keys (B, S)."""
@@ -352,7 +352,7 @@ class Fire(PairPositions):
 
     def _rows_below_limit(self, start: int, stop: int) -> int:
         """Count the queries start .. stop - 1 at positions below L, where L can be read without waiting for it."""
-        if watched() or exporting() or torch.jit.is_tracing() or not self.length.is_cpu:
+        if watched() or exporting() or not self.length.is_cpu:
             return 0
         limit = abs(float(self.length.detach()) * self.threshold)
         return max(0, ceil(min(limit, stop)) - start) if isfinite(limit) else 0

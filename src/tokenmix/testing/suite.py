@@ -23,6 +23,7 @@ from . import (
     refusals,
     segments,
     streaming,
+    tracing,
     transforms,
 )
 from .crash import own_line
@@ -99,6 +100,7 @@ PROMISES: dict[str, Promise] = _table(
     transforms.compiles,
     transforms.exports,
     transforms.exports_to_onnx,
+    tracing.right_or_refused_when_traced,
     transforms.copies,
     transforms.state_dict_round_trip,
     transforms.changes_dtype,
