@@ -256,11 +256,12 @@ def _simple_eager(q: Tensor | None, k: Tensor, v: Tensor, key_mask: Tensor | Non
 
 simple_kernel = Operator(
     "aft_simple",
-    "q? k v key_mask?!",
+    "q?(B,T,D) k(B,S,D) v(B,S,D) key_mask?!(B,S):bool",
     "SymInt T, bool causal",
     saves=("saved",),
     shape=lambda q, k, v, key_mask, *, T, causal: (k.shape[0], T, k.shape[2]),
     eager=_simple_eager,
+    fits=lambda at, given: not given["causal"] or at["T"] == at["S"],
 )
 """Compute AFT-simple for T queries, (B, T, D): sigmoid(q) times the ratio of sums, or the ratio alone if q is None."""
 
@@ -277,11 +278,12 @@ def _full_eager(
 
 full_kernel = Operator(
     "aft_full",
-    "q? k v w w2? key_mask?!",
+    "q?(B,T,D) k(B,S,D) v(B,S,D) w(W,T,R):float w2?(W,S,R):float key_mask?!(B,S):bool",
     "bool causal",
     saves=("y0", "den"),
     shape=lambda q, k, v, w, w2, key_mask, *, causal: (k.shape[0], w.shape[1], k.shape[2]),
     eager=_full_eager,
+    fits=lambda at, _: at["W"] in (1, at["B"]) and ("w2" not in at or at["R"] == at["S"]),
 )
 """Compute AFT-full, (B, T, D): sigmoid(q) times the ratio of sums, or the ratio alone if q is None.
 

@@ -270,12 +270,20 @@ def _eager(
 
 conv2d_kernel = Operator(
     "aft_conv2d",
-    "q? k v kernel key_mask?!",
+    "q?(B,T,D) k(B,T,h) v(B,T,D) kernel(h,s,s):float key_mask?!(B,T):bool",
     "SymInt[] grid, SymInt prefix",
     saves=("saved",),
     keeps_result=True,
     shape=lambda q, k, v, kernel, key_mask, *, grid, prefix: v.shape,
     eager=_eager,
+    fits=lambda at, given: (
+        at["h"] > 0
+        and at["D"] % at["h"] == 0
+        and at["s"] % 2 == 1
+        and len(given["grid"]) == 2
+        and min(*given["grid"], given["prefix"]) >= 0
+        and given["prefix"] + prod(given["grid"]) == at["T"]
+    ),
     on=("cpu",),
 )
 """Compute AFT-conv on a 2-D grid, (B, T, D): sigmoid(q) times the ratio of sums, or the ratio alone if q is None."""

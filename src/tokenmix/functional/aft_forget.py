@@ -139,9 +139,11 @@ def aft_forget_chunk(
         past: m, num, den (B, D) in float64: the sums so far, in units of exp(m).
     """
     k, v, g = (a.contiguous() for a in alike(k, v, g))
+    asked = q.contiguous() if gate == "sigmoid" and q.dtype is k.dtype else None
+    new = (k, v, g) if asked is None else (k, v, g, asked)
     sizes = all(a.dtype is torch.float64 and a.shape == k[:, 0].shape for a in past)
-    if sizes and _fits(heads, k) and steps((k, v, g), past, derives=torch.is_grad_enabled()) and masks(k, key_mask):
-        asked = q.contiguous() if gate == "sigmoid" and q.dtype is k.dtype else None
+    sizes = sizes and all(a.shape == k.shape for a in new)
+    if sizes and _fits(heads, k) and steps(new, past, derives=torch.is_grad_enabled()) and masks(k, key_mask):
 
         def plain(q: Tensor | None, k: Tensor, v: Tensor, g: Tensor, past: Past) -> tuple[Tensor, Past]:
             if q is None:
@@ -195,10 +197,16 @@ def _eager(
 
 forget_kernel = Operator(
     "aft_forget",
-    "q? k v decay key_mask?!",
+    "q?(B,T,D) k(B,T,D) v(B,T,D) decay(B,T,D) key_mask?!(B,T):bool",
     "int heads, float eps",
     saves=("saved",),
     eager=_eager,
+    fits=lambda at, given: (
+        given["heads"] == 0
+        or given["heads"] > 0
+        and at["D"] % given["heads"] == 0
+        and (at["cuda"] or at["D"] // given["heads"] <= kernel.WIDEST)
+    ),
 )
 """Compute the causal form, (B, T, D), with the sigmoid of q as its gate (None: no gate); heads=0: no norm."""
 

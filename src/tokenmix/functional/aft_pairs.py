@@ -108,8 +108,10 @@ def aft_pairs_chunk(
     logits = [each for each in (a, b, g) if each is not None]
     sizes = all(each.dtype is torch.float64 and each.shape == (k.shape[0], a.shape[3], k.shape[2]) for each in past)
     graph = torch.is_grad_enabled() and any(each.requires_grad for each in logits)
-    if sizes and not graph and _fits(a, k) and steps((k, v), past) and masks(k, key_mask):
-        opened = q.contiguous() if gate == "sigmoid" and q.dtype is k.dtype else None
+    opened = q.contiguous() if gate == "sigmoid" and q.dtype is k.dtype else None
+    new = (k, v) if opened is None else (k, v, opened)
+    sizes = sizes and all(each.shape == k.shape for each in new)
+    if sizes and not graph and _fits(a, k) and steps(new, past) and masks(k, key_mask):
         y, after = kernel.extend(opened, k, v, *_single(a, b, g), key_mask, past, norm=norm, eps=eps)
         return gated(q, y, gate) if opened is None else y, after
 
@@ -142,10 +144,11 @@ def _eager(
 
 pairs_kernel = Operator(
     "aft_pairs",
-    "q? k v a b? decay? key_mask?!",
+    "q?(B,T,D) k(B,T,D) v(B,T,D) a(B,T,H,R):float32 b?(B,T,H,R):float32 decay?(B,T,H,R):float32 key_mask?!(B,T):bool",
     "bool norm, float eps",
     saves=("saved",),
     eager=_eager,
+    fits=lambda at, _: at["H"] > 0 and at["D"] % at["H"] == 0 and at["D"] // at["H"] <= kernel.WIDEST,
     on=("cpu",),
 )
 """Compute the causal form with the sigmoid of q as its gate (None: no gate); a, b and decay in float32."""

@@ -171,11 +171,12 @@ def _eager_weights(logits: Tensor, key_mask: Tensor | None, norm: str, eps: floa
 
 external_weights = Operator(
     "external",
-    "logits key_mask?!",
+    "logits(B,T,H,S):float32 key_mask?!(B,T):bool",
     "str norm, float eps",
     saves=("level",),
     keeps_result=True,
     eager=_eager_weights,
+    fits=lambda _, given: given["norm"] in ("double", "tokens"),
     on=("cpu",),
 )
 """Compute the weights (B, T, heads, S) of float32 logits over all tokens, for ``norm`` "double" or "tokens".

@@ -138,10 +138,11 @@ def _eager(
 
 sum_kernel = Operator(
     "hydra",
-    "q k v key_mask?!",
+    "q(B,T,D) k(B,S,D) v(B,S,D) key_mask?!(B,S):bool",
     "bool causal, bool of_q, bool of_k, float eps, bool mean",
     saves=("saved",),
     eager=_eager,
+    fits=lambda at, given: not given["causal"] or at["T"] == at["S"],
 )
 """Compute Hydra, (B, T, D), with the cosine map for queries, keys or both, and the identity otherwise."""
 

@@ -131,7 +131,15 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, heads: int,
 
 
 ratio_kernel = Operator(
-    "linear", "q k v key_mask?!", "int heads, bool elu, bool causal", saves=("saved",), keeps_result=True, eager=_eager
+    "linear",
+    "q(B,T,D) k(B,S,D) v(B,S,D) key_mask?!(B,S):bool",
+    "int heads, bool elu, bool causal",
+    saves=("saved",),
+    keeps_result=True,
+    eager=_eager,
+    fits=lambda at, given: (
+        given["heads"] > 0 and at["D"] % given["heads"] == 0 and (not given["causal"] or at["T"] == at["S"])
+    ),
 )
 """Compute linear attention, (B, T, H e), with the feature map elu + 1 if ``elu``, otherwise exp."""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from itertools import compress
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import triton
+from .shapes import check_shapes, declared, refuse_shapes
 
 LIBRARY = torch.library.Library("tokenmix", "DEF")  # noqa: TOR901  (this package's own, defined once)
 OPERATORS: dict[str, Operator] = {}
@@ -38,13 +38,15 @@ class Operator:
 
     Args:
         name: name of the operator and of its files.
-        inputs: names of the tensors, such as "q? k v key_mask?!": "?" may be None, "!" has no gradient.
+        inputs: names, sizes and dtypes of the tensors, as ``kernels.shapes.declared`` reads them. A call whose tensors
+            do not fit them is refused before an address leaves Python.
         options: the arguments after the inputs, in torch's schema language, such as "SymInt T, bool causal".
         saves: names of what ``forward`` returns besides y.
         eager: the same function of inputs and options in plain torch; needed for second derivatives.
         keeps_result: whether the backward pass also needs y, which then comes before what was saved.
         shape: function of inputs and options that returns the shape of y; None for the shape of the first input
             without "?".
+        fits: what sizes and options must satisfy besides, as in ``kernels.shapes.check_shapes``.
         on: the kernels that exist, out of "cpu" and "triton".
     """
 
@@ -58,20 +60,20 @@ class Operator:
         eager: Callable[..., Tensor],
         keeps_result: bool = False,
         shape: Callable[..., Sequence[int]] | None = None,
+        fits: Callable[[dict[str, Any], Mapping[str, Any]], bool] | None = None,
         on: Sequence[str] = ("cpu", "triton"),
     ):
         self.name, self.eager, self.shape, self.on = name, eager, shape, tuple(on)
         self.modules: dict[str, Any] = {}
-        marked = inputs.split()
-        names = [re.sub("[?!]", "", one) for one in marked]
+        self.inputs, self.each, self.fits = inputs, declared(inputs), fits
         kept = [f"Tensor {one}" for one in (["y"] if keeps_result else []) + list(saves)]
-        self.differentiable = tuple("!" not in one for one in marked)
-        self.main = next(i for i, one in enumerate(marked) if "?" not in one)
-        self.count, self.kept = len(marked), slice(0 if keeps_result else 1, None)
+        self.differentiable = tuple(one.differentiable for one in self.each)
+        self.main = next(i for i, one in enumerate(self.each) if not one.optional)
+        self.count, self.kept, self.keeps_result = len(self.each), slice(0 if keeps_result else 1, None), keeps_result
         given = [options] if options else []
         self.options = tuple(option.split()[-1] for one in given for option in one.split(","))
-        tensors = ", ".join(f"Tensor{'?' * ('?' in one)} {name}" for one, name in zip(marked, names, strict=True))
-        grads = ", ".join("Tensor" for _ in compress(marked, self.differentiable))
+        tensors = ", ".join(f"Tensor{'?' * one.optional} {one.name}" for one in self.each)
+        grads = ", ".join("Tensor" for _ in compress(self.each, self.differentiable))
         results = ", ".join("Tensor" for _ in range(1 + len(saves)))
         forward = f"({', '.join([tensors, *given, 'bool save'])}) -> ({results})"
         self.forward = self._define(name, forward, self._run, self._fake)
@@ -121,11 +123,23 @@ class Operator:
 
     def _run(self, where: str, *args: Any) -> Results | Tensor:
         inputs, options = args[: self.count], self._named(args[self.count : -1])
+        check_shapes(self.name, self.inputs, self.each, inputs, options, inputs[self.main], self.fits)
         return self.module(where).forward(*inputs, **options, save=args[-1])
 
     def _run_backward(self, where: str, *args: Any) -> Results | Tensor:
-        n = len(args) - len(self.options)
-        return _one(self.module(where).backward(*args[:n], **self._named(args[n:])))
+        n, module = len(args) - len(self.options), self.module(where)
+        g, inputs, kept, options = args[0], args[1 : 1 + self.count], args[1 + self.count : n], self._named(args[n:])
+        main = inputs[self.main]
+        check_shapes(self.name, self.inputs, self.each, inputs, options, main, self.fits)
+        y = tuple(main.shape if self.shape is None else self.shape(*inputs, **options))
+        wanted = [(y, main.dtype)] * (1 + self.keeps_result)
+        wanted += [(tuple(shape), torch.float32) for shape in module.saved_shapes(*inputs, **options)]
+        given = (g, *kept)
+        if any(
+            (tuple(a.shape), a.dtype) != one or a.device != main.device for a, one in zip(given, wanted, strict=True)
+        ):
+            refuse_shapes(f"{self.name}_backward", f"{self.inputs} and what its forward gave and kept", given, options)
+        return _one(module.backward(g, *inputs, *(a.contiguous() for a in kept), **options))
 
     def _fake(self, *args: Any) -> Results | Tensor:
         inputs, options, like, save = args[: self.count], self._named(args[self.count : -1]), args[self.main], args[-1]

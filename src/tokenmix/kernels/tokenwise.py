@@ -42,7 +42,7 @@ def _eager_rms(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], weight, eps)
 
 
-rms_kernel = Operator("rms_norm", "x weight?", "float eps", saves=("inverse",), eager=_eager_rms, on=("cpu",))
+rms_kernel = Operator("rms_norm", "x(*,D) weight?(D)", "float eps", saves=("inverse",), eager=_eager_rms, on=("cpu",))
 """Normalise the last dimension of x by its root mean square."""
 
 
@@ -76,7 +76,15 @@ def _eager_rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Ten
     return torch.cat([turned, still], -1) if still.shape[-1] else turned
 
 
-rotate_kernel = Operator("rotate", "x cos! sin!", "bool interleaved", saves=(), eager=_eager_rotate, on=("cpu",))
+rotate_kernel = Operator(
+    "rotate",
+    "x(B,T,H,e) cos!(C,T,m):float32 sin!(C,T,m):float32",
+    "bool interleaved",
+    saves=(),
+    eager=_eager_rotate,
+    fits=lambda at, _: at["C"] in (1, at["B"]) and 2 * at["m"] <= at["e"],
+    on=("cpu",),
+)
 """Turn pairs of features by given angles."""
 
 
@@ -101,5 +109,5 @@ def _eager_gate(gate: Tensor, x: Tensor) -> Tensor:
     return F.silu(gate) * x
 
 
-gate_kernel = Operator("silu_gate", "gate x", "", saves=(), eager=_eager_gate, on=("cpu",))
+gate_kernel = Operator("silu_gate", "gate(*) x(*)", "", saves=(), eager=_eager_gate, on=("cpu",))
 """Multiply by silu of a gate."""

@@ -267,12 +267,18 @@ def _eager(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, key_mask: Tensor |
 
 aft_band = Operator(
     "aft_band",
-    "q? k v w key_mask?!",
+    "q?(B,T,D) k(B,T,h) v(B,T,D) w(B|1,H|1,R,L):float32 key_mask?!(B,T):bool",
     "bool causal",
     saves=("saved",),
     keeps_result=True,
     shape=lambda q, k, v, w, key_mask, *, causal: v.shape,
     eager=_eager,
+    fits=lambda at, _: (
+        at["h"] > 0
+        and at["D"] % at["h"] == 0
+        and at.get("H", at["h"]) == at["h"]
+        and (at["R"] == 1 or at["R"] == at["T"] and "H" not in at and at["h"] == at["D"])
+    ),
 )
 """Compute AFT-local or one-dimensional AFT-conv, (B, T, D).
 
