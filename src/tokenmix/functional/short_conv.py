@@ -82,7 +82,15 @@ def short_conv_chunk(
     x, weight, size = x.contiguous(), weight.to(x.dtype), weight.shape[1] - 1
     new = x, valid.contiguous(), positions.contiguous()
     alike = not holes and all(a.dtype is b.dtype and a.is_cpu for a, b in zip(new, past, strict=True))
-    if alike and positions.dtype is torch.int64 and steps((x, weight), past) and masks(x, new[1]):
+    (B, L, D), before = x.shape, (x.shape[0], size)
+    alike = alike and weight.shape[0] == D and positions.shape == (B, L) and past[0].shape == (*before, D)
+    if (
+        alike
+        and past[1].shape == past[2].shape == before
+        and positions.dtype is torch.int64
+        and steps((x, weight), past)
+        and masks(x, new[1])
+    ):
         return decode.conv(weight, new, past)
     there, at = (torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(past[1:], (valid, positions), strict=True))
     asks = x.shape[1] >= MANY and not watched() and not exporting()  # what the numbers are

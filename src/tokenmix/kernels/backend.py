@@ -116,7 +116,8 @@ def choose(
 def steps(new: tuple[Tensor, ...], past: tuple[Tensor, ...], *, derives: bool = False) -> bool:
     """Return whether new tokens of a stream can run on the C kernels, most of which have no gradient there.
 
-    This is the rule of ``auto``, kept short because it is evaluated for every token.
+    This is the rule of ``auto``, kept short because it is evaluated for every token. A tensor whose negation torch
+    postpones is left to torch, as C would read the numbers that are still to be negated.
 
     Args:
         new: contiguous tensors (B, L, .) of one floating-point dtype.
@@ -132,6 +133,8 @@ def steps(new: tuple[Tensor, ...], past: tuple[Tensor, ...], *, derives: bool = 
         or _tracing() is not None
     ):
         return False
+    if not derives and forward_ad._current_level >= 0:
+        return False
     dtype, graph = new[0].dtype, _grad_mode() and not derives
     if dtype not in cpu.DTYPES:
         return False
@@ -141,12 +144,13 @@ def steps(new: tuple[Tensor, ...], past: tuple[Tensor, ...], *, derives: bool = 
             or not t.is_cpu
             or not t.is_contiguous()
             or type(t) not in _PLAIN
+            or t.is_neg()
             or graph
             and t.requires_grad
         ):
             return False
     for t in past:  # noqa: SIM110  (a loop is faster)
-        if not t.is_cpu or not t.is_contiguous() or type(t) not in _PLAIN or graph and t.requires_grad:
+        if not t.is_cpu or not t.is_contiguous() or type(t) not in _PLAIN or t.is_neg() or graph and t.requires_grad:
             return False
     return not derives or not _transformed()
 
