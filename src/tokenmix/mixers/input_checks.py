@@ -8,10 +8,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from ..positions.checks import check_exact, extremes
 from .facts import Facts
 from .traced import hold_length, traced
-
-FEW = 16  # up to so many numbers, Python compares faster than torch
 
 
 def described(a: Tensor) -> str:
@@ -128,18 +127,17 @@ class InputChecks(Facts):
         self.check_range(positions)
 
     def check_range(self, positions: Tensor, limit: int | None = None, why: str = "") -> None:
-        """Refuse positions outside of 0..limit-1; the default limit is max_len.
+        """Refuse positions outside of 0..limit-1; the default limit is max_len, without which only 2^53 limits them.
 
         Values are read outside of compilation and export only.
         """
         limit = self.max_len if limit is None else limit
-        if limit is None or torch.compiler.is_compiling() or positions.numel() == 0:
+        if torch.compiler.is_compiling() or positions.numel() == 0 or limit is None and not positions.is_cpu:
             return
-        if positions.numel() <= FEW:  # one decoded token
-            values = positions.flatten().tolist()
-            low, high = min(values), max(values)
-        else:
-            low, high = (int(n) for n in positions.aminmax())
+        if limit is None:
+            check_exact(type(self).__name__, positions)
+            return
+        low, high = extremes(positions)
         if low < 0 or high >= limit:
             got = f"got positions from {low} to {high}"
             built = f"was built with max_len={self.max_len}, {got}; shorten the sequence or call resize"

@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from ..kernels.backend import exporting, watched
+
+LARGEST = 2**53  # up to which float64 holds every integer
+FEW = 16  # up to so many numbers, Python compares faster than torch
 
 
 def chosen(
@@ -55,6 +59,27 @@ def check_integers(who: str, *positions: Any) -> None:
         if not isinstance(at, Tensor) or at.is_floating_point() or at.is_complex() or at.dtype == torch.bool:
             got = f"{at.dtype} {tuple(at.shape)}" if isinstance(at, Tensor) else repr(at)
             raise MixerError(f"{who}: expects integer positions, got {got}.")
+
+
+def check_exact(who: str, *positions: Tensor) -> None:
+    """Refuse positions of more than 2^53, which float64 rounds; ``who`` is named in the error.
+
+    Values are read on the CPU only, outside of compilation, export and traces.
+    """
+    for at in positions:
+        if at.dtype is torch.int64 and at.is_cpu and at.numel() and not watched() and not exporting():
+            low, high = extremes(at)
+            if low < -LARGEST or high > LARGEST:
+                raise MixerError(f"{who}: takes positions from -2^53 to 2^53, got positions from {low} to {high}.")
+
+
+def extremes(at: Tensor) -> tuple[int, int]:
+    """Return the smallest and the largest of some integers."""
+    if at.numel() <= FEW:  # one decoded token
+        values = at.flatten().tolist()
+        return min(values), max(values)
+    low, high = at.aminmax()
+    return int(low), int(high)
 
 
 def number(value: Any) -> bool:

@@ -13,7 +13,7 @@ from ..errors import MixerError
 from ..kernels.backend import exporting, watched
 from ..kernels.precision import exact
 from ..system.properties import named_errors
-from .checks import check_integers, chosen, number, whole
+from .checks import check_exact, check_integers, chosen, number, whole
 
 
 @named_errors
@@ -82,7 +82,9 @@ class PairPositions(nn.Module):
         """
         if isinstance(rows, tuple) and cols is not None:  # torch.jit.trace gives numbers as tensors
             return self.leading(*rows, cols, dtype, device)
-        check_integers(type(self).__name__, *(a for a in (rows, cols) if isinstance(a, Tensor)))
+        given = [a for a in (rows, cols) if isinstance(a, Tensor)]
+        check_integers(type(self).__name__, *given)
+        check_exact(type(self).__name__, *given)
         if isinstance(rows, Tensor) and cols is None and self.by_distance:
             return self.of_distance(rows, dtype)
         if not isinstance(rows, Tensor) or not isinstance(cols, Tensor):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..kernels.tokenwise import rotate
-from .checks import number, whole
+from .checks import check_exact, number, whole
 
 LAYOUTS = ("half", "interleaved")
 
@@ -75,6 +75,7 @@ class RotaryPositions(nn.Module):
         """
         if positions.stride(0) == 0:  # the same in all rows
             positions = positions[:1]
+        check_exact(type(self).__name__, positions)
         exact = torch.float32 if positions.device.type == "mps" else torch.float64
         turns = positions[:, :, None].to(exact) * torch.tensor(self.rates, dtype=exact, device=positions.device)
         turns = turns - turns.floor()

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
+from .checks import check_exact
 
 
 class SinusoidalPositions(nn.Module):
@@ -35,6 +36,7 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         """Compute the vectors of integer positions (B, T) -> (B, T, dim), in float64."""
+        check_exact("SinusoidalPositions", positions)
         rates = self.base ** (torch.arange(0, self.dim, 2, device=positions.device, dtype=torch.float64) / -self.dim)
         angles = positions.double()[..., None] * rates
         return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2) * self.scale
