@@ -31,7 +31,7 @@ from tokenmix.sweep.modules import load_modules
 from tokenmix.sweep.page import comparison_table, write_sweep_page
 from tokenmix.sweep.plan import Job, Jobs, run_key
 from tokenmix.sweep.results import markdown
-from tokenmix.sweep.run import Queue, middle_first
+from tokenmix.sweep.run import FLOOR, Queue, middle_first
 from tokenmix.system.lock import locked
 from tokenmix.train import evaluate_run
 from tokenmix.train.rundir import RunDir
@@ -79,7 +79,7 @@ def inline():
         yield
 
 
-def finished(tmp_path, scores: dict[str, list[float]], yardsticks=(), **changes) -> Results:
+def finished(tmp_path, scores: dict[str, list[float]], yardsticks=((FLOOR, 100.0),), **changes) -> Results:
     """Return results with these final scores, as if three rates had been tried for each row."""
     rows = {row: {} for row in scores}
     plan = replace(PLAN, rows=rows, seeds=tuple(range(max(map(len, scores.values())))), shell="modern", **changes)
@@ -236,7 +236,7 @@ def test_a_single_rate_is_named_as_not_tuned(plan, tmp_path):
         ({"confirm": 4}, "confirm must be an integer from 1 to the number of rates, 3, got 4"),
         ({"equal": "time"}, "choose 'tokens', or 'time' and its seconds"),
         ({"shell": "classic"}, "no shell 'classic'"),
-        ({"rows": {"../up": {}}}, "become folders"),
+        ({"rows": {"..": {}}}, "becomes a folder"),
         ({"seeds": (1 << 65,)}, "out of range"),
         ({"rates": (float("nan"),)}, "rates must be positive"),
         ({"rates": (1e-3, float("inf"))}, "rates must be positive"),
@@ -250,7 +250,7 @@ def test_a_single_rate_is_named_as_not_tuned(plan, tmp_path):
         ({"rows": ["aft_simple"]}, "rows must be an object"),
         ({"rows": {"aft_simple": None}}, "row 'aft_simple' must be an object"),
         ({"rows": {"aft_simple": {"row": 3}}}, "with the name of a recipe's row"),
-        ({"rows": {"a\0": {}}}, "become folders"),
+        ({"rows": {"a\0": {}}}, "becomes a folder"),
         ({"changes": None}, "changes must be an object"),
         ({"equal": "time", "seconds": -1.0}, "seconds must be positive"),
         ({"test_bytes": 0}, "test_bytes must be at least 2"),
@@ -691,7 +691,7 @@ def test_a_verdict_needs_rates_seeds_a_shell_and_a_trained_model(tmp_path):
         (finished(tmp_path, {"a": [1.0, 1.1], "b": [1.5, 1.6]}), "a: 2 seeds, needs 3"),
         (
             finished(tmp_path, {"a": [2.5] * 3, "b": [1.5] * 3}, {"gzip -9": 2.0}),
-            "a: worse than gzip -9 (2.500 against",
+            "a: not above the floor (2.500 against",
         ),
         (replace(good, plan=replace(good.plan, shell=None)), "names no shell"),
     ):

@@ -10,6 +10,8 @@ from ..system.config import nearest
 from .results import Results
 
 LEAST_RATES, LEAST_SEEDS = 3, 3
+LEARNED = 0.95
+"""Share of right answers at the lengths of training from which on answers at longer ones say something of a row."""
 STUDENT = {2: 12.7062, 3: 4.3027, 4: 3.1824, 5: 2.7764, 6: 2.5706, 7: 2.4469, 8: 2.3646, 9: 2.3060, 10: 2.2622}
 """The 97.5 % quantile of Student's t distribution by number of values; ``student`` knows it for more of them."""
 NORMAL = 1.959964
@@ -83,11 +85,30 @@ def shortcomings(results: Results, *rows: str) -> list[str]:
         # The mean leaves such seeds out, which makes the row look better than it is.
         if diverged := [str(r["seed"]) for r in results.finals(row) if r["score"] is None]:
             found.append(f"{row}: diverged with seed {', '.join(diverged)}")
-        for name, value in results.yardsticks.items():
-            if scores and mean(scores.values()) > value and not results.higher_is_better():
-                found.append(f"{row}: worse than {name} ({mean(scores.values()):.3f} against {value:.3f})")
+        found += _unlearned(results, row)
+    if not results.yardsticks:
+        found.append("the results hold no floor, the score of a predictor that reads nothing")
     if plan.shell is None:
         found.append("the plan names no shell")
+    return found
+
+
+def _unlearned(results: Results, row: str) -> list[str]:
+    """List the floors that a row is not above, and lengths of training that it has not learned.
+
+    Its scores are those at the lengths of training, whatever the rows are compared by. They are above a floor if their
+    mean is by more than their spread leaves open: by the 95 % interval of the mean.
+    """
+    trained, higher = [r["score"] for r in results.finals(row) if r["score"] is not None], results.higher_is_better()
+    if not trained:
+        return []
+    sure = student(len(trained)) * stdev(trained) / len(trained) ** 0.5 if len(trained) > 1 else 0.0
+    found, reached = [], mean(trained)
+    for name, value in results.yardsticks.items():
+        if (reached - value if higher else value - reached) <= sure:
+            found.append(f"{row}: not above the floor ({reached:.3f} against {value:.3f} of {name})")
+    if results.plan.lengths and higher and reached < LEARNED:
+        found.append(f"{row}: has not learned the lengths of its training ({reached:.3f} right, needs {LEARNED})")
     return found
 
 
@@ -97,8 +118,10 @@ def compare(results: Results, first: str, second: str) -> Comparison:
     Without shortcomings, a difference is one if its 95 % interval (Student's t on the paired differences) leaves 0 out.
 
     Raises:
-        MixerError: if the rows have no seed in common.
+        MixerError: if the rows are one, or have no seed in common.
     """
+    if first == second:
+        raise MixerError(f"evidence: row {first!r} cannot be compared with itself.")
     lacks = shortcomings(results, first, second)
     a, b = results.scores(first), results.scores(second)
     paired = [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]

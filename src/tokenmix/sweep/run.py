@@ -21,7 +21,8 @@ from ..system.machine import cpu_name, memory_available, pick_device
 from ..system.text import size
 from ..train import RunConfig
 from ..train.stopping import asked_to_stop
-from ..train.text_task import open_data
+from ..train.tasks import open_task
+from ..train.text_task import TextTask
 from .modules import load_modules
 from .plan import Job, Jobs, SweepPlan, check_plan, run_key
 from .results import Record, Results, gzip_score, markdown, results_table
@@ -29,6 +30,7 @@ from .results import Record, Results, gzip_score, markdown, results_table
 RESULTS = "results.json"
 TABLE = "table.md"
 PAGE = "sweep.html"
+FLOOR = "constant predictor"
 POLL = 0.2
 RELOAD = 10
 """Seconds after which a browser loads the page of a sweep in progress again."""
@@ -101,11 +103,16 @@ def sweep(
 
 
 def yardsticks(config: RunConfig) -> dict[str, float]:
-    """Return the score of gzip on the bytes of validation that the models are scored on, for text."""
-    if config.data.kind != "text":
-        return {}
-    valid = open_data(config.data).split("valid")[: config.train.eval_bytes]  # type: ignore[arg-type]  # of text
-    return {"gzip -9": round(gzip_score(bytes(valid.tolist())), 4)}
+    """Return the floors of a config: scores on the part of validation that models are scored on, without learning.
+
+    They are that of the predictor that reads nothing, in every task, and that of gzip on the bytes of a text.
+    """
+    task = open_task(config)
+    found = {FLOOR: round(task.floor(), 4)}
+    if isinstance(task, TextTask):
+        valid = task.corpus.split("valid")[: config.train.eval_bytes]
+        found["gzip -9"] = round(gzip_score(bytes(valid.tolist())), 4)
+    return found
 
 
 class Queue:

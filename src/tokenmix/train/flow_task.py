@@ -18,6 +18,7 @@ from ..models import evaluating
 from ..models.flow import noised, path_velocity, squared_errors
 from ..system.machine import autocast
 from .config import RunConfig
+from .constant import Zeros
 from .image_tasks import ImageTask, write_grid
 from .task import read_by
 
@@ -114,6 +115,10 @@ class FlowTask(ImageTask):
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return squared_errors(outputs, targets).mean()
+
+    def constant(self) -> Zeros:
+        """Return the model of no velocity."""
+        return Zeros()
 
     @torch.no_grad()
     def evaluate(self, model: Any, split: str, /, *, max_images: int | None = None) -> FlowScore:

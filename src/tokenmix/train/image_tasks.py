@@ -26,6 +26,7 @@ from ..system.files import whole_file
 from ..system.machine import autocast
 from .class_losses import ClassLoss
 from .config import RunConfig
+from .constant import Constant, shares
 from .data_config import ImageDataConfig
 from .task import Task
 from .text_task import streaming_cost
@@ -158,6 +159,7 @@ class ClassifyTask(ImageTask):
     metric = "top1"
     higher = True
     options = ("image_size", "max_images")
+    places = 0
 
     def __init__(self, config: RunConfig, folder: Path | None = None):
         super().__init__(config, folder)
@@ -175,9 +177,9 @@ class ClassifyTask(ImageTask):
         }
         train = self.images.split("train")
         self.sampler = ImageSampler(train, classes=classes, **options)
-        counts = class_counts(train, classes)
-        self.shots = shots_of(counts)
-        self.of_class = ClassLoss(self.data.loss, counts, tau=self.data.loss_tau, shift=self.data.loss_shift)
+        self.counts = class_counts(train, classes)
+        self.shots = shots_of(self.counts)
+        self.of_class = ClassLoss(self.data.loss, self.counts, tau=self.data.loss_tau, shift=self.data.loss_shift)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         return self.prepared_batch(step)
@@ -217,6 +219,10 @@ class ClassifyTask(ImageTask):
         by_shots = {f"top1_{s}": hit / of for s, hit, of in zip(SHOTS, *of_shots.tolist(), strict=True) if of}
         return ClassScore(right / n, within / n, nats / n, n, sides, time.perf_counter() - began, **by_shots)
 
+    def constant(self) -> Constant:
+        """Return the model that gives every image the shares of the classes among the training images."""
+        return Constant((torch.tensor(self.counts).clamp_min(0.5) / sum(self.counts)).log(), self.places)
+
     def _answers(self, model: Any, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
         device = next(model.parameters()).device
         with evaluating(model):
@@ -246,6 +252,10 @@ class DensityTask(ImageTask):
 
     def train_fields(self, loss: float) -> dict[str, Any]:
         return {"bpd": loss / math.log(2)}
+
+    def constant(self) -> Constant:
+        """Return the model that gives every sub-pixel the shares of the values among those of training."""
+        return Constant(shares(self.batch, 256), self.places)
 
     @torch.no_grad()
     def evaluate(self, model: Any, split: str, *, max_images: int | None = None) -> DensityScore:

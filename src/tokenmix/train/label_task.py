@@ -100,6 +100,7 @@ class LabelTask(SubwordTask):
     metric = "accuracy"
     higher = True
     options = ("max_texts",)
+    outputs, places = "classes", 0
 
     def __init__(self, config: RunConfig, folder: Path | None = None):
         super().__init__(config, folder)

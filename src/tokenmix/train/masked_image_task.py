@@ -18,6 +18,7 @@ from ..models import evaluating
 from ..models.mae import hidden_patches, kept_count, pixel_loss, pixel_targets
 from ..system.machine import autocast
 from .config import RunConfig
+from .constant import Zeros
 from .image_tasks import ImageTask
 from .task import read_by
 
@@ -90,6 +91,10 @@ class MaskedImageTask(ImageTask):
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return pixel_loss(outputs, targets)
+
+    def constant(self) -> Zeros:
+        """Return the model of no light: each patch's own mean, where patches are normalised."""
+        return Zeros((self.patches - self.kept, self.model.patch**2 * self.model.channels))
 
     @torch.no_grad()
     def evaluate(self, model: Any, split: str, /, *, max_images: int | None = None) -> MaskedScore:

@@ -140,6 +140,7 @@ class PointClassTask(PointTask):
     """Train a classifier of clouds."""
 
     metric = "accuracy"
+    outputs, places = "classes", 0
 
     def read_of(self, points: Tensor, category: Tensor) -> Inputs:
         return points
@@ -168,6 +169,7 @@ class PartTask(PointTask):
     """Train a segmenter of the parts of clouds."""
 
     metric = "instance_miou"
+    outputs = "parts"
 
     def read_of(self, points: Tensor, category: Tensor) -> Inputs:
         return PointBatch(points, category)

@@ -33,6 +33,7 @@ class SegmentationTask(ImageTask):
     metric = "miou"
     higher = True
     options = ("image_size", "max_images")
+    outputs, places = "classes", 2
 
     def __init__(self, config: RunConfig, folder: Path | None = None):
         super().__init__(config, folder)

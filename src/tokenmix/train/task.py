@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.inventory import Inventory
 from .config import RunConfig
+from .constant import Constant, shares
 
 Inputs = Tensor | tuple[Tensor, ...]
 """What a model reads: one tensor, or a named tuple of its arguments."""
@@ -48,6 +49,8 @@ class Task(ABC):
         options: what ``evaluate`` takes beside the model and the split.
         shares_tokens: whether inputs and targets are (B, T), and the loss of a part of the columns is that of a part of
             the batch.
+        outputs: field of the model's config with the number of its outputs.
+        places: what has a target each: see ``Constant``.
         folder: (of the constructor) an existing run, which holds the task's own files; None: for a new run.
     """
 
@@ -56,6 +59,8 @@ class Task(ABC):
     unit: ClassVar[str] = "tokens"
     options: ClassVar[tuple[str, ...]] = ()
     shares_tokens: ClassVar[bool] = False
+    outputs: ClassVar[str] = "vocab"
+    places: ClassVar[int] = 1
 
     def __init__(self, config: RunConfig, folder: Path | None = None):
         self.train = config.train
@@ -109,6 +114,15 @@ class Task(ABC):
     @abstractmethod
     def while_training(self) -> dict[str, Any]:
         """Return the options of the evaluations during training."""
+
+    def constant(self) -> nn.Module:
+        """Return the model that reads nothing, and says of every target what share of those of training it is."""
+        return Constant(shares(self.batch, getattr(self.model, self.outputs)), self.places)
+
+    def floor(self) -> float:
+        """Return the score of that model on validation, as models are scored in training."""
+        found: float = getattr(self.evaluate(self.constant(), "valid", **self.while_training()), self.metric)
+        return found
 
     def better(self, score: float, best: float | None) -> bool:
         """Return whether a score is the best so far."""
