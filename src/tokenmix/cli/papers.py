@@ -22,7 +22,7 @@ class Papers:
 
     def run(self) -> int:
         """Print one line for each source."""
-        from ..papers import NOT_BUILT, PAPERS, TOO_LARGE, VERDICTS, recorded, tried
+        from ..papers import NOT_BUILT, PAPERS, STATED, TOO_LARGE, VERDICTS, recorded, tried
 
         found: list[dict[str, Any]] = [
             {
@@ -38,12 +38,12 @@ class Papers:
         if self.json:
             say_json(found)
             return 0
-        used = {v: {TOO_LARGE: "too large", NOT_BUILT: "not built"}.get(v, v) for v in VERDICTS}
+        used = {v: {TOO_LARGE: "too big", NOT_BUILT: "unbuilt", STATED: "stated"}.get(v, v) for v in VERDICTS}
         used = {v: head for v, head in used.items() if any(v in entry["verdicts"] for entry in found)}
-        say(f"{'paper':14} {'year':5} {'  '.join(used.values())}  title")
+        say(f"{'paper':13} {'year':5} {'  '.join(used.values())}  title")
         for entry in found:
             counts = "  ".join(f"{entry['verdicts'].get(v, 0) or '':>{len(head)}}" for v, head in used.items())
-            head = f"{entry['key']:14} {entry['year']:5} {counts}  "
+            head = f"{entry['key']:13} {entry['year']:5} {counts}  "
             say(shortened(head, entry["title"]))
         return 0
 
@@ -98,6 +98,8 @@ def as_json(paper: Paper, claims: tuple[Claim, ...], ours: dict[str, Value]) -> 
                 "source": number.source,
                 "ours": (value := ours.get(f"{claim.section}: {number.name}")),
                 "verdict": number.verdict(value),
+                "kind": number.kind,
+                "derived": number.derived,
                 "why": number.why,
                 "result": number.result,
             }
@@ -153,6 +155,7 @@ def _claim_lines(paper: Paper, claim: Claim, ours: dict[str, Value]) -> list[str
     for number in claim.numbers:
         value = ours.get(f"{claim.section}: {number.name}")
         printed = with_unit(number.printed, number.unit)
+        printed = f"[{printed}]" if number.derived else printed
         rows.append((number, printed, shown(number, value), number.verdict(value)))
     widths = [0, max(len(row[1]) for row in rows), max(len(row[2]) for row in rows)]
     names = max(len(row[0].name) for row in rows)

@@ -6,7 +6,21 @@ from ..errors import MixerError
 from ..system.config import nearest
 from .abacus import PAPER as _abacus
 from .aft import PAPER as _aft
-from .claim import NOT_BUILT, NOT_YET, TOO_LARGE, VERDICTS, Claim, Number, Paper, Trial, Value, agrees, located, written
+from .claim import (
+    NOT_BUILT,
+    NOT_YET,
+    STATED,
+    TOO_LARGE,
+    VERDICTS,
+    Claim,
+    Number,
+    Paper,
+    Trial,
+    Value,
+    agrees,
+    located,
+    written,
+)
 from .explained import PAPER as _explained
 from .external import PAPER as _external
 from .extrapolation import PAPER as _extrapolation
@@ -27,6 +41,7 @@ __all__ = [
     "Outcome",
     "PAPERS",
     "Paper",
+    "STATED",
     "TOO_LARGE",
     "Trial",
     "VERDICTS",

@@ -19,9 +19,23 @@ Measure = Callable[[], Value]
 
 CONFIRMED, CONTRADICTED, NO_DIFFERENCE = "confirmed", "contradicted", "no difference"
 TOO_LARGE, NOT_YET, NOT_BUILT = "cannot be tested at this size", "not yet", "not built yet"
-VERDICTS = (CONFIRMED, CONTRADICTED, NO_DIFFERENCE, TOO_LARGE, NOT_YET, NOT_BUILT)
+STATED = "stated alike"
+VERDICTS = (CONFIRMED, CONTRADICTED, NO_DIFFERENCE, TOO_LARGE, NOT_YET, NOT_BUILT, STATED)
 """The verdicts. Trained runs get one of the first four, by the protocol of docs/evidence.md."""
 PLAIN = re.compile(r"-?[\d,]*\d(\.\d+)?")
+
+
+def stated(measure: Measure) -> Measure:
+    """Mark a measure that reads what the library states, such as a cost formula or a default, and computes no model.
+
+    That it agrees with a paper shows that we wrote down the same, and is no test.
+    """
+
+    def read() -> Value:
+        return measure()
+
+    read.stated = True  # type: ignore[attr-defined]
+    return read
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,7 @@ class Number:
         source: who prints it, where that is not the paper itself, such as "second-hand" or "official code".
         why: reason for a contradiction, which must have one, or for a measure that is missing.
         without: the verdict of a number without a measure.
+        derived: whether the paper prints a formula only, from which ``printed`` follows.
         result: file in ``benchmarks/results`` and the keys of a value measured there, "file.json:key/key"; that value
             is shown, but decides nothing.
     """
@@ -48,12 +63,22 @@ class Number:
     why: str = ""
     without: str = NOT_YET
     result: str = ""
+    derived: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Return how our value comes about: "computed" from a built model or a run, "stated", or "" without one."""
+        if self.measure is None:
+            return ""
+        return "stated" if getattr(self.measure, "stated", False) else "computed"
 
     def verdict(self, ours: Value | None) -> str:
         """Return the verdict on our value; None where nothing was computed."""
         if self.measure is None or ours is None:
             return self.without
-        return CONFIRMED if agrees(self.printed, ours) else CONTRADICTED
+        if not agrees(self.printed, ours):
+            return CONTRADICTED
+        return STATED if self.kind == "stated" else CONFIRMED
 
 
 @dataclass(frozen=True)

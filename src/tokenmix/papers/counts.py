@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .claim import Measure
+from .claim import Measure, stated
 
 Options = Callable[[int], dict[str, Any]]
 GROWTH = ((1.0, " log {0}"), (2**0.5, " sqrt {0}"), (2.0, "^2"), (2.2, "^2 log {0}"), (4.0, "^3"))
@@ -128,7 +128,7 @@ def classified(costs: list[float], by: str) -> str:
 
 def growth(name: str, options: Options | None = None, **more: Any) -> Measure:
     """Return the measure of ``grows``; without options those that the class gives as an example for any length."""
-    return lambda: grows(name, options or (lambda T: {}), **more)
+    return stated(lambda: grows(name, options or (lambda T: {}), **more))
 
 
 def of_width(name: str, **options: Any) -> str:
@@ -143,7 +143,7 @@ def of_width(name: str, **options: Any) -> str:
 def complexity(name: str, options: Options | None = None, width: dict[str, Any] | None = None) -> Measure:
     """Return the measure of growth in the tokens T and in the width d, such as "T^2 d"."""
     given = options or (lambda T: {})
-    return lambda: f"{grows(name, given, by='T')} {of_width(name, **(given(256) if width is None else width))}"
+    return stated(lambda: f"{grows(name, given, by='T')} {of_width(name, **(given(256) if width is None else width))}")
 
 
 def root(T: int) -> int:
@@ -152,11 +152,23 @@ def root(T: int) -> int:
 
 
 def decodes(name: str) -> Measure:
-    """Say "yes" if a mixer has a causal form that streams, else "no"."""
-    from ..mixers import MIXERS
+    """Say "yes" if a causal mixer gives the same token by token as for the whole sequence, else "no"."""
 
-    cls = MIXERS[name]
-    return lambda: "yes" if cls.supports_causal and cls.supports_streaming else "no"
+    def measure() -> str:
+        from ..errors import MixerError
+        from ..mixers.examples import example_mixer
+
+        try:
+            mixer: Any = example_mixer(name, 16, T=12, causal=True).double().eval()
+            x, state, said = torch.randn(1, 12, 16, dtype=torch.float64), mixer.init_state(1), []
+            for token in x.split(1, 1):
+                y, state = mixer.extend(token, state)
+                said.append(y)
+        except MixerError:
+            return "no"
+        return "yes" if torch.allclose(torch.cat(said, 1), mixer(x), atol=1e-6) else "no"
+
+    return measure
 
 
 def option(name: str, of: str) -> Measure:
@@ -164,4 +176,4 @@ def option(name: str, of: str) -> Measure:
     from ..mixers import MIXERS
     from ..mixers.facts import mixer_options
 
-    return lambda: mixer_options(MIXERS[name])[of]
+    return stated(lambda: mixer_options(MIXERS[name])[of])

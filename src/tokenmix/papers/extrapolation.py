@@ -157,28 +157,43 @@ def samplers() -> tuple[Claim, ...]:
         Claim(
             "SHAPE",
             "One random shift of all positions of a sequence in training.",
-            (Number("rows of 4 that it can draw below 8", "5 rows", measure=places.sampled("offset")),),
+            (Number("rows of 4 that it can draw below 8", "5 rows", measure=places.sampled("offset"), derived=True),),
             "n -> n + k",
             "positions.samplers.offset",
         ),
         Claim(
             "Randomised positions",
             "A sorted subset of a longer range, drawn anew for each sequence in training.",
-            (Number("rows of 4 that it can draw below 8", "70 rows", measure=places.sampled("randomised")),),
+            (
+                Number(
+                    "rows of 4 that it can draw below 8", "70 rows", measure=places.sampled("randomised"), derived=True
+                ),
+            ),
             "n -> the n-th smallest of T of 0 .. M - 1",
             "positions.samplers.randomised",
         ),
         Claim(
             "PoSE",
             "Chunks keep their consecutive positions, with random skips between them.",
-            (Number("rows of 4 that it can draw below 8, two chunks", "13 rows", measure=places.sampled("pose")),),
+            (
+                Number(
+                    "rows of 4 that it can draw below 8, two chunks",
+                    "13 rows",
+                    measure=places.sampled("pose"),
+                    derived=True,
+                ),
+            ),
             "n -> n + k beyond a random place",
             "positions.samplers.pose",
         ),
         Claim(
             "CAPE (2021)",
             "Sinusoids whose positions are shifted, jittered and scaled in training.",
-            (Number("position 10, shift 4, jitter 0.5, scale 2", "2.75 to 29", measure=places.cape_range),),
+            (
+                Number(
+                    "position 10, shift 4, jitter 0.5, scale 2", "2.75 to 29", measure=places.cape_range, derived=True
+                ),
+            ),
             "n -> c (n + a + e_n)",
             "positions.samplers.jittered",
         ),

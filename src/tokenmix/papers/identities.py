@@ -126,6 +126,14 @@ def hydra() -> str:
     return compared(hydra(q, k, v, eps=0.0), torch.einsum("btd,bsd,bsd->btd", *unit, v))
 
 
+def hydra_lengths() -> str:
+    """Compare Hydra of queries and keys three times as long, and of values twice as long, with twice Hydra."""
+    from ..functional import hydra
+
+    q, k, v = qkv()
+    return compared(hydra(3 * q, 3 * k, 2 * v, eps=0.0), 2 * hydra(q, k, v, eps=0.0))
+
+
 def hydra_heads() -> str:
     """Compare Hydra with kernel attention of as many heads as features."""
     from ..functional import hydra, multihead_linear

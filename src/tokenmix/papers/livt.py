@@ -6,7 +6,7 @@ from typing import cast
 
 import torch
 
-from .claim import Claim, Measure, Number, Paper, Trial
+from .claim import Claim, Measure, Number, Paper, Trial, stated
 from .identities import compared, drawn
 from .rows import trained
 
@@ -113,8 +113,8 @@ def state() -> tuple[Claim, ...]:
             "800 epochs of masked pretraining (mask 0.75, decoder of 8 x 512), then 100 of the balanced loss (30 on "
             "Places-LT) at a layer decay of 0.75, tau 1 (1.05 on Places-LT; the released code always uses 1).",
             (
-                Number("pretraining: epochs, mask, decoder", "800 / 0.75 / 512 x 8", "", pretraining, OFFICIAL),
-                Number("balanced loss: epochs, layer decay", "100 / 0.75", "", balanced_training, OFFICIAL),
+                Number("pretraining: epochs, mask, decoder", "800 / 0.75 / 512 x 8", "", stated(pretraining), OFFICIAL),
+                Number("balanced loss: epochs, layer decay", "100 / 0.75", "", stated(balanced_training), OFFICIAL),
             ),
             "",
             "recipes.livt_imagenet_lt",

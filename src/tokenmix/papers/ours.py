@@ -94,7 +94,9 @@ def decided(trial: Trial) -> Outcome | None:
     text = f"{found.difference:+.3f}{margin} {results.metric()}, {plural(found.n, 'seed')}"
     if found.verdict in ("better", "worse"):
         return Outcome(CONFIRMED if found.verdict == trial.claimed else CONTRADICTED, text)
-    return Outcome(NO_DIFFERENCE if found.verdict == "no difference" else TOO_LARGE, text)
+    if found.verdict == "no difference":
+        return Outcome(NO_DIFFERENCE, text)
+    return Outcome(TOO_LARGE, f"{text} ({'; '.join(found.why)})")
 
 
 def outcomes(claim: Claim) -> list[tuple[Trial, Outcome]]:

@@ -17,8 +17,11 @@ What the papers claim, section by section, as printed, and what is found here. `
 table in `src/tokenmix/papers`, and computes every number of ours anew; `tokenmix papers` and `tokenmix paper KEY` show
 the same table, `tokenmix paper KEY --run` computes it.
 
-- A number that needs no training (a count, a formula, an identity between an equation and our code) is *confirmed* if
-  ours, rounded to the printed digits, is the printed one, and *contradicted* if not; the reason stands below the table.
+- A number that needs no training is *confirmed* if ours, computed from a model that is built or a form that is run,
+  rounded to the printed digits is the printed one, and *contradicted* if not; the reason stands below the table.
+- Where ours is only what the library states (a mixer's cost formula, a default, a recipe's field) and agrees, it is
+  *stated alike*: we wrote down the same, which is no test.
+- Numbers in brackets in the column *printed* are printed nowhere: they follow from the formula that is.
 - A score of the papers' trained models *cannot be tested at this size*: it takes their data, sizes and weeks of GPUs.
   The recipe that is named trains such a model.
 - *In small models* is the same question, put to models that train on one machine, by [the protocol](evidence.md): the
@@ -96,7 +99,8 @@ def row(claim: Claim, number: Number, ours: dict[str, Value]) -> str:
     """Return one row of a claim's table."""
     value = ours.get(f"{claim.section}: {number.name}")
     name = f"{number.name} ({number.source})" if number.source else number.name
-    cells = [name, with_unit(number.printed, number.unit), shown(number, value), number.verdict(value)]
+    printed = with_unit(number.printed, number.unit)
+    cells = [name, f"[{printed}]" if number.derived else printed, shown(number, value), number.verdict(value)]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import identities
-from .claim import Claim, Measure, Number, Paper
+from .claim import Claim, Measure, Number, Paper, stated
 from .counts import giga_macs, millions, named, parameters
 from .rows import of_recipe, trained
 
@@ -23,7 +23,9 @@ def state() -> tuple[Claim, ...]:
             "a norm. Scores and their use then cost R^2 times fewer multiply-accumulates.",
             (
                 Number("our form against the equation", "equal", measure=identities.reduced_attention),
-                Number("2 (HW) (HW / R^2) C at 56 x 56, R = 8, C = 64", "19,668,992", measure=pairs),
+                Number(
+                    "2 (HW) (HW / R^2) C at 56 x 56, R = 8, C = 64", "19,668,992", measure=stated(pairs), derived=True
+                ),
             ),
             "SRA(Q, K, V) = attention(Q, Norm(reduce(K)), Norm(reduce(V)))",
             "functional.spatial_reduction.spatial_reduction",
@@ -34,7 +36,7 @@ def state() -> tuple[Claim, ...]:
             "tokens.",
             (
                 *(Number(f"patches a side, stage {i + 1}", str(n), "", side(i), OFFICIAL) for i, n in enumerate(SIDES)),
-                Number("tokens of stage 4", "50", "", last_tokens, OFFICIAL),
+                Number("tokens of stage 4", "50", "", stated(last_tokens), OFFICIAL),
             ),
             code="models.pyramid.Pyramid",
         ),
@@ -82,7 +84,7 @@ SIDES = (56, 28, 14, 7)
 
 def side(stage: int) -> Measure:
     """Return the patches along one side in a stage of PVT-tiny at 224."""
-    return lambda: 224 // named("pvt_tiny").config.strides[stage]
+    return stated(lambda: 224 // named("pvt_tiny").config.strides[stage])
 
 
 def last_tokens() -> int:

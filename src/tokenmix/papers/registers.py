@@ -28,7 +28,7 @@ def built() -> tuple[Claim, ...]:
             "N learnable tokens, four by default, join the patches without positions and are dropped at the output.",
             (
                 *(
-                    Number(f"parameters added to {name}, 4 d", f"{4 * dim:,}", "", added(name))
+                    Number(f"parameters added to {name}, 4 d", f"{4 * dim:,}", "", added(name), derived=True)
                     for name, dim in ADDED.items()
                 ),
                 Number(
@@ -36,6 +36,7 @@ def built() -> tuple[Claim, ...]:
                     "261",
                     measure=tokens("deit_small_registers", 224, patch=14),
                     source=OFFICIAL,
+                    derived=True,
                 ),
             ),
             code="models.vit.ViT",
