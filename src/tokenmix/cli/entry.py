@@ -16,10 +16,12 @@ from typing import Any
 
 from ..errors import MixerError
 from ..system.version import __version__
-from .output import say
+from .output import printable, say
 
 OVERRIDE = re.compile(r"--([a-z_-]+(?:\.[a-z0-9_-]+)+)(?:=(.*))?", re.DOTALL)
-BOX = "╭╮╰╯│─ \n"
+BOX = "╭╮╰╯│─|+- \n"
+LONGEST = 300
+"""Characters of a parser's message that are shown."""
 ABOUT = (
     "Token mixers for PyTorch: train, evaluate, compare.\n\n"
     "Run `tokenmix VERB --help` for the options of a verb, `tokenmix --version` for the version; "
@@ -55,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     except (MixerError, OSError) as why:
         if debug:
             raise
-        sys.stderr.write(f"error: {_one_line(why)}\n")  # in one piece: ranks share a terminal
+        sys.stderr.write(f"error: {printable(_one_line(why))}\n")  # in one piece: ranks share a terminal
         return 2
 
 
@@ -89,7 +91,7 @@ def _dispatch(argv: list[str]) -> int:
 
 def _parse(tyro: Any, verbs: dict[str, Any], argv: list[str]) -> Any:
     """Return the verb with its options, or the exit code of --help."""
-    from .fields import meant_field
+    from .fields import meant_field, unknown_option
 
     errors = io.StringIO()
     try:
@@ -99,10 +101,14 @@ def _parse(tyro: Any, verbs: dict[str, Any], argv: list[str]) -> Any:
         if not end.code:
             return 0
         lines = [line.strip(BOX) for line in errors.getvalue().splitlines()]
+        lines = [line for line in lines if re.search(r"\w", line)]  # a terminal without boxes has rules of hyphens
         if argv[0] in CHANGING and (meant := meant_field(argv, (f.name for f in fields(verbs[argv[0]])))):
             raise MixerError(f"{argv[0]}: {meant}") from None
-        body = [line for line in lines[1:] if line and not line.startswith("For full helptext")]
-        raise MixerError(f"{argv[0]}: {' '.join(body) or lines[0]}; see `tokenmix {argv[0]} --help`.") from None
+        if argv[0] in verbs and (unknown := unknown_option(argv, verbs[argv[0]])):
+            raise MixerError(f"{argv[0]}: {unknown}") from None
+        body = " ".join(line for line in lines[1:] if not line.startswith("For full helptext")) or lines[0]
+        body = body if len(body) <= LONGEST else f"{body[:LONGEST]} ..."
+        raise MixerError(f"{argv[0]}: {body}; see `tokenmix {argv[0]} --help`.") from None
 
 
 def take_overrides(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
@@ -140,4 +146,4 @@ def _one_line(why: Exception) -> str:
 
 
 def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+    print(f"warning: {printable(str(message))}", file=sys.stderr)

@@ -7,9 +7,10 @@ import inspect
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, get_type_hints
 
 from ..errors import MixerError
+from ..system.config import nearest
 from .output import wrapped
 
 SECTIONS = ("model", "data", "optim", "train")
@@ -58,6 +59,21 @@ def meant_field(argv: list[str], options: Iterable[str]) -> str:
         if found:
             wanted = " or ".join(f"--{field}" for field in found[:3])
             return f"there is no option --{short[1]}; did you mean {wanted}?"
+    return ""
+
+
+def unknown_option(argv: list[str], verb: type[Any]) -> str:
+    """Return which option of a verb an unknown one may mean, as a sentence; "" where all are known."""
+    own = {"help"}
+    for field in dataclasses.fields(verb):
+        hints = getattr(get_type_hints(verb, include_extras=True)[field.name], "__metadata__", ())
+        name = next((hint.name for hint in hints if getattr(hint, "name", None)), field.name)
+        own |= {name, f"no_{name}"}
+    for item in argv[1:]:
+        given = re.match(r"--([^=]+)", item, re.DOTALL)
+        if given is not None and given[1].replace("-", "_") not in own:
+            options = [name.replace("_", "-") for name in sorted(own) if not name.startswith("no_")]
+            return f"there is no option --{given[1][:80]}; {nearest(given[1], options)}."
     return ""
 
 
