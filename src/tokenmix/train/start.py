@@ -15,7 +15,7 @@ from ..errors import MixerError
 from ..system.files import check_free, write_json
 from ..system.machine import is_first_rank, pick_device, torch_threads
 from .checkpoint import check_can_save, list_steps, remove_checkpoint, sweep
-from .config import FIXED, RunConfig
+from .config import ENDING, FIXED, RunConfig
 from .idle_settings import idle_settings
 from .loop import Trainer
 from .rundir import RunDir, differences, environment
@@ -101,6 +101,8 @@ def _resume(
     config, env = run.config(), run.env()
     config = _with_changes(config, changes or {})
     check_sinks(config.train)
+    if moved := moved_schedule(run.config(), config):
+        warnings.warn(f"resume: {moved}", stacklevel=4)
     world, device = world_of(config), pick_device(config.train.device)
     lock = run.lock() if world.first else nullcontext()
     with says_what_is_left(run.path), lock, torch_threads(config.train.threads or env.get("threads")):
@@ -148,6 +150,18 @@ def _warn_of_idle(config: RunConfig, verbose: bool | None) -> None:
     found = idle_settings(config) if verbose is not False and is_first_rank() else []
     if found:
         warnings.warn(f"settings without effect: {'; '.join(found)}.", stacklevel=3)
+
+
+def moved_schedule(before: RunConfig, after: RunConfig) -> str:
+    """Say what another number of steps does to the schedule of the rate; "" where that changes nothing."""
+    then, now, name = before.train.steps, after.train.steps, after.optim.schedule
+    if then == now or now is None or name not in ENDING:
+        return ""
+    was = "no end by steps" if then is None else f"{then:,}"
+    return (
+        f"train.steps was {was}, is {now:,}: the {name} schedule is stretched to its new end, so from here on the rate "
+        + f"is that of a run of {now:,} steps, not that of the run so far."
+    )
 
 
 def digest_of(fields: dict[str, Any] | None) -> str:
