@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 LARGEST = 1 << 63
+LARGEST_FLOAT = 1e150
+"""The largest finite number of a metric: the axes of a curve square their range."""
 Bad = tuple[int, bytes]  # number of a line, from 1, and its content
 
 
@@ -64,9 +67,14 @@ def _whole(record: dict[str, Any]) -> bool:
         "grid": list,
     }
     return all(
-        isinstance(v, shapes[k]) if k in shapes else type(v) is float or (type(v) is int and abs(v) < LARGEST)
+        isinstance(v, shapes[k]) if k in shapes else _drawable(v) or (type(v) is int and abs(v) < LARGEST)
         for k, v in record.items()
     )
+
+
+def _drawable(value: Any) -> bool:
+    """Return whether a value is a float that a curve can be drawn of, or not finite, which curves leave out."""
+    return type(value) is float and not LARGEST_FLOAT < abs(value) < math.inf
 
 
 def bad_text(bad: list[Bad]) -> str:

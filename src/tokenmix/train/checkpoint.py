@@ -47,7 +47,9 @@ def step_name(step: int) -> str:
 
 def list_steps(folder: Path) -> list[int]:
     """List the steps that have a checkpoint, in ascending order, whether intact or not."""
-    return sorted(int(p.name[5:]) for p in folder.glob("step_*") if p.is_dir() and p.name[5:].isdigit())
+    return sorted(
+        int(p.name[5:]) for p in folder.glob("step_*") if p.is_dir() and p.name[5:].isdecimal() and p.name.isascii()
+    )
 
 
 def save_checkpoint(folder: Path, step: int, tensors: dict[str, dict[str, Tensor]], progress: dict[str, Any]) -> Path:
