@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +14,11 @@ from typing import Any
 from ..data.metrics_csv import write_csv
 from ..data.records import bad_text, read_records
 from ..errors import MixerError
+from ..system.files import check_own, is_own
 from ..system.text import named_apart
 
 NUMBERS = ("parameters", "state_bytes_per_row", "state_context")  # of env.json, in tables
+STEP = re.compile(r"step_[0-9]+")
 WEIGHTS, AVERAGE = "model.safetensors", "ema.safetensors"  # a run that averages its weights is scored with the average
 
 
@@ -162,14 +165,22 @@ def read_run(path: Path | str) -> Run:
         env={k: v for k, v in env.items() if k not in NUMBERS or type(v) in (int, float)},
         train=[m for m in metrics if m.get("kind") == "train"],
         evals=[m for m in metrics if m.get("kind") == "eval"],
-        samples=[
-            (p.name, readable(p.read_bytes()))
-            for p in sorted((path / "samples").glob("*"))
-            if p.is_file() and p.suffix != ".png"
-        ],
-        drawn=sorted((path / "samples").glob("*.png")),
+        samples=[(p.name, readable(p.read_bytes())) for p in _samples(path) if p.suffix != ".png"],
+        drawn=[p for p in _samples(path) if p.suffix == ".png"],
         weights=_newest_weights(path / "checkpoints"),
     )
+
+
+def _samples(run: Path) -> list[Path]:
+    """Return the files of a run's samples; what is no file of the run itself is left out with a warning."""
+    found = sorted((run / "samples").glob("*"))
+    if other := [p.name for p in found if not p.is_dir() and not is_own(p, run)]:
+        warnings.warn(
+            f"report: {run / 'samples'}: {', '.join(map(_shown, other[:3]))}{', ...' * (len(other) > 3)} left out, "
+            + "as only files of the run itself are read, and no links.",
+            stacklevel=3,
+        )
+    return [p for p in found if is_own(p, run)]
 
 
 def write_metrics(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
@@ -201,6 +212,9 @@ def load_model(run: Run) -> Any:
         model = build_model(config_from_json({"kind": "lm", **run.config["model"]}))
     except MixerError as why:
         raise MixerError(f"report: {run.path / 'config.json'}: {why}") from None
+    except (RuntimeError, MemoryError, OverflowError, TypeError, KeyError) as why:
+        said = " ".join(str(why).split())[:120]
+        raise MixerError(f"report: {run.path / 'config.json'} describes no model that can be built ({said}).") from None
     try:
         weights = load_file(run.weights)
     except (SafetensorError, OSError) as why:
@@ -224,7 +238,13 @@ def readable(data: bytes) -> str:
     return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def _shown(name: str) -> str:
+    """Return the name of a file as a line shows it."""
+    return readable(name.encode("utf-8", "surrogateescape")).replace("\n", "\\n")[:80]
+
+
 def _json_object(path: Path) -> dict[str, Any]:
+    check_own(path, path.parent)
     try:
         data = json.loads(path.read_text())
     except (ValueError, OSError, RecursionError) as why:
@@ -239,6 +259,7 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
 
     Damaged lines are skipped with a warning.
     """
+    check_own(path, path.parent)
     try:
         lines, bad = read_records(path)
     except OSError as why:
@@ -250,9 +271,9 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
 
 def _newest_weights(folder: Path) -> Path | None:
     found = sorted(
-        (p for p in folder.glob("step_*") if (p / WEIGHTS).is_file()),
-        key=lambda p: int("".join(filter(str.isdigit, p.name)) or 0),
+        (p for p in folder.glob("step_*") if STEP.fullmatch(p.name) and is_own(p / WEIGHTS, folder.parent)),
+        key=lambda p: int(p.name.removeprefix("step_")),
     )
     if not found:
         return None
-    return found[-1] / AVERAGE if (found[-1] / AVERAGE).is_file() else found[-1] / WEIGHTS
+    return found[-1] / AVERAGE if is_own(found[-1] / AVERAGE, folder.parent) else found[-1] / WEIGHTS

@@ -12,6 +12,7 @@ from ..data.metrics_csv import flat
 from ..data.records import parse_records
 from ..errors import MixerError
 from ..system.config import nearest
+from ..system.files import check_own
 from ..system.lock import look
 from ..system.text import named_apart
 from .runs import Metric, Run, metric_of, on_most_data
@@ -39,6 +40,7 @@ class Tail:
         Raises:
             OSError: if there is no such file, or none that can be read.
         """
+        check_own(self.path, self.path.parent)
         with self.path.open("rb") as f:
             found = os.fstat(f.fileno())
             start = self._end - len(self._last)
@@ -113,7 +115,7 @@ class Watched:
     def _saved(self) -> int:
         """Return the step of the newest checkpoint, -1 before the first."""
         names = [p.name.removeprefix("step_") for p in (self.path / "checkpoints").glob("step_*")]
-        return max((int(name) for name in names if name.isdigit()), default=-1)
+        return max((int(name) for name in names if name.isascii() and name.isdigit()), default=-1)
 
     @property
     def run(self) -> Run:
@@ -241,10 +243,11 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
+        check_own(path, path.parent)
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as why:
         raise MixerError(f"{path.name} is not readable JSON ({why})") from None
-    if not isinstance(found, dict) or not isinstance(found.get("model", {}), dict):
+    if not isinstance(found, dict) or not all(isinstance(found.get(part, {}), dict) for part in ("model", "data")):
         raise MixerError(f"{path.name} is not the config of a run")
     return found
 

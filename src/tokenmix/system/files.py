@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import time
 import warnings
 from collections.abc import Iterator
@@ -51,6 +52,28 @@ def sweep_left(path: Path) -> None:
                 and now - entry.stat().st_mtime > LEFT_BEHIND
             ):
                 os.unlink(entry.path)
+
+
+def is_own(path: Path, folder: Path) -> bool:
+    """Return whether a path is a regular file inside of a folder, reached without a link that leads out of it.
+
+    Folders of runs are passed on, and pages made from them: a link in one must not bring in another file.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+        return stat.S_ISREG(mode) and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+    except (OSError, ValueError):
+        return False
+
+
+def check_own(path: Path, folder: Path) -> None:
+    """Refuse what exists at a path and is no file of the folder itself.
+
+    Raises:
+        MixerError: for a link, a pipe, a device, or a file outside of the folder.
+    """
+    if os.path.lexists(path) and not is_own(path, folder):
+        raise MixerError(f"{path.name} is a link or no regular file; nothing outside of {folder} is read for it.")
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MixerError
+from .files import is_own
 
 try:
     import fcntl
@@ -83,6 +84,8 @@ def look(folder: Path) -> tuple[bool | None, dict[str, str]]:
     The note has the fields ``state`` (running, stopped, failed or ended; "" if there is none) and ``why``.
     """
     note: dict[str, str] = {"state": "", "why": ""}
+    if os.path.lexists(folder / NAME) and not is_own(folder / NAME, folder):  # a pipe would never answer
+        return None, note
     try:
         with (folder / NAME).open("rb") as f:
             taken = None if fcntl is None else _taken(f, fcntl.LOCK_SH, (0.0,))

@@ -15,7 +15,7 @@ import torch
 
 from ..data.records import bad_text, parse_records, read_records
 from ..errors import MixerError
-from ..system.files import check_free, flush_to_disk, whole_file, whole_folder, write_json
+from ..system.files import check_free, check_own, flush_to_disk, whole_file, whole_folder, write_json
 from ..system.lock import locked
 from ..system.machine import cpu_name
 from ..system.version import __version__
@@ -85,6 +85,7 @@ class RunDir:
 
     def read(self, name: str) -> Any:
         """Read one of the run's JSON files."""
+        check_own(self.path / name, self.path)
         try:
             return json.loads((self.path / name).read_text())
         except FileNotFoundError:
@@ -114,6 +115,7 @@ class RunDir:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Read the lines of metrics.jsonl, skipping those cut short by a kill or damaged."""
+        check_own(self.metrics, self.path)
         return read_records(self.metrics)[0]
 
     def cut_metrics(self, step: int) -> None:
