@@ -56,3 +56,57 @@ def plan_of_one_model() -> str:
 def slashes() -> str:
     """All rows of the papers' recipes have one."""
     return _told("sweep", "hydra_imagenet", "--rows", "fig2/softmax_4_heads", "fig2/softmax_12_heads", *SLASHED)
+
+
+def _results(scores: dict[str, list[float]], floor: float, lengths: tuple[int, ...] = ()) -> object:
+    """Return results of rows with these scores, higher is better, tuned over three rates."""
+    from tokenmix.sweep import Results, SweepPlan
+
+    plan = SweepPlan("recall", {row: {} for row in scores}, rates=(0.1, 0.2, 0.4), shell="paper", lengths=lengths)
+    found = Results(Path("none.json"), plan, yardsticks={"constant predictor": floor})
+    for row, values in scores.items():
+        one = {"row": row, "metric": "accuracy", "tokens": 1, "steps": 1, "seconds": 1.0, "peak_mib": 1.0, "curve": []}
+        one |= {"higher": True, "stopped": False}
+        for rate in plan.rates:
+            found.runs[f"tune/{row}/{rate}"] = {**one, "phase": "tune", "rate": rate, "seed": 0, "score": rate}
+        for seed, score in enumerate(values):
+            record = {**one, "phase": "final", "rate": 0.4, "seed": seed, "score": score, "beyond": score / 2}
+            found.runs[f"final/{row}/{seed}"] = record
+    return found
+
+
+@attempt("3", "Two rows of accuracies at chance, compared")
+def at_chance() -> str:
+    """Scores that are better the higher they are had no floor."""
+    from tokenmix.sweep import compare
+
+    return compare(_results({"a": [0.1, 0.1005, 0.0995], "b": [0.1, 0.0995, 0.1005]}, 0.1), "a", "b").text()
+
+
+@attempt("3", "A claim on longer sums of a row that has not learned those of its training")
+def not_learned() -> str:
+    """The ledger called it contradicted."""
+    from tokenmix.sweep import compare
+
+    found = _results({"a": [0.87, 0.871, 0.887], "b": [0.99, 0.985, 0.98]}, 0.15, (4, 16))
+    return compare(found, "a", "b").text()
+
+
+@attempt("4", "Confirmed claims that no model is built for")
+def confirmed() -> str:
+    """Cost formulas, defaults and sums of printed rows counted as tests."""
+    from tokenmix.papers import PAPERS, recorded
+
+    found = collections.Counter()
+    for paper in PAPERS.values():
+        found += paper.verdicts(recorded(paper))
+    return ", ".join(f"{count} {verdict}" for verdict, count in sorted(found.items()))
+
+
+@attempt("5", "The count of mixers in the README")
+def count_in_readme() -> str:
+    """It was written by hand."""
+    from tokenmix import MIXERS
+
+    said = (Path(__file__).parents[2] / "README.md").read_text().partition("It holds ")[2].partition(" ")[0]
+    return f"the README says {said}, the library has {len(MIXERS)}"
