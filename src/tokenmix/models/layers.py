@@ -50,8 +50,8 @@ class BatchNorm2d(nn.BatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
         if not (self.training and recomputing()):
             return super().forward(x)
-        running = [None if a is None else a.clone() for a in (self.running_mean, self.running_var)]
-        return F.batch_norm(x, *running, self.weight, self.bias, True, self.momentum or 0.0, self.eps)
+        mean, var = (None if a is None else a.clone() for a in (self.running_mean, self.running_var))
+        return F.batch_norm(x, mean, var, self.weight, self.bias, True, self.momentum or 0.0, self.eps)
 
 
 class MLP(nn.Module):
