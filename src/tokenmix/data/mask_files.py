@@ -248,12 +248,12 @@ def _scan(
     for (image, mask), (_, content, _) in counted.items():
         digest.update(f"{image.relative_to(root)} {mask.relative_to(root)} {content}\n".encode())
     train = sum((each[pair] for pair in pairs["train"]), Counter())
-    values = [colour_of_number(v) if colours else v for v in sorted(total)]
+    held = [str(colour_of_number(v) if colours else v) for v in sorted(total)]
     return {
         "legend": asdict(legend),
         "pixels": [train[key] if legend.table[key] == i else 0 for i, key in enumerate(legend.keys)],
         "without": sum(n for value, n in total.items() if legend.table[value] == IGNORED),
-        "values": ", ".join(map(str, values[:SHOWN])) + ", ..." * (len(values) > SHOWN),
+        "values": ", ".join(held[:SHOWN]) + ", ..." * (len(held) > SHOWN),
         "turned": sum(turned for _, _, turned in counted.values()),
         "sha256": digest.hexdigest(),
     }

@@ -31,7 +31,7 @@ class Checked:
     least: tuple[str, int] | None
 
 
-def check_clouds(root: Path, splits: Mapping[str, Sequence[tuple[Path, int]]]) -> Checked:
+def check_clouds(root: Path, splits: Mapping[str, Sequence[tuple[Path | int, int]]]) -> Checked:
     """Read every file once and hash it; of sets above ``CHECK_BYTES`` they are hashed alone.
 
     What was found is kept in the user's cache until a file changes.
@@ -39,7 +39,7 @@ def check_clouds(root: Path, splits: Mapping[str, Sequence[tuple[Path, int]]]) -
     Raises:
         MixerError: a file is missing or broken.
     """
-    files = sorted({file for items in splits.values() for file, _ in items})
+    files = sorted({file for items in splits.values() for file, _ in items if isinstance(file, Path)})
     names = [str(file.relative_to(root)) for file in files]
     state = json.dumps(["points-1", source_state(root), names])
     note = cache_dir() / "points" / f"{hashlib.sha256(state.encode()).hexdigest()[:32]}.json"
