@@ -23,6 +23,7 @@ import tokenmix
 from tokenmix import MIXERS, MixerError, cli, data
 from tokenmix.cli import output
 from tokenmix.cli.entry import take_overrides
+from tokenmix.cli.extras import EXTRAS
 from tokenmix.cli.verbs import VERBS
 from tokenmix.system.text import si, size
 
@@ -214,6 +215,7 @@ def test_costs_of_a_length_beyond_memory(capsys):
 
 
 def test_doctor(capsys, monkeypatch):
+    monkeypatch.setattr("tokenmix.cli.doctor.try_extras", lambda: dict.fromkeys(EXTRAS, "ok"))
     assert cli.main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert f"{len(MIXERS)} mixers" in text
@@ -230,6 +232,8 @@ def test_doctor(capsys, monkeypatch):
 
 
 def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
+    monkeypatch.setattr("tokenmix.cli.doctor.try_extras", dict)
+
     def broken(self, *args, **kwargs):
         raise RuntimeError("no such kernel")
 

@@ -129,3 +129,23 @@ def capped_logits() -> str:
         return f"accepted; logits differ by {float((model(tokens).logits - host(tokens).logits).abs().max()):.1e}"
 
     return _said(call)
+
+
+@attempt("g7", "`tokenmix doctor` where torchvision was built for another torch, so that transformers does not import")
+def doctor_and_torchvision() -> str:
+    """It said that all was well."""
+    import os
+    import subprocess
+    import sys
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder, "torchvision")
+        package.mkdir()
+        (package / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')\n")
+        paths = os.pathsep.join([folder, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
+        command = [sys.executable, "-m", "tokenmix", "doctor"]
+        ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
+    found = [line for line in ended.stdout.splitlines() if "torchvision" in line] or ended.stdout.splitlines()[-1:]
+    return f"code {ended.returncode}: {found[-1][:200]}"

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 from typing import Any
 
 from ..system.version import __version__
+from .extras import EXTRAS, installed_version, try_extras, versions
 from .output import wrapped
 
-EXTRAS = {
-    "train": ("numpy", "tyro", "pyyaml", "rich", "safetensors"),
-    "vision": ("numpy", "pillow", "scikit-learn", "timm"),
-    "plot": ("numpy", "matplotlib", "jinja2"),
-}
 TORCH_NEEDED = (2, 9)
 ISAS = {
     "v4": "AVX-512 (v4)",
@@ -39,7 +34,9 @@ def diagnose() -> dict[str, Any]:
     except ValueError as why:
         broken.append(f"TOKENMIX_BACKEND: {why} Unset it, or set it to one of those")
     trials = _trials() if not broken else {}
-    broken += [f"{name}: {outcome}" for name, outcome in trials.items() if outcome != "ok"]
+    uses = try_extras()
+    for found in (trials, {f"extra {extra}": outcome for extra, outcome in uses.items()}):
+        broken += [f"{name}: {outcome}" for name, outcome in found.items() if outcome != "ok"]
     return {
         "tokenmix": __version__,
         "python": platform.python_version(),
@@ -47,10 +44,11 @@ def diagnose() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "triton": _version("triton"),
+        "triton": installed_version("triton"),
         "backend": {"default": wanted, "rule": AUTO_RULE},
         "kernels": _kernels(),
-        "extras": {extra: {package: _version(package) for package in packages} for extra, packages in EXTRAS.items()},
+        "extras": {extra: versions(extra) for extra in EXTRAS},
+        "uses": uses,
         "forward": trials,
         "broken": broken,
     }
@@ -111,13 +109,6 @@ def _trials() -> dict[str, str]:
     return found
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def diagnosis_text(found: dict[str, Any]) -> str:
     """Return the diagnosis as text."""
     lines = [
@@ -132,7 +123,8 @@ def diagnosis_text(found: dict[str, Any]) -> str:
         missing = [p for p, version in packages.items() if version is None]
         have = ", ".join(f"{p} {version}" for p, version in packages.items() if version)
         fix = f"; missing {', '.join(missing)}: pip install 'tokenmix[{extra}]'" if missing else ""
-        lines.append(f"extra    {extra}: {have}{fix}")
+        state = "; works" if found["uses"].get(extra) == "ok" else "; BROKEN, see below" if not missing else ""
+        lines += wrapped("extra    ", f"{extra}: {have}{fix}{state}", 9)
     good = sum(outcome == "ok" for outcome in found["forward"].values())
     mixers = len({label.split()[0] for label in found["forward"]})
     tried = len(found["forward"])

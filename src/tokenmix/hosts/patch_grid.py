@@ -63,9 +63,8 @@ class PatchGrid:
 
     def note(self, embedding: Any, args: Any, patches: Tensor) -> None:
         """Note the grid that an embedding of patches made: a convolution, or a module of timm's that computes it."""
-        images = args[0] if args else None
-        known = hasattr(embedding, "dynamic_feat_size") and isinstance(images, Tensor)
-        rows, columns = embedding.dynamic_feat_size(images.shape[-2:]) if known else patches.shape[-2:]
+        known = hasattr(embedding, "dynamic_feat_size") and args
+        rows, columns = embedding.dynamic_feat_size(args[0].shape[-2:]) if known else patches.shape[-2:]
         self.put((int(rows), int(columns)) if torch.jit.is_tracing() else (rows, columns), patches)
 
     def put(self, grid: Grid, patches: Tensor | None = None) -> None:
@@ -83,8 +82,9 @@ class PatchGrid:
 
     def _keep_with(self, tensor: Tensor, begun: _Pass) -> None:
         """Remember a pass as long as the graph of a tensor is in memory, and no longer."""
-        if tensor.grad_fn is not None:
-            tensor.grad_fn.metadata[id(self)] = begun
+        node: Any = tensor.grad_fn
+        if node is not None:
+            node.metadata[id(self)] = begun
         if self.kept.get(begun.grid) is begun:
             del self.kept[begun.grid]
 

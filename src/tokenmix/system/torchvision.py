@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ..errors import MixerError
+
 SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -52,6 +54,16 @@ def ensure_torchvision() -> bool:
     for schema in SCHEMAS:
         library.define(schema)
     _kept.append(library)
-    import torchvision  # noqa: F401  (for whoever imports it next)
-
+    try:
+        import torchvision  # noqa: F401  (for whoever imports it next)
+    except Exception as why:  # what a half-built package raises is its own
+        said = " ".join(str(why).split())[:160].rstrip(".")
+        raise MixerError(f"torchvision cannot be imported ({said}): {reinstall_torchvision()}.") from None
     return True
+
+
+def reinstall_torchvision() -> str:
+    """Return the command that installs the torchvision that fits this torch."""
+    build = torch.__version__.partition("+")[2]
+    index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
+    return f"pip install --force-reinstall --no-deps torchvision{index}"

@@ -1,0 +1,86 @@
+"""`tokenmix doctor` uses each extra as its users do, and names what mends one that fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import tokenmix.cli as cli
+from tokenmix.cli import extras
+from tokenmix.system.torchvision import reinstall_torchvision
+
+BEYOND = "raise RuntimeError('operator torchvision::nms does not exist')\n"
+LAZY = """
+def __getattr__(name):
+    try:
+        import torchvision
+    except RuntimeError as why:
+        raise ModuleNotFoundError(f"Could not import module {name!r}.") from why
+"""
+WORDS = {"torchvision": BEYOND, "transformers": LAZY}
+
+
+def planted(folder, monkeypatch, **packages):
+    """Packages that stand before the installed ones in a process that begins now."""
+    for name, text in packages.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(text)
+    paths = [str(folder), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+def only(monkeypatch, extra, use):
+    monkeypatch.setattr(extras, "EXTRAS", {extra: (extras.EXTRAS[extra][0], use)})
+    monkeypatch.setattr("tokenmix.cli.doctor.EXTRAS", extras.EXTRAS)
+
+
+def test_an_extra_that_works_is_ok(monkeypatch):
+    monkeypatch.setattr(extras, "EXTRAS", {name: extras.EXTRAS[name] for name in ("train", "plot", "tensorboard")})
+    assert extras.try_extras() == {"train": "ok", "plot": "ok", "tensorboard": "ok"}
+
+
+def test_a_torchvision_beyond_mending_is_to_be_installed_again(tmp_path, monkeypatch, capsys):
+    planted(tmp_path, monkeypatch, **WORDS)
+    only(monkeypatch, "hf", "import transformers; transformers.GPT2LMHeadModel")
+    assert cli.main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    (line,) = [line for line in said.splitlines() if line.startswith("BROKEN")]
+    assert "extra hf: RuntimeError: operator torchvision::nms does not exist; torchvision was built for another" in line
+    assert line.endswith(f"another torch: {reinstall_torchvision()}")
+    assert "hf: transformers" in said
+    assert "BROKEN, see below" in said
+    ended = subprocess.run([sys.executable, "-c", "import tokenmix.hosts.torchvision"], capture_output=True, text=True)
+    assert ended.stderr.splitlines()[-1].startswith(
+        "tokenmix.errors.MixerError: torchvision cannot be imported (operator"
+    )
+
+
+def test_a_torchvision_that_one_line_mends(tmp_path, monkeypatch):
+    needs = "import torch\nif not hasattr(torch.ops.torchvision, 'nms'): raise RuntimeError('torchvision::nms')\n"
+    planted(tmp_path, monkeypatch, torchvision=needs)
+    only(monkeypatch, "hf", "import torchvision")
+    assert "write `import tokenmix.hosts.torchvision` before the imports, or pip" in extras.try_extras()["hf"]
+
+
+def test_a_package_that_fails_otherwise_is_to_be_installed_again(monkeypatch):
+    only(monkeypatch, "onnx", "import onnx_of_nobody")
+    wanted = "ModuleNotFoundError: No module named 'onnx_of_nobody'; pip install --upgrade --force-reinstall"
+    assert extras.try_extras()["onnx"].startswith(wanted)
+
+
+def test_an_extra_with_a_missing_package_is_not_tried(monkeypatch):
+    monkeypatch.setattr(extras, "EXTRAS", {"plot": (("matplotlib", "nobody-has-this"), "import nobody")})
+    assert extras.try_extras() == {}
+
+
+@pytest.mark.parametrize("extra", extras.EXTRAS)
+def test_each_extra_is_that_of_the_package(extra):
+    import tomllib
+    from pathlib import Path
+
+    listed = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"][extra]
+    names = {each.split(">")[0] for each in listed}
+    assert names - {"safetensors"} == set(extras.EXTRAS[extra][0]) - {"safetensors"}
