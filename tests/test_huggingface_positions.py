@@ -6,6 +6,7 @@ Weights are large, because at transformers' initialisation the mixers hardly sho
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ import transformers
 
 from huggingface_checks import config
 from perturb import perturb_mixers
+from tokenmix import MixerError
 from tokenmix.hosts.huggingface import TokenMixForCausalLM
+from tokenmix.hosts.surgery import replace_mixers
 from tokenmix.mixers import MIXERS
 
 LENGTH = 40
@@ -208,3 +211,44 @@ def test_usual_positions_after_given_ones(kind):
         read(model, x, mask, torch.where(mask == 1, ids, garbage), cache, end=5)
         got = [read(model, x, mask, None, cache, end=end) for end in (6, 12)]
         torch.testing.assert_close(torch.cat(got, 1), want[:, 5:], atol=1e-4, rtol=0)
+
+
+def rope_model(kind, longest):
+    """A small Llama with dynamic angles or Phi-3 with LongRoPE, whose first context is 16 tokens."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 1, "vocab_size": 40, "pad_token_id": 0, "initializer_range": 0.3}
+    torch.manual_seed(0)
+    if kind == "dynamic":
+        rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}
+        given = transformers.LlamaConfig(**sizes, max_position_embeddings=16, rope_parameters=rope)
+        return transformers.LlamaForCausalLM(given).eval()
+    factors = {"short_factor": [1.0, 1.1, 1.3, 1.6], "long_factor": [1.5, 2.0, 3.0, 5.0]}
+    rope = {"rope_type": "longrope", "rope_theta": 100.0, **factors, "original_max_position_embeddings": 16}
+    given = {"original_max_position_embeddings": 16, "max_position_embeddings": longest, "rope_parameters": rope}
+    return transformers.Phi3ForCausalLM(transformers.Phi3Config(**sizes, **given)).eval()
+
+
+@pytest.mark.parametrize("length", [12, 30])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+@torch.no_grad()
+def test_angles_that_depend_on_the_length_are_fixed_by_hand(kind, length):
+    """As the refusal says, for one length: the host's logits for it, in a stream of any cuts too."""
+    model, x = rope_model(kind, 64), tokens(2, length)
+    with pytest.raises(MixerError, match=f"rope_type='{kind}' has no counterpart.*for one length L fix them") as told:
+        replace_mixers(model, "attention")
+    assert "\n" not in str(told.value)
+    rope = model.config.rope_parameters
+    if kind == "dynamic":
+        scaling = None if length <= 16 else {"name": "ntk", "factor": 2.0 * length / 16 - 1.0}
+    else:
+        gain = math.sqrt(1 + math.log(64 / 16) / math.log(16))
+        scaling = {"name": "factors", "factors": rope["short_factor" if length <= 16 else "long_factor"]}
+        scaling |= {"attention_factor": gain}
+    positions = {"name": "rotary", "base": 100.0, "scaling": scaling}
+    ours, _ = replace_mixers(model, {"*": {"name": "attention", "positions": positions}})
+    want = model(x, use_cache=False).logits
+    torch.testing.assert_close(ours(x, use_cache=False).logits, want, atol=2e-4, rtol=0)
+    cache, got = transformers.DynamicCache(config=ours.config), []
+    for a, b in ((0, 5), (5, 6), (6, length)):
+        got.append(ours(x[:, a:b], cache=cache, use_cache=True).logits)
+    torch.testing.assert_close(torch.cat(got, 1), want, atol=2e-4, rtol=0)

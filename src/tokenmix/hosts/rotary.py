@@ -13,6 +13,12 @@ ROPE_SCALING = {
     "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
 }
 """rope_type -> the fields that our scaling of the same name reads."""
+FIXED = "for one length L fix them, positions={'name': 'rotary', 'base': rope_theta, 'scaling': "
+BY_HAND = {
+    "dynamic": FIXED + "{'name': 'ntk', 'factor': factor * L / max_position_embeddings - factor + 1}}",
+    "longrope": FIXED + "{'name': 'factors', 'factors': short_factor or long_factor, 'attention_factor': ...}}",
+}
+"""rope_type whose angles depend on the length of the text -> how to fix them for one length."""
 
 
 def rotary_spec(
@@ -32,13 +38,10 @@ def rotary_spec(
     given = {name: value for name, value in rope_parameters.items() if value is not None}
     rule = given.get("rope_type", "default")
     if rule != "default" and rule not in ROPE_SCALING:
-        why = (
-            "its angles change as a sequence grows, so those of stored keys would be wrong"
-            if rule in ("dynamic", "longrope")
-            else "it is unknown here"
-        )
-        known = f"default, {', '.join(ROPE_SCALING)} have one"
-        raise MixerError(f"rotary_spec: rope_type={rule!r} has no counterpart: {why}; {known}.")
+        why = "its angles change as a sequence grows, so those of stored keys would be wrong"
+        how = f"default, {', '.join(ROPE_SCALING)} have one" if rule not in BY_HAND else BY_HAND[rule]
+        why = why if rule in BY_HAND else "it is unknown here"
+        raise MixerError(f"rotary_spec: rope_type={rule!r} has no counterpart: {why}; {how}.")
     spec: dict[str, Any] = {"name": "rotary", "base": float(given.get("rope_theta", 10000.0)), "layout": layout}
     if given.get("partial_rotary_factor", 1.0) != 1.0:
         spec["rotary_dim"] = int(head_dim * given["partial_rotary_factor"])

@@ -244,11 +244,25 @@ def llama3(
     return thetas, 1.0
 
 
+def factors(
+    d: int, base: float, *, factors: list[float], attention_factor: float | None = None
+) -> tuple[list[float], float]:
+    """Scale each pair by a number of its own: theta_m / factors[m], as LongRoPE's search finds them.
+
+    Ding et al. 2024, arXiv 2402.13753. Queries and keys are multiplied by ``attention_factor``, by default 1.
+    """
+    if len(factors) != d // 2:
+        _refuse(f"scaling 'factors' needs rotary_dim / 2 = {d // 2} factors, got {len(factors)}")
+    thetas = [theta / factor for theta, factor in zip(_frequencies(d, base), factors, strict=True)]
+    return thetas, attention_factor or 1.0
+
+
 SCALING_RULES: dict[str, Callable[..., tuple[list[float], float]]] = {
     "linear": linear,
     "ntk": ntk,
     "yarn": yarn,
     "llama3": llama3,
+    "factors": factors,
 }
 """Scaling rules for longer contexts, by name.
 
@@ -261,7 +275,10 @@ def _frequencies(d: int, base: float) -> list[float]:
 
 
 def _check_option(name: str, value: Any) -> None:
-    if name == "truncate":
+    if name == "factors":
+        if not isinstance(value, (list, tuple)) or not all(number(each) and each > 0 for each in value):
+            _refuse(f"factors must be a list of positive numbers, got {value!r}")
+    elif name == "truncate":
         if not isinstance(value, bool):
             _refuse(f"truncate must be True or False, got {value!r}")
     elif name == "original_max_len":

@@ -95,7 +95,7 @@ def spec_for_site(spec: dict[str, Any], site: Site, module: Any, found: dict[str
         wanted["head_dim"] = site.head_dim
     if site.qk_norm is not None:
         wanted |= {"qk_norm": site.qk_norm, "norm_eps": _eps(module.q_norm)}
-    if is_softmax(spec) and site.rotary:
+    if is_softmax(spec) and site.rotary and "positions" not in spec:
         wanted["positions"] = rotary_spec(_rope(module), head_dim=site.head_dim, max_len=site.max_len)
     return {option: value for option, value in wanted.items() if option in known} | spec
 
