@@ -81,7 +81,8 @@ class PairPositions(nn.Module):
             device: of the result, where positions are not tensors.
         """
         if isinstance(rows, tuple) and cols is not None:  # torch.jit.trace gives numbers as tensors
-            return self.leading(*rows, cols, dtype, device)
+            count: Any = cols
+            return self.leading(*rows, count, dtype, device)
         given = [a for a in (rows, cols) if isinstance(a, Tensor)]
         check_integers(type(self).__name__, *given)
         check_exact(type(self).__name__, *given)
