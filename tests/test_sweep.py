@@ -357,7 +357,7 @@ def test_a_legend_names_the_rates_that_were_tried(tmp_path, monkeypatch):
     labels = []
     monkeypatch.setattr(curves, "both", lambda draw, size: labels.append(legend_of(draw)) or ("", ""))
     tuning_pictures(found)
-    assert labels[0] == ["a", "b", f"rate {tried:g}"]
+    assert labels[0] == ["a", "b", f"rate {tried:g}", FLOOR]
     assert f"rate {other:g}" not in labels[0]
 
 
