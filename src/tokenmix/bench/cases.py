@@ -120,7 +120,7 @@ def is_causal(subject: Subject, s: Setting) -> bool:
     The setting decides unless the subject's options say otherwise or it has only the other form.
     """
     if subject.name in PEERS:
-        forms = (False, True) if PEERS[subject.name].causal else (False,)
+        forms: tuple[bool, ...] = (False, True) if PEERS[subject.name].causal else (False,)
     else:
         forms = (False, True) if subject.name == SDPA else MIXERS[subject.name].causal_forms()
     return bool(subject.options.get("causal", s.causal if s.causal in forms else forms[0]))

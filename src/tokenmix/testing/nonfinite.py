@@ -193,7 +193,7 @@ def gradients_of_non_finite_are_honest(s: Subject) -> None:
             got = gradients(y[batch][:, tokens].square().sum(), leaves, keep_graph=True)
             want = want or got
             for leaf in want:
-                shown = {"token": p, "loss over": name, "seed": s.seed}
+                shown: dict[str, Any] = {"token": p, "loss over": name, "seed": s.seed}
                 scale = max(float(want[leaf].abs().max()), 1e-3) if want[leaf].numel() else 1.0
                 asked = leaves[leaf].isfinite()  # at the bad numbers themselves 0 times NaN is allowed
                 same(

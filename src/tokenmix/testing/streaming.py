@@ -301,5 +301,5 @@ def context_of_itself(s: Subject) -> None:
     same(s.call(mixer, x, x.clone()), s.call(mixer, x), "a context equal to x is not self-mixing", start=0, seed=s.seed)
     keys = inputs.key_masks(s.length)["right"]
     got, want = s.call(mixer, x, x.clone(), key_mask=keys), s.call(mixer, x, key_mask=keys)
-    shown = {"key_mask": keys, "seed": s.seed}
+    shown: dict[str, Any] = {"key_mask": keys, "seed": s.seed}
     same(got, want, "a masked context equal to x is not self-mixing", live=keys, start=0, **shown)
