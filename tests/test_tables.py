@@ -177,6 +177,9 @@ def test_quotes_around_cells_and_quotes_in_texts(tmp_path):
     found = Inventory("a")
     assert read("a.csv", f'text,label\n"no, and\n\nmore",pos\n{lines}') == [("no, and\n\nmore", "pos"), *rest]
     assert found.found["rows over several lines"] == "1, the longest in lines 2 to 4"
+    lines = "".join(f'"{a}, and\n{a}",{b}\n' for a, b in rest)  # each line has two cells, were quotes text
+    assert read("a.csv", f"text,label\n{lines}") == [(f"{a}, and\n{a}", b) for a, b in rest]
+    lines = "".join(f"{a},{b}\n" for a, b in rest)
     assert read("a.csv", f'text,label\nmy 12" pipe,pos\n{lines}')[0] == ('my 12" pipe', "pos")
 
 

@@ -170,6 +170,9 @@ def _are_quoted(table: Delimited, scan: _Scan, width: int) -> bool:
     if scan.fault is not None:
         _tell_joined(table, joined, longest)
         return True
+    if joined and 2 * (joined + max(scan.enclosed)) > rows:  # as where all cells of a column stand in quotes
+        _tell_joined(table, joined, longest)
+        return True
     if joined and as_csv:
         raise MixerError(
             f"data: in {table.path} a quote joins lines {longest[0]} to {longest[1]} to one row, while each line has "
