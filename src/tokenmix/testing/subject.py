@@ -204,11 +204,10 @@ def roles(form: Callable[..., Any]) -> Roles:
 
 def leaf_names(form: Callable[..., Any], args: tuple) -> list[str]:
     """Name the floating point tensors among positional arguments of a form: "k", or "w[0]" inside of a tuple."""
-    names = [p.name for p in inspect.signature(form).parameters.values()]
-    leaves = pytree.tree_flatten_with_path(args)[0]
     return [
-        names[path[0].idx] + pytree.keystr(path[1:])
-        for path, leaf in leaves
+        name + pytree.keystr(path)
+        for name, value in zip(inspect.signature(form).parameters, args, strict=False)
+        for path, leaf in pytree.tree_flatten_with_path(value)[0]
         if isinstance(leaf, Tensor) and leaf.is_floating_point()
     ]
 
