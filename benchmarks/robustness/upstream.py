@@ -85,8 +85,10 @@ def scripted_multihead() -> str:
 def auto_model_of_a_converted_folder() -> str:
     """It was loaded with random attention."""
     import torch
-    import tokenmix.hosts.huggingface  # noqa: F401, I001  # registers converted hosts
-    from tokenmix.hosts import replace_mixers
+
+    from tokenmix.hosts import huggingface, replace_mixers
+
+    huggingface.register()
     from transformers import AutoModel, BertConfig, BertModel
 
     sizes = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -32,9 +32,9 @@ def chunk_positions(
         positions: (B, L), explicit positions; they take precedence over ``start``.
         key_mask: (B, L) bool. Rows that have had no True so far stay at 0.
     """
-    if positions is not None and key_mask is None:
-        return positions, positions[:, -1] + 1
     if positions is not None:
+        if key_mask is None:
+            return positions, positions[:, -1] + 1
         return positions, torch.where(key_mask.any(1) | (start > 0), positions[:, -1] + 1, start)
     L = x.shape[1]
     if key_mask is None:

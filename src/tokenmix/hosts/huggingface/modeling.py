@@ -146,7 +146,8 @@ class TokenMixModel(TokenMixPreTrainedModel):
         chunk = self._chunk_positions(x, attention_mask, position_ids, kept)
         if self.positions is not None:
             x = x + self.positions(chunk.at).to(x.dtype)
-        x, given = self.dropout(x), {"chunk": chunk}
+        given: dict[str, Any] = {"chunk": chunk}
+        x = self.dropout(x)
         context_mask = self._context_mask(encoder_hidden_states, encoder_attention_mask)
         if encoder_hidden_states is not None:
             # otherwise positions are indices

@@ -93,7 +93,7 @@ def register_converted() -> None:
     """Register converted hosts with all Auto classes of models."""
     AutoConfig.register(CONVERTED, ConvertedConfig, exist_ok=True)
     for name in dir(transformers):
-        auto = getattr(transformers, name) if name.startswith("AutoModel") else None
+        auto: Any = getattr(transformers, name) if name.startswith("AutoModel") else None
         if getattr(auto, "_model_mapping", None) is not None and ConvertedConfig not in auto._model_mapping:
             auto.register(ConvertedConfig, type(f"Converted{name}", (_Opened,), {"auto": auto}), exist_ok=True)
 

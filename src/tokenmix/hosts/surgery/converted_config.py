@@ -53,7 +53,7 @@ class ConvertedConfig(PreTrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         """Return what config.json holds."""
         config = self.host.to_dict() if self.host is not None else {}
-        return converted_json(config, self.mixers, (self.architectures or [None])[0])
+        return converted_json(config, self.mixers, next(iter(self.architectures or ()), None))
 
     def to_diff_dict(self) -> dict[str, Any]:
         """Return the same as ``to_dict``."""
@@ -83,7 +83,8 @@ class WithMixers:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the host's own config."""
-        config = super().to_dict()  # type: ignore[misc]  # of the host's config
+        own: Any = super()
+        config = own.to_dict()
         config.pop("replaced_attention", None)
         return config
 
@@ -108,7 +109,7 @@ def with_mixers(kind: type) -> type:
 
 
 def _rebuilt_config(kind: type) -> Any:
-    cls = with_mixers(kind)
+    cls: Any = with_mixers(kind)
     return cls.__new__(cls)
 
 
