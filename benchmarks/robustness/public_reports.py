@@ -83,7 +83,7 @@ def _ranks(run: str, ranks: int, *options: str) -> str:
 
 def _valid_score(run: str) -> float:
     lines = [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
-    return next(line["bpb"] for line in reversed(lines) if line["kind"] == "eval")
+    return next(line["bits_per_byte"] for line in reversed(lines) if line["kind"] == "eval")
 
 
 def _scores_over_ranks(ranks: int) -> str:
@@ -194,7 +194,7 @@ def _resumed(**fields: Any) -> str:
         schedule = {"optim.schedule": "constant"}
         train(whole.override(schedule), "whole")
         train(half.override(schedule), "half")
-        resume("half", {"train.steps": 8})
+        resume("half", changes={"train.steps": 8})
     same = _weights("whole", 8) == _weights("half", 8)
     return f"the same losses: {_losses('whole') == _losses('half')}, the same bits of weights: {same}"
 
@@ -234,7 +234,7 @@ def _best_of_beams(penalty: float) -> str:
         source = torch.tensor([[2 + i % 4, 2 + (i * 3) % 4, 5]])
         scores = _target_scores(model, source, 4, 6)
         best = max(scores, key=lambda t: scores[t] / len(t) ** penalty)
-        found = model.generate(source, 4, beams=60, length_penalty=penalty)[0].tolist()
+        found = model.generate(source, 4, beams=800, length_penalty=penalty)[0].tolist()
         right += tuple(found[: len(best)]) == best
     return f"{right} of 6 are the best of all targets"
 

@@ -18,6 +18,9 @@ LIBRARY = torch.library.Library("tokenmix", "DEF")  # noqa: TOR901  (this packag
 OPERATORS: dict[str, Operator] = {}
 """Every operator, by name."""
 
+REMEMBERED = 1024
+"""Calls of an operator, by sizes, dtypes and options, that need not be checked again."""
+
 Results = tuple[Tensor, ...]
 
 
@@ -65,6 +68,7 @@ class Operator:
     ):
         self.name, self.eager, self.shape, self.on = name, eager, shape, tuple(on)
         self.modules: dict[str, Any] = {}
+        self.fitting: set[Any] = set()
         self.inputs, self.each, self.fits = inputs, declared(inputs), fits
         kept = [f"Tensor {one}" for one in (["y"] if keeps_result else []) + list(saves)]
         self.differentiable = tuple(one.differentiable for one in self.each)
@@ -123,14 +127,24 @@ class Operator:
 
     def _run(self, where: str, *args: Any) -> Results | Tensor:
         inputs, options = args[: self.count], self._named(args[self.count : -1])
-        check_shapes(self.name, self.inputs, self.each, inputs, options, inputs[self.main], self.fits)
+        self._check(inputs, options)
         return self.module(where).forward(*inputs, **options, save=args[-1])
+
+    def _check(self, inputs: Sequence[Tensor | None], options: dict[str, Any]) -> None:
+        """Refuse tensors that do not fit each other; sizes, dtypes and options that fitted before are remembered."""
+        described = tuple([None if a is None else (a.shape, a.dtype, a.device) for a in inputs])
+        key = (described, tuple([tuple(v) if type(v) is list else v for v in options.values()]))
+        if key not in self.fitting:
+            check_shapes(self.name, self.inputs, self.each, inputs, options, inputs[self.main], self.fits)
+            if len(self.fitting) >= REMEMBERED:
+                self.fitting.clear()
+            self.fitting.add(key)
 
     def _run_backward(self, where: str, *args: Any) -> Results | Tensor:
         n, module = len(args) - len(self.options), self.module(where)
         g, inputs, kept, options = args[0], args[1 : 1 + self.count], args[1 + self.count : n], self._named(args[n:])
         main = inputs[self.main]
-        check_shapes(self.name, self.inputs, self.each, inputs, options, main, self.fits)
+        self._check(inputs, options)
         y = tuple(main.shape if self.shape is None else self.shape(*inputs, **options))
         wanted = [(y, main.dtype)] * (1 + self.keeps_result)
         wanted += [(tuple(shape), torch.float32) for shape in module.saved_shapes(*inputs, **options)]
