@@ -15,6 +15,7 @@ from dataclasses import fields
 from typing import Any
 
 from ..errors import MixerError
+from ..system.memory import KINDS, lack_of_memory
 from ..system.version import __version__
 from .output import printable, say
 
@@ -54,10 +55,12 @@ def main(argv: list[str] | None = None) -> int:
         usual = "stopped; `tokenmix resume DIR` continues a training run from its last checkpoint."
         print(" ".join(map(str, why.args)) or usual, file=sys.stderr)
         return 130
-    except (MixerError, OSError) as why:
-        if debug:
+    except (OSError, *KINDS) as why:
+        lacking = lack_of_memory(why)
+        if debug or not (lacking or isinstance(why, (MixerError, OSError))):
             raise
-        sys.stderr.write(f"error: {printable(_one_line(why))}\n")  # in one piece: ranks share a terminal
+        said = f"{argv[0]}: {lacking}; give smaller sizes." if lacking else _one_line(why)
+        sys.stderr.write(f"error: {printable(said)}\n")  # in one piece: ranks share a terminal
         return 2
 
 

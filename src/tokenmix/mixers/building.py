@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from ..errors import MixerError
+from ..system.memory import in_memory
 
 Built = TypeVar("Built")
 LARGEST = 2**31 - 1  # a larger size fits no memory
@@ -24,7 +25,6 @@ WORDS: dict[Any, str] = {
     str: "a string",
     NoneType: "None",
 }
-TOO_LARGE = ("allocate memory", "out of memory", "overflow")  # words in the errors that torch raises
 
 
 class Checked(ABCMeta):
@@ -42,15 +42,9 @@ class Checked(ABCMeta):
             if name in kinds and not _fits(value, kinds[name], limit):
                 most = f" of at most {limit}" if isinstance(value, int) and value > limit else ""
                 raise MixerError(f"{cls.__name__}: {name} must be {_words(kinds[name])}{most}, got {value!r}.")
-        try:
+        given = ", ".join(f"{name}={value!r}" for name, value in [*zip(("dim",), args, strict=False), *options.items()])
+        with in_memory(lambda why: f"{cls.__name__}: its parameters do not fit into memory with {given} ({why})."):
             return super().__call__(*args, **options)  # type: ignore[misc, no-any-return]  # as above
-        except RuntimeError as why:
-            if any(word in str(why) for word in TOO_LARGE):
-                given = ", ".join(
-                    [f"dim={args[0]!r}" for _ in args[:1]] + [f"{name}={value!r}" for name, value in options.items()]
-                )
-                raise MixerError(f"{cls.__name__}: its parameters do not fit into memory with {given}.") from None
-            raise
 
 
 @lru_cache(256)

@@ -9,6 +9,7 @@ from torch import nn
 
 from ..errors import MixerError
 from ..system.config import from_json, nearest
+from ..system.memory import in_memory
 from .blocks import Block, evaluating
 from .dit import DiT, DiTConfig
 from .eamlp import EAMLP, EAMLPConfig
@@ -94,6 +95,8 @@ KINDS: dict[str, tuple[type, type[nn.Module]]] = {
 }
 """The classes of config and model, by the config's ``kind``."""
 
+MOST_LAYERS = 2**14  # building more takes hours, or all memory
+
 ModelConfig = (
     LMConfig
     | ViTConfig
@@ -132,7 +135,20 @@ def build_model(model: Any, **options: Any) -> nn.Module:
             raise MixerError(f"build_model: {type(config).__name__} has no field {name!r}; {nearest(name, known)}.")
     if config.kind not in KINDS:
         raise MixerError(f"build_model: there is no model of kind {config.kind!r}; known: {', '.join(KINDS)}.")
-    return KINDS[config.kind][1](replace(config, **options) if options else config)
+    config = replace(config, **options) if options else config
+    for name in ("layers", "encoder_layers", "decoder_layers", "depths"):
+        given = getattr(config, name, None)
+        if max(given if isinstance(given, tuple) else (given or 0,)) > MOST_LAYERS:
+            raise MixerError(f"{type(config).__name__}: {name} must be at most {MOST_LAYERS}, got {given}.")
+    with in_memory(lambda why: f"{type(config).__name__}: the model does not fit: {why}; {_largest(config)}."):
+        return KINDS[config.kind][1](config)
+
+
+def _largest(config: Any) -> str:
+    """Say which numbers of a config are the largest."""
+    numbers = {f.name: value for f in fields(config) if isinstance(value := getattr(config, f.name), (int, float))}
+    largest = sorted(numbers, key=lambda name: -numbers[name])[:3]
+    return f"its largest numbers are {', '.join(f'{name}={numbers[name]!r}' for name in largest)}"
 
 
 def find_model(name: str) -> Any:

@@ -43,6 +43,7 @@ FIXED = ("seed", "batch_size", "precision", "distill")
 # Fields of data that may change: the data itself is compared by sha256, wherever it lies.
 MOVABLE = ("source", "target", "tokenizer", "path", "max_unpacked", "max_pixels")
 MOST_THREADS = 1024
+MOST = {"threads": MOST_THREADS, "workers": MOST_THREADS, "batch_size": 2**24}  # more fits into no machine
 SEEDS = -(1 << 63), (1 << 64) - 1  # the range that torch's generators accept
 
 
@@ -104,7 +105,7 @@ class TrainConfig:
     Args:
         steps: number of updates; None: no limit.
         max_seconds: seconds of training time, not counting evaluation and checkpoints; None: no limit.
-        batch_size: sequences or images per step.
+        batch_size: sequences or images per step, at most 2^24.
         accumulate: equal parts in which a batch is processed to save memory; must divide ``batch_size``.
         seed: seed of initialisation and batches, from -2^63 to 2^64 - 1.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" and so on.
@@ -377,8 +378,9 @@ def _check_train(config: TrainConfig) -> None:
         "context_parallel",
     )
     check_seed(config.seed, "config: train.seed")
-    if config.threads is not None and config.threads > MOST_THREADS:
-        raise MixerError(f"config: train.threads must be at most {MOST_THREADS}, got {config.threads}.")
+    for name, most in MOST.items():
+        if (getattr(config, name) or 0) > most:
+            raise MixerError(f"config: train.{name} must be at most {most}, got {getattr(config, name)}.")
     if config.batch_size % config.accumulate:
         raise MixerError(
             f"config: train.accumulate={config.accumulate} must divide train.batch_size={config.batch_size}."

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
+from ..system.memory import in_memory
 from .checkpoint import list_steps
 
+LESS = "It needs less with a smaller train.batch_size, a larger train.accumulate, or a smaller model."
 NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 
 
@@ -52,9 +54,10 @@ def asked_to_stop(*, interrupts: bool = False) -> Iterator[Callable[[], int]]:
 
 @contextlib.contextmanager
 def says_what_is_left(path: Path) -> Iterator[None]:
-    """Make a KeyboardInterrupt inside the block say what is saved of a run, and how to go on."""
+    """Make a KeyboardInterrupt, and an error of memory, inside the block say what is saved of a run."""
     try:
-        yield
+        with in_memory(lambda why: f"{path}: {why}; {what_is_left(path)}. {LESS}"):
+            yield
     except KeyboardInterrupt as why:
         if why.args:
             raise
