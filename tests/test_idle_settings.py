@@ -39,9 +39,32 @@ def test_a_setting_without_effect_is_described(changes, words):
     assert words in found[0]
 
 
+@pytest.mark.parametrize(
+    ("recipe", "changes", "words"),
+    [
+        ("text", {"train.shard": "fsdp"}, "train.shard='fsdp' is only for several processes (torchrun)"),
+        ("masked", {"train.samples": 3}, "train.samples=3 is only for model.kind lm"),
+        ("masked", {"data.span": 5.0}, "data.span=5.0 is only for model.kind seq2seq"),
+        ("spans", {"data.whole_words": False}, "data.whole_words=False is only for model.kind encoder"),
+        ("recall", {"data.symbols": 12}, "data.symbols=12 is only for data.task copy or reverse or selective_copy"),
+        ("arithmetic_addition", {"data.pairs": 3}, "data.pairs=3 is only for data.task recall"),
+        ("aft_cifar10_density", {"train.samples": 3}, ""),
+    ],
+)
+def test_a_setting_that_another_one_leaves_unread_is_described(recipe, changes, words):
+    found = idle_settings(RECIPES[recipe].config().override(changes))
+    assert found == [words] if words else found == []
+
+
+def test_shards_of_several_processes_are_no_idle_setting():
+    assert idle_settings(RECIPES["text"].config().override({"train.shard": "fsdp"}), ranks=2) == []
+
+
 def test_recipes_set_nothing_without_effect():
-    for name, recipe in RECIPES.items():
-        assert idle_settings(recipe.config(None, "smoke")) == [], name
+    for recipe in RECIPES.values():
+        for row in recipe.rows:
+            assert idle_settings(recipe.config(row, "paper")) == [], f"{recipe.name} {row}"
+        assert idle_settings(recipe.config(None, "smoke")) == [], recipe.name
 
 
 def test_training_says_so_once(tmp_path):

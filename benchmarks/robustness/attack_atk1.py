@@ -54,3 +54,18 @@ def resized_beyond_memory() -> str:
     """The model is stretched first."""
     _train("--out", "run")
     return _told("eval", "run", "--seq-len", "10000000000000", "--resize")
+
+
+def _warned(recipe: str, changes: dict[str, object]) -> str:
+    from tokenmix.recipes import RECIPES
+    from tokenmix.train.idle_settings import idle_settings
+
+    return "; ".join(idle_settings(RECIPES[recipe].config().override(changes))) or "no word"
+
+
+@attempt("5", "Shards on one process, samples of a masked model, spans of a masked model, symbols of recall")
+def idle() -> str:
+    """None of them is read."""
+    found = [_warned("text", {"train.shard": "fsdp"}), _warned("masked", {"train.samples": 3})]
+    found += [_warned("masked", {"data.span": 5.0}), _warned("recall", {"data.symbols": 12})]
+    return " | ".join(found)

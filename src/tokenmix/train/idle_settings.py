@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..data import CHARACTER_TASKS
 from .config import ENDING, OptimConfig, RunConfig, TrainConfig
 
 READ_BY = {
@@ -17,10 +18,34 @@ READ_BY = {
 }
 """Fields of train that only some kinds of data know."""
 
+CHARACTERS = tuple(CHARACTER_TASKS)
+READ_WITH = {
+    ("images", "train.samples"): ("model.kind", ("image_density", "dit")),
+    ("documents", "train.samples"): ("model.kind", ("lm",)),
+    ("documents", "data.rate"): ("model.kind", ("encoder", "seq2seq")),
+    ("documents", "data.masked"): ("model.kind", ("encoder",)),
+    ("documents", "data.random"): ("model.kind", ("encoder",)),
+    ("documents", "data.whole_words"): ("model.kind", ("encoder",)),
+    ("documents", "data.span"): ("model.kind", ("seq2seq",)),
+    ("documents", "data.sentinels"): ("model.kind", ("seq2seq",)),
+    ("synthetic", "data.pairs"): ("data.task", ("recall",)),
+    ("synthetic", "data.shortest"): ("data.task", CHARACTERS),
+    ("synthetic", "data.longest"): ("data.task", CHARACTERS),
+    ("synthetic", "data.symbols"): ("data.task", ("copy", "reverse", "selective_copy")),
+}
+"""By kind of data, fields that are only read with some values of another one."""
 
-def idle_settings(config: RunConfig) -> list[str]:
-    """Describe the settings of a config that cannot do what they say, each in a few words."""
-    return [*_of_steps(config), *_of_optim(config.optim), *_of_kind(config)]
+
+def idle_settings(config: RunConfig, ranks: int = 1) -> list[str]:
+    """Describe the settings of a config that cannot do what they say, each in a few words.
+
+    Args:
+        ranks: processes that train together.
+    """
+    found = [*_of_steps(config), *_of_optim(config.optim), *_of_kind(config)]
+    if ranks == 1 and config.train.shard == "fsdp":
+        found.append("train.shard='fsdp' is only for several processes (torchrun)")
+    return found
 
 
 def _of_steps(config: RunConfig) -> list[str]:
@@ -69,6 +94,11 @@ def _of_kind(config: RunConfig) -> list[str]:
         for name, kinds in READ_BY.items()
         if kind not in kinds and _is_set(train, usual, name)
     ]
+    for (of, field), (other, values) in READ_WITH.items():
+        (part, name), (where, which) = field.split("."), other.split(".")
+        given: Any = getattr(config, part)
+        if of == kind and getattr(getattr(config, where), which) not in values and _is_set(given, type(given)(), name):
+            found.append(f"{field}={getattr(given, name)!r} is only for {other} {' or '.join(values)}")
     if train.teacher is None and _is_set(train, usual, "distill"):
         found.append(f"train.distill={train.distill} is only for train.teacher")
     return found

@@ -55,7 +55,7 @@ def train(
                 env["inventory"] = read.to_json()
                 if world.first and verbose is not False:
                     print("\n".join(read.lines()), file=sys.stderr, flush=True)
-            _warn_of_idle(config, verbose)
+            _warn_of_idle(config, world, verbose)
             env["config"] = digest_of(trainer.progress.config)
             world.wait()  # nobody looks for the directory any more
             if not world.first:
@@ -136,7 +136,7 @@ def _resume(
             )
         env.setdefault("resumed", []).append({"step": step, "changed": changed})
         if changes:
-            _warn_of_idle(config, verbose)
+            _warn_of_idle(config, world, verbose)
             write_json(run.path / "config.json", config.to_json())
         write_json(run.path / "env.json", env)
         for later in list_steps(run.checkpoints):
@@ -146,8 +146,8 @@ def _resume(
         return trainer.run()
 
 
-def _warn_of_idle(config: RunConfig, verbose: bool | None) -> None:
-    found = idle_settings(config) if verbose is not False and is_first_rank() else []
+def _warn_of_idle(config: RunConfig, world: World, verbose: bool | None) -> None:
+    found = idle_settings(config, world.ranks) if verbose is not False and is_first_rank() else []
     if found:
         warnings.warn(f"settings without effect: {'; '.join(found)}.", stacklevel=3)
 
