@@ -215,7 +215,7 @@ def test_costs_of_a_length_beyond_memory(capsys):
 
 
 def test_doctor(capsys, monkeypatch):
-    monkeypatch.setattr("tokenmix.cli.doctor.try_extras", lambda: dict.fromkeys(EXTRAS, "ok"))
+    monkeypatch.setattr("tokenmix.cli.doctor.try_extras", lambda: (dict.fromkeys(EXTRAS, "ok"), ""))
     assert cli.main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert f"{len(MIXERS)} mixers" in text
@@ -232,7 +232,7 @@ def test_doctor(capsys, monkeypatch):
 
 
 def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
-    monkeypatch.setattr("tokenmix.cli.doctor.try_extras", dict)
+    monkeypatch.setattr("tokenmix.cli.doctor.try_extras", lambda: ({}, ""))
 
     def broken(self, *args, **kwargs):
         raise RuntimeError("no such kernel")

@@ -34,9 +34,11 @@ def diagnose() -> dict[str, Any]:
     except ValueError as why:
         broken.append(f"TOKENMIX_BACKEND: {why} Unset it, or set it to one of those")
     trials = _trials() if not broken else {}
-    uses = try_extras()
-    for found in (trials, {f"extra {extra}": outcome for extra, outcome in uses.items()}):
-        broken += [f"{name}: {outcome}" for name, outcome in found.items() if outcome != "ok"]
+    uses, note = try_extras()
+    broken += [f"{name}: {outcome}" for name, outcome in trials.items() if outcome != "ok"]
+    for outcome in dict.fromkeys(uses.values()):  # what fails for one reason stands in one line
+        if outcome != "ok":
+            broken.append(f"extra {', '.join(name for name, said in uses.items() if said == outcome)}: {outcome}")
     return {
         "tokenmix": __version__,
         "python": platform.python_version(),
@@ -49,6 +51,7 @@ def diagnose() -> dict[str, Any]:
         "kernels": _kernels(),
         "extras": {extra: versions(extra) for extra in EXTRAS},
         "uses": uses,
+        "note": note,
         "forward": trials,
         "broken": broken,
     }
@@ -129,5 +132,6 @@ def diagnosis_text(found: dict[str, Any]) -> str:
     mixers = len({label.split()[0] for label in found["forward"]})
     tried = len(found["forward"])
     lines.append(f"forward  {good} of {tried} ok: {mixers} mixers, bidirectional and causal where they are")
+    lines += [f"note     {found['note']}"] if found["note"] else []
     lines += [f"BROKEN   {what}" for what in found["broken"]]
     return "\n".join([*lines, "something is broken, see above" if found["broken"] else "all well"])
