@@ -5,7 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from tokenmix.data import Bounds, open_images
+from tokenmix.data.trees import tar_tree
 
 from . import attempt
 
@@ -22,3 +31,45 @@ def doctor_of_a_mended_torchvision() -> str:
     after = os.times()
     used = after.children_user + after.children_system - before.children_user - before.children_system
     return f"exit {ended.returncode}, {used:.0f} s; {ended.stdout.strip().splitlines()[-1]}"
+
+
+def _images(root: str, *names: str) -> str:
+    os.environ["XDG_CACHE_HOME"] = str(Path("cache").resolve())
+    for i, name in enumerate(names):
+        file = Path(root, name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.random.default_rng(i).integers(0, 255, (40, 40, 3), np.uint8)).save(file)
+    return root
+
+
+def _opened(source: str, **options: Any) -> str:
+    """Return the classes and what is told of a set, or its error."""
+    try:
+        found = open_images(source, **options)
+    except Exception as why:
+        return f"{type(why).__name__}: {why}"[:300]
+    return f"{found.classes}; {' '.join(found.inventory.lines()) if found.inventory else ''}"[:400]
+
+
+@attempt("A1", "A .tar of a folder around everything")
+def tar_of_a_folder() -> str:
+    _images("pets", *(f"{c}/{i}.png" for c in "ab" for i in range(5)))
+    with tarfile.open("pets.tar", "w") as tar:
+        tar.add("pets", "pets")
+    return _opened("pets.tar")
+
+
+@attempt("A2", "Eight threads read the files of one .tar")
+def threads_in_a_tar() -> str:
+    _images("pets", *(f"{c}/{i}.png" for c in "ab" for i in range(300)))
+    with tarfile.open("pets.tar", "w") as tar:
+        tar.add("pets", ".")
+    sys.setswitchinterval(1e-6)
+    tree = tar_tree(Path("pets.tar"), Bounds())
+    with ThreadPoolExecutor(8) as pool:
+        got = [pool.submit(tree.bytes, name) for _ in range(5) for name in tree.names]
+    wrong = sum(
+        bool(f.exception()) or f.result() != Path("pets", n).read_bytes()
+        for f, n in zip(got, tree.names * 5, strict=True)
+    )
+    return f"{wrong} of {len(got)} reads are wrong"

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from ..errors import MixerError
@@ -125,12 +126,15 @@ def tar_tree(file: Path, bounds: Bounds) -> Tree:
             raise
         raise MixerError(f"images: {file} is not a readable tar archive ({why}).") from why
 
-    def content(name: str) -> bytes:
-        handle: Any = tar.extractfile(members[name])
-        return handle.read()
+    lock = Lock()  # a tar has one place in its file, which reading moves, and images are decoded in threads
 
+    def content(name: str) -> bytes:
+        with lock:
+            handle: Any = tar.extractfile(members[name])
+            return handle.read()
+
+    weakref.finalize(content, plain.close)  # the trees of its folders read by it as well
     tree = _archive_tree(file, names, [*names, *folders], content, bounds)
-    weakref.finalize(tree, plain.close)
     tree.left["links or devices"] = links
     return tree
 
