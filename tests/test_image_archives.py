@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tarfile
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -41,3 +42,13 @@ def test_threads_that_read_one_tar_get_the_files_they_asked_for(tmp_path):
                 assert [name for name in wanted if got[name] != wanted[name]] == []
     finally:
         sys.setswitchinterval(switch)
+
+
+def test_a_zip_whose_folders_end_in_backslashes(tmp_path):
+    """As the archives of older programs of Windows."""
+    root, file = folder(tmp_path / "pets"), tmp_path / "pets.zip"
+    with zipfile.ZipFile(file, "w") as z:
+        z.writestr("pets\\", b"")
+        for path in sorted(root.rglob("*.png")):
+            z.write(path, "pets\\" + str(path.relative_to(root)).replace("/", "\\"))
+    assert open_images(str(file)).fingerprint == open_images(str(root)).fingerprint

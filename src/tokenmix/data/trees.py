@@ -95,8 +95,11 @@ def zip_tree(file: Path, bounds: Bounds) -> Tree:
     except (*BAD_ZIP, OSError) as why:
         raise MixerError(f"images: {file} is not a readable zip archive ({why}).") from why
     bounds.check(file, sum(info.file_size for info in archive.infolist()))
-    names = [n for n in archive.namelist() if not n.endswith("/")]
-    return _archive_tree(file, names, archive.namelist(), archive.read, bounds)
+    stored = archive.namelist()
+    written = "/" if any("/" in n for n in stored) else "\\"  # some programs of Windows write it
+    listed = [n.replace(written, "/") for n in stored]
+    names, stored_as = [n for n in listed if not n.endswith("/")], dict(zip(listed, stored, strict=True))
+    return _archive_tree(file, names, listed, lambda name: archive.read(stored_as[name]), bounds)
 
 
 def tar_tree(file: Path, bounds: Bounds) -> Tree:
