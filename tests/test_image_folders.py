@@ -39,7 +39,7 @@ def put(root: Path, *names: str, form: str | None = None) -> Path:
 
 
 def classes_in(*splits: str, each: int = 3, classes: str = "abc") -> list[str]:
-    return [f"{split}/{c}/{i}.png" for split in splits for c in classes for i in range(each)]
+    return [f"{split}/{c}/{i}.png".lstrip("/") for split in splits for c in classes for i in range(each)]
 
 
 def told(data) -> str:
@@ -59,6 +59,8 @@ def told(data) -> str:
         (("train", "dev", "tests"), [9, 9, 9]),
         (("train2017", "val2017", "test_set"), [9, 9, 9]),
         (("train_images", "valid-images"), [9, 9, 9]),
+        (("images_train", "images_val", "images_test"), [9, 9, 9]),
+        (("pets.train-v2", "pets.test-v2"), None),
     ],
 )
 def test_splits_are_known_in_all_their_spellings(tmp_path, names, sizes):
@@ -148,6 +150,29 @@ def test_tests_without_labels_are_left_out_and_told(tmp_path):
 
 
 # --- which files are images
+
+
+def test_a_test_in_one_folder_that_is_no_class_has_no_labels(tmp_path):
+    root = put(tmp_path / "set", *classes_in("train", "val"), *classes_in("test", classes=("images",)))
+    data = open_images(str(root))
+    assert data.describe()["images"] == [9, 9, 9]
+    assert (
+        "left out: 3 for the test without a class (test/images/0.png, test/images/1.png, test/images/2.png)."
+        in told(data)
+    )
+    with pytest.raises(MixerError, match="belongs to a class that is not among the 3"):
+        open_images(str(put(tmp_path / "two", *classes_in("train"), *classes_in("test", classes=("x", "y")))))
+
+
+def test_classes_whose_names_share_words_are_no_splits(tmp_path):
+    data = open_images(str(put(tmp_path / "set", *classes_in("", classes=("red_train", "red_bus")))))
+    assert data.classes == ("red_bus", "red_train")
+
+
+def test_a_name_of_two_lines_is_told_in_one(tmp_path):
+    data = open_images(str(put(tmp_path / "set", *classes_in("", classes=("a\nb", "c")))))
+    assert data.classes == ("a\nb", "c")
+    assert "classes: a\\nb 3, c 3." in told(data)
 
 
 def test_every_ending_that_pillow_reads(tmp_path):

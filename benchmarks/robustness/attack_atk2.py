@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -73,3 +74,25 @@ def threads_in_a_tar() -> str:
         for f, n in zip(got, tree.names * 5, strict=True)
     )
     return f"{wrong} of {len(got)} reads are wrong"
+
+
+@attempt("A3", "Folders images_train/ and images_val/ of the classes a and b")
+def splits_with_a_word_before() -> str:
+    return _opened(
+        _images("set", *(f"images_{s}/{c}/{i}.png" for s in ("train", "val") for c in "ab" for i in range(5)))
+    )
+
+
+@attempt("A4", "train/CLASS/* beside a test that lies in test/images/")
+def unlabelled_test_in_a_folder() -> str:
+    names = [f"train/{c}/{i}.png" for c in "ab" for i in range(5)]
+    return _opened(_images("set", *names, *(f"test/images/{i}.png" for i in range(3))))
+
+
+@attempt("A5", "A .zip whose folders end in backslashes")
+def backslashes_in_a_zip() -> str:
+    _images("pets", *(f"{c}/{i}.png" for c in "ab" for i in range(5)))
+    with zipfile.ZipFile("pets.zip", "w") as z:
+        for path in sorted(Path("pets").rglob("*.png")):
+            z.write(path, str(path).replace("/", "\\"))
+    return _opened("pets.zip")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -25,6 +26,21 @@ SPLIT_NAME = {part: re.compile(f"({'|'.join(names)}){ADDED}", re.I) for part, na
 def split_of(folder: str) -> str | None:
     """Return the split that a folder's name means in any common spelling, or None."""
     return next((part for part, name in SPLIT_NAME.items() if name.fullmatch(folder)), None)
+
+
+def splits_of(folders: Collection[str]) -> dict[str, str]:
+    """Return the splits that the names of folders mean: by themselves, or all of them by what they do not share.
+
+    The latter are images_train and images_val, or train_v2 and test_v2.
+    """
+    splits = {folder: part for folder in folders if (part := split_of(folder))}
+    if splits or len(folders) < 2:
+        return splits
+    before = re.fullmatch(r"(.*[-_ .])?.*", os.path.commonprefix(list(folders)), re.S)
+    after = re.fullmatch(r"(.*[-_ .])?.*", os.path.commonprefix([folder[::-1] for folder in folders]), re.S)
+    start, end = (len(found[1] or "") if found else 0 for found in (before, after))
+    rest = {folder: split_of(folder[start : len(folder) - end]) for folder in folders}
+    return {folder: part for folder, part in rest.items() if part} if all(rest.values()) else {}
 
 
 @dataclass(frozen=True)
@@ -96,7 +112,7 @@ def arrange(
     by_part: dict[str, list[tuple[str, str]]] = {}
     for name in names:
         parts = name.split("/")
-        part = "all" if part_of is None else split_of(parts[level]) if len(parts) > level + 1 else None
+        part = "all" if part_of is None else part_of.get(parts[level]) if len(parts) > level + 1 else None
         if part is None:
             read.leave("outside of the splits", name)
             continue
@@ -104,7 +120,7 @@ def arrange(
         by_part.setdefault(part, []).append((name, rest[0] if len(rest) > 1 else ""))
     _leave_unlabelled_tests(by_part, read)
     found = _numbered(by_part, asked)
-    _check_empty(folders, found, part_of, level, asked, read)
+    _check_empty(set(folders) - {name.rpartition("/")[0] for name in names}, found, part_of, level, asked, read)
     _tell(found, level if part_of is not None else -1, read)
     return found
 
@@ -112,7 +128,7 @@ def arrange(
 def _placement(names: Sequence[str], layout: str | None, asked: _Set) -> tuple[dict[str, str] | None, int]:
     """Return the split that each folder name means and at which level these stand; None: there are no splits."""
     tops = sorted({name.split("/")[0] for name in names if "/" in name})
-    splits = {top: part for top in tops if (part := split_of(top))}
+    splits = splits_of(tops)
     if layout == "classes":
         return None, 0
     if layout == "splits":
@@ -140,7 +156,7 @@ def _placement(names: Sequence[str], layout: str | None, asked: _Set) -> tuple[d
 def _splits_in_classes(names: Sequence[str], asked: _Set) -> tuple[dict[str, str] | None, int]:
     """Look for CLASS/SPLIT/*: in all classes, or it is asked what is meant."""
     inner = {name.split("/")[1] if name.count("/") > 1 else "" for name in names if "/" in name}
-    splits = {folder: part for folder in inner if (part := split_of(folder))}
+    splits = splits_of(inner)
     if not splits:
         return None, 0
     if len(splits) < len(inner):
@@ -169,9 +185,11 @@ def _each_once(splits: dict[str, str], asked: _Set) -> dict[str, str]:
 
 
 def _leave_unlabelled_tests(by_part: dict[str, list[tuple[str, str]]], read: Inventory) -> None:
-    """Leave test files without any class folder out, as those of competitions are."""
+    """Leave test files without any class folder out, or all in one that is no class, as those of competitions are."""
     tests = by_part.get("test", [])
-    if tests and not any(label for _, label in tests):
+    labels = {label for _, label in tests}
+    known = {label for _, label in by_part.get("train", [])}
+    if labels == {""} or (len(labels) == 1 and not labels & known):
         read.leave("for the test without a class", *(name for name, _ in tests))
         del by_part["test"]
 
@@ -212,7 +230,7 @@ def _check_empty(
         if splits is None or level == 1:
             label, part = parts[0] if len(parts) == 1 else "", "train"
         else:
-            label, part = parts[1] if len(parts) == 2 else "", split_of(parts[0]) or ""
+            label, part = parts[1] if len(parts) == 2 else "", splits.get(parts[0], "")
         if not label or not part or label in found.classes:
             continue
         if part == "train":

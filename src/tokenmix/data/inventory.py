@@ -65,7 +65,8 @@ class Inventory:
         left = [
             f"{n:,} {why} ({', '.join(first)}{', ...' * (n > len(first))})" for why, (n, first) in self.left_out.items()
         ]
-        return lines + [f"data: {self.source}: left out: {'; '.join(left)}."] * bool(left)
+        lines += [f"data: {self.source}: left out: {'; '.join(left)}."] * bool(left)
+        return [line.replace("\n", "\\n").replace("\r", "\\r") for line in lines]  # names may hold them
 
     def to_json(self) -> dict[str, Any]:
         """Return what a run records."""
