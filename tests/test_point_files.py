@@ -82,7 +82,7 @@ def test_off_files_are_read_by_lines(tmp_path, name, text):
         (off(counts="99999999999 4 0"), "header promises 99999999999 4"),
         (off(counts="-4 4 0"), "header promises -4 4"),
         (off(faces=[*FACES[:3], "4 1 2 3"]), "broken .off file|a face with"),
-        (off(faces=[*FACES[:3], "3 1 2 -3"]), "a face with vertex 2"),
+        (off(faces=[*FACES[:3], "3 1 2 -3"]), "a face with vertex -3"),
         (off(corners=CORNERS.replace("0 1 0", "0 1")), "broken .off file"),
         (off(corners=CORNERS.replace("0 1 0", "0 one 0")), "broken .off file"),
         (off(corners=CORNERS.replace("0 1 0", "0 1e999 0")), "not finite in point 2"),

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from tokenmix.data import Bounds, open_images
+from tokenmix.data.point_files import read_cloud
 from tokenmix.data.trees import tar_tree
 
 from . import attempt
@@ -96,3 +97,29 @@ def backslashes_in_a_zip() -> str:
         for path in sorted(Path("pets").rglob("*.png")):
             z.write(path, str(path).replace("/", "\\"))
     return _opened("pets.zip")
+
+
+def _cloud(name: str, content: str) -> str:
+    Path(name).write_text(content)
+    try:
+        found = read_cloud(Path(name))
+    except Exception as why:
+        return f"{type(why).__name__}: {why}"[:300]
+    return f"points {found.tolist()}" if hasattr(found, "tolist") else f"{len(found.faces)} faces"
+
+
+@attempt("P1", "A table of points whose first line is x,y,z, with a byte order mark")
+def table_with_names() -> str:
+    return _cloud("a.csv", "\ufeffx,y,z\n1,2,3\n4,5,6\n")
+
+
+@attempt("P2", "A .ply in text that promises 2 of its 3 points")
+def ply_of_more_points() -> str:
+    head = "ply\nformat ascii 1.0\nelement vertex 2\nproperty float x\nproperty float y\nproperty float z\nend_header\n"
+    return _cloud("a.ply", head + "0 0 0\n1 0 0\n0 1 0\n")
+
+
+@attempt("P3", "An .stl whose solid is called facet")
+def stl_called_facet() -> str:
+    corners = "outer loop\nvertex 0 0 0\nvertex 1 0 0\nvertex 0 1 0\nendloop"
+    return _cloud("a.stl", f"solid a facet\nfacet normal 0 0 1\n{corners}\nendfacet\nendsolid a facet\n")

@@ -27,6 +27,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     ".ply": {"fix_texture": False},
     ".obj": {"skip_materials": True, "split_objects": False, "group_material": False, "maintain_order": True},
 }
+SAID = {  # trimesh's words, and what they mean
+    "PLY is unexpected length!": "it is not as long as its header promises: it was changed or cut off, or it is binary "
+    + "and its faces have different numbers of corners, which are read from a .ply in text only",
+}
 OFF_HEADER = re.compile(r"(ST)?(C|N|CN)?OFF\b")
 
 
@@ -72,6 +76,7 @@ def read_mesh(path: Path) -> Mesh | Tensor:
         faces = torch.as_tensor(getattr(loaded, "faces", ()), dtype=torch.long).reshape(-1, 3).clone()
     except Exception as why:  # readers of formats raise whatever their decoding meets
         said = " ".join(str(why).split())[:120] or type(why).__name__
+        said = f"it has no {said}" if isinstance(why, KeyError) else SAID.get(said, said)
         raise MixerError(f"data: {path} is a broken {ending} file ({said}); make it again, or leave it out.") from None
     if len(vertices) != declared.get("vertex", len(vertices)) or len(faces) < declared.get("face", 0):
         raise MixerError(
@@ -86,7 +91,8 @@ def read_mesh(path: Path) -> Mesh | Tensor:
     if not len(faces):
         return vertices
     if not (int(faces.min()) >= 0 and int(faces.max()) < len(vertices)):
-        raise MixerError(f"data: {path} has a face with vertex {int(faces.max())}, but only {len(vertices)} vertices.")
+        wrong = int(faces.min() if int(faces.min()) < 0 else faces.max())
+        raise MixerError(f"data: {path} has a face with vertex {wrong}, but only {len(vertices)} vertices.")
     mesh = Mesh(vertices, faces, torch.zeros(len(faces), dtype=torch.long))
     if not float(triangle_areas(mesh).sum()) > 0:
         raise MixerError(f"data: {path} has no surface to draw points from; its {len(faces)} faces have no area.")
@@ -98,7 +104,7 @@ def _off_polygons(raw: bytes, path: Path) -> list[tuple[int, ...]]:
 
     A header that runs into its counts, as in some files of ModelNet40 ("OFF490 518 0"), is one too.
     """
-    text = raw.decode("utf-8", "replace")
+    text = raw.decode("utf-8-sig", "replace")
     lines = [line for each in text.splitlines() if (line := each.partition("#")[0].strip())]
     header = OFF_HEADER.match(re.sub(r"^(\w*?OFF)(?=\d)", r"\1 ", lines[0])) if lines else None
     if header is None:
@@ -118,7 +124,7 @@ def _off_polygons(raw: bytes, path: Path) -> list[tuple[int, ...]]:
             words = line.split()
             corners = tuple(int(word) for word in words[1 : 1 + int(words[0])])
             if len(corners) != int(words[0]) or any(not 0 <= corner < n for corner in corners):
-                wrong = max(corners, default=0)
+                wrong = next((corner for corner in corners if not 0 <= corner < n), "missing")
                 raise MixerError(f"data: {path} has a face with vertex {wrong}, but only {n} vertices: {line[:60]!r}.")
             polygons += [corners] if len(corners) > 2 else []
         if any(len(line.split()) < 3 for line in lines[1 : 1 + n]):
@@ -136,11 +142,17 @@ def _off_polygons(raw: bytes, path: Path) -> list[tuple[int, ...]]:
 
 def _ply_counts(raw: bytes, path: Path) -> dict[str, int]:
     """Return how many of each element the header of a .ply file promises, if the file can hold as many."""
-    header, end, _ = raw.partition(b"end_header")
+    header, end, body = raw.partition(b"end_header")
     found = re.findall(rb"^[ \t]*element\s+(\w+)\s+(\d+)\s*$", header, re.M)
     counts = {name.decode("ascii", "replace"): int(n[:20]) for name, n in found}
     if not raw.startswith(b"ply") or not end:
         raise MixerError(f"data: {path} is not a .ply file; it begins with {raw[:12]!r} and has no whole header.")
+    rows = [line for line in body.splitlines()[1:] if line.strip()] if b"ascii" in header else ()
+    if len(rows) > sum(counts.values()):
+        raise MixerError(
+            f"data: {path} is a broken .ply file: its header promises {sum(counts.values())} lines, and {len(rows)} "
+            + "follow; make it again, or leave it out."
+        )
     if sum(counts.values()) > len(raw):
         what = ", ".join(f"{n} of {name}" for name, n in counts.items())
         raise MixerError(f"data: {path} is a broken .ply file: {len(raw)} bytes cannot hold {what}.")
@@ -149,7 +161,7 @@ def _ply_counts(raw: bytes, path: Path) -> dict[str, int]:
 
 def _stl_counts(raw: bytes, path: Path) -> dict[str, int]:
     """Return how many faces an .stl file promises: by its words, or by a count that the length of the file must fit."""
-    if raw.lstrip()[:5].lower() == b"solid" and (words := len(re.findall(rb"\bfacet\b", raw, re.I))):
+    if raw.lstrip()[:5].lower() == b"solid" and (words := len(re.findall(rb"^\s*facet\b", raw, re.I | re.M))):
         return {"face": words}
     n = int.from_bytes(raw[80:84], "little")
     if len(raw) != 84 + 50 * n:
@@ -206,7 +218,8 @@ def triangles_of(corners: Sequence[int], vertices: Tensor) -> list[tuple[int, in
 def read_points(path: Path) -> Tensor:
     """Read a table of points, one a row: .npy, .npz, or text with commas or spaces. Returns (N, columns) float64.
 
-    A first line of one number is the number of points, as in .pts files.
+    A first line of one number is the number of points, as in .pts files; one of names, with x, y and z among them, says
+    which columns these are. Columns without a name are left out then.
 
     Raises:
         MixerError: the file is missing or not such a table, has rows of different widths, fewer than three columns, or
@@ -219,14 +232,19 @@ def read_points(path: Path) -> Tensor:
     ending = path.suffix.lower()
     raw = _bytes(path)
     try:
-        table: Any = _array(path, raw, numpy) if ending in (".npy", ".npz") else _text_table(path, raw.decode(), numpy)
+        table: Any = (
+            _array(path, raw, numpy)
+            if ending in (".npy", ".npz")
+            else _text_table(path, raw.decode("utf-8-sig"), numpy)
+        )
         if table.dtype.kind not in "iuf":
             raise ValueError(f"its values are {table.dtype}")
         points = torch.from_numpy(numpy.asarray(table, dtype=numpy.float64))
     except MixerError:
         raise
     except (*BAD_ZIP, ValueError, OSError, EOFError, TypeError, KeyError, MemoryError, SyntaxError) as why:
-        raise MixerError(f"data: {path} is not a table of numbers ({' '.join(str(why).split())[:120]}).") from None
+        said = " ".join(str(why).split()).partition("; use `usecols`")[0][:120]
+        raise MixerError(f"data: {path} is not a table of numbers ({said}).") from None
     if points.ndim != 2 or points.shape[1] < 3:
         raise MixerError(
             f"data: {path} must be a table of points with at least x, y and z, got shape {tuple(points.shape)}."
@@ -247,10 +265,21 @@ def _text_table(path: Path, text: str, numpy: Any) -> Any:
         words = line.split()
         if len(words) > 1 and any("," in word.strip(",") for word in words):
             raise ValueError(f"commas and spaces separate the numbers of {line[:40]!r}; decimals need points")
+    comma = "," if any("," in line for line in lines) else None
+    order = _columns(lines[0].removeprefix("//").split(comma)) if lines else None
+    lines = [line.rstrip(",") for line in (lines if order is None else lines[1:])]
     if not lines:
         return numpy.empty((0, 3))
-    comma = "," if any("," in line for line in lines) else None
-    return numpy.loadtxt([line.rstrip(",") for line in lines], dtype=numpy.float64, ndmin=2, delimiter=comma)
+    return numpy.loadtxt(lines, dtype=numpy.float64, ndmin=2, delimiter=comma, usecols=order)
+
+
+def _columns(words: list[str]) -> list[int] | None:
+    """Return the columns that a line of names puts in the order x, y, z and others; None: it is none."""
+    names = [word.strip().strip("'\"").lower() for word in words]
+    if not {"x", "y", "z"} <= set(names):
+        return None
+    first = [names.index(axis) for axis in "xyz"]
+    return [*first, *(i for i, name in enumerate(names) if i not in first and name)]
 
 
 def _array(path: Path, raw: bytes, numpy: Any) -> Any:
