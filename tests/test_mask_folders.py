@@ -191,3 +191,41 @@ def test_folders_are_known_in_other_spellings_and_what_is_left_out_is_told(tmp_p
         save(tmp_path / "train" / name / "x.png", values(6, 6))
     with pytest.raises(MixerError, match="has Training and train, which are both the split 'train'; keep one"):
         open_masks(str(tmp_path))
+
+
+@pytest.mark.parametrize("one_bit", [False, True])
+def test_masks_of_0_and_1_beside_masks_of_0_and_255_are_refused(tmp_path, one_bit):
+    """255 would be left out as ignored, though it means what 1 does in the others."""
+
+    def make(i: int) -> Image.Image:
+        labels = values(8, 10, of=(0, 1), seed=i)
+        return Image.fromarray(labels.astype(bool) if one_bit else labels) if i % 2 else Image.fromarray(labels * 255)
+
+    root = folder(tmp_path / "set", make)
+    with pytest.raises(MixerError, match=r"1.png holds 0 and 1, .*0.png 0 and 255, and no mask holds 1 and 255; save"):
+        open_masks(str(root))
+    names = "ground 0 0 0\nthing 255 255 255\n" if one_bit else "ground 0 0 0\nthing 1 1 1\nignore 255 255 255\n"
+    (root / "classes.txt").write_text(names)
+    assert open_masks(str(root)).classes == ("ground", "thing")
+    assert open_masks(str(folder(tmp_path / "void", lambda i: values(8, 10, of=(0, 1, 255), seed=i)))).classes == (
+        "0",
+        "1",
+    )
+
+
+def test_the_list_of_classes_is_not_left_out(tmp_path):
+    root = folder(tmp_path / "set", lambda i: values(8, 10, seed=i))
+    (root / "classes.txt").write_text("\ufeffsky\nroad\ncar\n")
+    data = open_masks(str(root))
+    assert data.classes == ("sky", "road", "car")
+    assert "left out" not in told(data)
+
+
+def test_labels_that_begin_at_1_and_numbers_with_points(tmp_path):
+    root = folder(tmp_path / "set", lambda i: values(8, 10, of=(1, 2, 3), seed=i))
+    with pytest.raises(MixerError, match=r"hold 1, 2, 3, .*; if 1 is the first class, say first_label=1"):
+        open_masks(str(root))
+    assert open_masks(str(root), first_label=1).classes == ("1", "2", "3")
+    root = folder(tmp_path / "floats", lambda i: values(8, 10, seed=i).astype(np.float32), ending="tif")
+    with pytest.raises(MixerError, match=r"0.tif has floating-point pixels; save labels as whole"):
+        open_masks(str(root))

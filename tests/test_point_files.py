@@ -204,7 +204,7 @@ def test_tables_of_points(tmp_path):
         ("a.txt", "1,2,3\n4,,6\n", "not a table of numbers"),
         ("a.txt", "1,5 2,5 3,5\n", "decimals need points"),
         ("a.pts", "3\n1 2 3\n4 5 6\n", "promises 3 points, and 2 follow"),
-        ("a.csv", "x,y,z\n1,2,3\n", "not a table of numbers"),
+        ("a.csv", "a,b,c\n1,2,3\n", "not a table of numbers"),
         ("a.txt", "1 2 inf\n", "not finite in point 0"),
         ("a.txt", b"\xff\xfe1 2 3", "not a table of numbers"),
         ("a.npy", HUGE, "not a table"),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tokenmix.data import Bounds, open_images
+from tokenmix.data import Bounds, open_images, open_masks
 from tokenmix.data.point_files import read_cloud
 from tokenmix.data.trees import tar_tree
 
@@ -123,3 +123,32 @@ def ply_of_more_points() -> str:
 def stl_called_facet() -> str:
     corners = "outer loop\nvertex 0 0 0\nvertex 1 0 0\nvertex 0 1 0\nendloop"
     return _cloud("a.stl", f"solid a facet\nfacet normal 0 0 1\n{corners}\nendfacet\nendsolid a facet\n")
+
+
+def _masks(make: Any, names: str = "") -> str:
+    _images("set", *(f"images/{i}.png" for i in range(8)))
+    Path("set/masks").mkdir()
+    for i in range(8):
+        make(np.random.default_rng(i).integers(0, 2, (40, 40)).astype(np.uint8), i).save(f"set/masks/{i}.png")
+    if names:
+        Path("set/classes.txt").write_text(names)
+    try:
+        found = open_masks("set")
+    except Exception as why:
+        return f"{type(why).__name__}: {why}"[:300]
+    return f"{found.classes}; {' '.join(found.inventory.lines())}"[:400]
+
+
+@attempt("M1", "Masks of one bit beside masks of 0 and 255")
+def one_bit_beside_black_and_white() -> str:
+    return _masks(lambda grey, i: Image.fromarray(grey.astype(bool) if i % 2 else grey * 255))
+
+
+@attempt("M2", "A classes.txt with a byte order mark")
+def marked_list_of_classes() -> str:
+    return _masks(lambda grey, i: Image.fromarray(grey), "\ufeffsky\nroad\n")
+
+
+@attempt("M3", "Masks whose labels begin at 1")
+def labels_from_1() -> str:
+    return _masks(lambda grey, i: Image.fromarray(grey + 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +98,10 @@ def open_mask_folder(
     """
     read = Inventory(str(root))
     tree = folder_tree(root, Bounds(max_pixels=max_pixels))
+    tree = replace(tree, names=[name for name in tree.names if name != NAMES])  # which is read, though it is no image
     pairs = divide_pairs(root, find_pairs(root, image_names(tree, read), read), valid)
     options = [valid, ignore, first_label, turn_masks, max_pixels]
-    state = json.dumps(["masks-2", source_state(root), options])
+    state = json.dumps(["masks-3", source_state(root), options])
     note = cache_dir() / "masks" / f"{hashlib.sha256(state.encode()).hexdigest()[:32]}.json"
     known = read_note(note)
     if known is None:
@@ -126,6 +127,9 @@ def _check_classes(root: Path, legend: Legend, known: dict[str, Any], empty_clas
             f"masks: {root} has {len(legend.classes)} class; a model needs two to tell apart; {held}; give another "
             + f"ignore (--data.ignore), or name the classes and their colours in {NAMES}."
         )
+    labels = [int(value) for value in known["values"].split(", ") if value.isdecimal()]
+    if legend.colours is None and labels and min(labels) > legend.first and min(labels) != legend.ignore:
+        held += f"; if {min(labels)} is the first class, say first_label={min(labels)} (--data.first_label)"
     empty = [name for name, n in zip(legend.classes, known["pixels"], strict=True) if not n]
     if empty and not empty_classes:
         raise MixerError(
@@ -153,8 +157,12 @@ def read_raw(file: Path, colours: bool, max_pixels: int) -> Tensor:
             import numpy
 
             return torch.from_numpy(numpy.asarray(image).astype(numpy.int64))
+        if image.mode == "F":
+            raise MixerError(
+                f"masks: {file} has floating-point pixels; save labels as whole numbers, with 8 or 16 bits."
+            )
         grey = packed(pil_to_tensor(image.convert("RGB")))
-        if image.mode == "F" or bool((grey % 256 * 0x10101 != grey).any()):
+        if bool((grey % 256 * 0x10101 != grey).any()):
             raise MixerError(
                 f"masks: {file} has pixels of mode {image.mode!r}, while other masks hold labels; masks are all of "
                 + "labels or all of colours."
@@ -212,6 +220,18 @@ def _kind(file: Path, max_pixels: int) -> str:
     return opened_image(file, str(file), max_pixels, look, load=False)
 
 
+def _check_black_and_white(each: dict[Pair, Counter[int]]) -> None:
+    """Refuse masks of 0 and 1 beside others of 0 and 255, if no mask holds 1 and 255: 255 may then mean what 1 does."""
+    held = {pair[1]: values.keys() - {0} for pair, values in each.items()}
+    if set().union(*held.values()) == {1, 255} and not any(len(values) > 1 for values in held.values()):
+        low, high = (next(str(mask) for mask, values in held.items() if label in values) for label in (1, 255))
+        raise MixerError(
+            f"masks: {low} holds 0 and 1, {high} 0 and 255, and no mask holds 1 and 255; save all masks alike, or say "
+            + f"in {NAMES} what they mean (NAME 0 0 0, NAME 1 1 1, ignore 255 255 255; the white of 1 bit is 255 255 "
+            + "255)."
+        )
+
+
 def _scan(
     root: Path, pairs: dict[str, list[Pair]], ignore: int | None, first: int, turn: bool | None, max_pixels: int
 ) -> dict[str, Any]:
@@ -239,6 +259,8 @@ def _scan(
     if colours and not given and set(kinds.values()) == {"colours"} and are_grey_labels(total, ignore, first):
         colours, total = False, grey_labels(total)
         each = {pair: grey_labels(values) for pair, values in each.items()}
+    if not colours:
+        _check_black_and_white(each)
     legend = legend_of(root, named, total, colours, ignore, first)
     for (image, mask), values in each.items():
         if not values.keys() <= legend.table.keys():  # reading it names the place

@@ -103,7 +103,7 @@ def read_names(file: Path) -> list[tuple[str, Colour | None]]:
     if not file.is_file():
         return []
     found: list[tuple[str, Colour | None]] = []
-    for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
+    for number, line in enumerate(file.read_text("utf-8-sig", errors="replace").splitlines(), 1):
         words = line.split()
         if not words:
             continue
