@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import functional
 from ..functional.performer import check_feature, log_keys, log_queries, orthogonal_features, performer_chunk
 from ..functional.sums import features as sums
-from ..kernels.recompute import recomputing
+from ..kernels.recompute import Passes, recomputing
 from .base import QKVO, About, Arguments, Mixer
 from .cost import MixingCost
 from .parts.feature_state import KernelState, kernel_cost, over_context
@@ -83,6 +83,7 @@ class Performer(Mixer):
             self, 1, num_features=self.num_features, redraw_interval=1 if redraw_interval is None else redraw_interval
         )
         self.feature, self.eps, self.orthogonal, self.redraw_interval = feature, eps, orthogonal, redraw_interval
+        self._passes = Passes()
         self.register_buffer("projection", torch.empty(heads, self.num_features, e))
         self.register_buffer("forwards", torch.zeros((), dtype=torch.long))
         self.init_parameters()
@@ -136,8 +137,10 @@ class Performer(Mixer):
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         self._count()
-        args, options = self.functional_args(x, context, **given)
-        return self.out_proj(functional.performer(*args, **options))
+        (*args, projection), options = self.functional_args(x, context, **given)
+        if self.training and self.redraw_interval is not None:
+            projection = self._passes.first(type(self).__name__, x, projection)
+        return self.out_proj(functional.performer(*args, projection, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         return kernel_cost(T, self.dim, self.heads, self.num_features, drawn=True)

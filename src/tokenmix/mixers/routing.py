@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from .. import functional
 from ..functional.routing import nearest_clusters, on_sphere, routing_chunk, top_tokens
-from ..kernels.backend import watched
-from ..kernels.recompute import recomputing
+from ..kernels.recompute import Passes, recomputing
 from .base import About, Arguments, Mixer, register_state
 from .cost import MixingCost
 from .parts.aux_losses import add_aux_loss
@@ -115,7 +114,7 @@ class Routing(Mixer):
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
         self.register_buffer("centroids", torch.empty(heads, clusters, dim // heads))
         self._decided: list[Tensor] | None = None
-        self._before: list[Tensor] = []  # the centroids that the last forward pass read, for one computed again
+        self._passes = Passes()  # what they read, as each moves the centroids
         self.init_parameters()
 
     def init_parameters(self) -> None:
@@ -158,15 +157,12 @@ class Routing(Mixer):
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         (q, v, centroids), options = self.functional_args(x, context, **given)
-        again = recomputing()
-        if again and self._before:
-            centroids = self._before[0]
+        if self.training:
+            centroids = self._passes.first(type(self).__name__, x, centroids.clone())
         valid = valid_mask(x, given["key_mask"])
         y = functional.routing(q, v, centroids, clusters=self._clusters(q, valid, centroids), **options)
         add_aux_loss("routing", lambda: self._commitment(q, valid, centroids))
-        if self.training and not again:
-            if not watched():
-                self._before = [centroids.clone()]
+        if self.training and not recomputing():
             self._move_centroids(q.detach(), valid)
         return self.out_proj(y)
 
