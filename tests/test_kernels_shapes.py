@@ -112,3 +112,49 @@ def test_a_declaration_is_read():
     assert (w.may_be_1, w.same, w.dtype) == ((True, False), False, None)
     assert (mask.differentiable, mask.dtype) == (False, torch.bool)
     assert (x.leads, x.dims) == (True, ("D",))
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_missing_tensor_or_one_elsewhere_is_refused(name):
+    """Torch lets None through, and runs an operator with one tensor on meta as if all were there."""
+    operator = OPERATORS[name]
+    tensors, options = call_of(name)
+    for i, one in enumerate(operator.each):
+        others = [] if one.optional else [None]
+        others += [tensors[i].to("meta")] if len(tensors) > 1 else []
+        for other in others:
+            with pytest.raises(MixerError, match=name):
+                operator.forward(*tensors[:i], other, *tensors[i + 1 :], *options, True)
+    found = operator.forward(*tensors, *options, True)
+    y, *saved = (found,) if isinstance(found, torch.Tensor) else found
+    given = [torch.ones_like(y), *tensors, *([y, *saved] if operator.keeps_result else saved)]
+    for i in (0, *range(1 + len(tensors), len(given))):
+        with pytest.raises(MixerError, match=f"{name}_backward"):
+            operator.backward(*given[:i], None, *given[i + 1 :], *options)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_meta_tensors_are_checked_as_others(name):
+    operator = OPERATORS[name]
+    tensors, options = call_of(name)
+    found = operator.forward(*(a.to("meta") for a in tensors), *options, False)
+    y = found if isinstance(found, torch.Tensor) else found[0]
+    assert y.is_meta
+    assert y.shape == operator.eager(*tensors, *options).shape
+    refused = 0
+    for given in wrong_ones(tensors):
+        try:
+            operator.forward(*given, *options, False)
+        except MixerError:
+            refused += 1
+            with pytest.raises(MixerError, match=name):
+                operator.forward(*(a.to("meta") for a in given), *options, False)
+    assert refused >= 3
+
+
+def test_a_band_of_no_keys_is_refused():
+    """Its kernel wrote before its buffers."""
+    q, k, v = (torch.randn(2, 6, 8) for _ in range(3))
+    for causal in (False, True):
+        with pytest.raises(MixerError, match="aft_band"):
+            torch.ops.tokenmix.aft_band(q, k, v, torch.randn(1, 1, 6, 0), None, causal, True)

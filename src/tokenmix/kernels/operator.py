@@ -135,10 +135,13 @@ class Operator:
         described = tuple([None if a is None else (a.shape, a.dtype, a.device) for a in inputs])
         key = (described, tuple([tuple(v) if type(v) is list else v for v in options.values()]))
         if key not in self.fitting:
-            check_shapes(self.name, self.inputs, self.each, inputs, options, inputs[self.main], self.fits)
+            self._compare(inputs, options)
             if len(self.fitting) >= REMEMBERED:
                 self.fitting.clear()
             self.fitting.add(key)
+
+    def _compare(self, inputs: Sequence[Tensor | None], options: dict[str, Any]) -> None:
+        check_shapes(self.name, self.inputs, self.each, inputs, options, inputs[self.main], self.fits)
 
     def _run_backward(self, where: str, *args: Any) -> Results | Tensor:
         n, module = len(args) - len(self.options), self.module(where)
@@ -150,13 +153,15 @@ class Operator:
         wanted += [(tuple(shape), torch.float32) for shape in module.saved_shapes(*inputs, **options)]
         given = (g, *kept)
         if any(
-            (tuple(a.shape), a.dtype) != one or a.device != main.device for a, one in zip(given, wanted, strict=True)
+            a is None or (tuple(a.shape), a.dtype) != one or a.device != main.device
+            for a, one in zip(given, wanted, strict=True)
         ):
             refuse_shapes(f"{self.name}_backward", f"{self.inputs} and what its forward gave and kept", given, options)
         return _one(module.backward(g, *inputs, *(a.contiguous() for a in kept), **options))
 
     def _fake(self, *args: Any) -> Results | Tensor:
         inputs, options, like, save = args[: self.count], self._named(args[self.count : -1]), args[self.main], args[-1]
+        self._compare(inputs, options)
         shapes = self.module(self._where(like.is_cuda)).saved_shapes(*inputs, **options)
         y = like.new_empty(like.shape if self.shape is None else self.shape(*inputs, **options))
         return _one((y, *(like.new_empty(shape if save else (0,), dtype=torch.float32) for shape in shapes)))

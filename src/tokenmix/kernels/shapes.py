@@ -76,6 +76,8 @@ def check_shapes(
         fits: a further condition on the sizes by name and the options. Among the sizes stand the tensors that are None,
             and whether the tensors are on a GPU, as "cuda".
     """
+    if any(a is None and not one.optional for one, a in zip(each, tensors, strict=True)):
+        refuse_shapes(who, inputs, tensors, options)
     sizes: dict[str, Any] = {"T": options["T"]} if "T" in options else {}
     sizes["cuda"] = main.is_cuda
     device, dtype = main.device, main.dtype

@@ -274,7 +274,8 @@ aft_band = Operator(
     shape=lambda q, k, v, w, key_mask, *, causal: v.shape,
     eager=_eager,
     fits=lambda at, _: (
-        at["h"] > 0
+        at["L"] > 0
+        and at["h"] > 0
         and at["D"] % at["h"] == 0
         and at.get("H", at["h"]) == at["h"]
         and (at["R"] == 1 or at["R"] == at["T"] and "H" not in at and at["h"] == at["D"])
