@@ -190,7 +190,8 @@ def _mixer_port(mixer: Mixer, key_mask: bool, grid: tuple[int, ...] | None, pref
 
 def _image_port(model: Any) -> Port:
     config: Any = getattr(getattr(model, "backbone", model), "config", None)
-    needed = [p.name for p in signature(model.forward).parameters.values() if p.default is p.empty]
+    own = [p for p in signature(model.forward).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    needed = [p.name for p in own if p.default is p.empty] or [p.name for p in own[:1]]
     if not hasattr(config, "image_size") or not hasattr(config, "channels") or len(needed) != 1:
         takes = f"{type(model).__name__} is called with {', '.join(needed) or 'no argument'}"
         known = "mixers, language models, density models, models of images, and hosts whose attention was replaced"
