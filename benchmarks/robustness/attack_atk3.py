@@ -26,7 +26,7 @@ def _looped(name: str, **options: object) -> str:
     torch.manual_seed(0)
     plain, x = tokenmix.build_mixer(name, 16, **options).train(), torch.randn(2, 12, 16)
     again, found = copy.deepcopy(plain), []
-    for model, call in ((plain, plain), (again, lambda y: checkpoint(again, y, use_reentrant=False))):
+    for call in (plain, lambda y: checkpoint(again, y, use_reentrant=False)):
         torch.manual_seed(1)
         start = y = x.clone().requires_grad_()
         for _ in range(3):
