@@ -94,3 +94,28 @@ def without_keys() -> str:
     """Torch hands None on where a schema says Tensor."""
     q = torch.randn(2, 6, 8)
     return _said(lambda: str(torch.ops.tokenmix.hydra(q, None, q, None, True, True, True, 1e-5, False, False)[0].shape))
+
+
+@attempt("a7", "A trace of a ViT at 32 x 40, called with images of 30 x 39; of a ViT of AFT-conv, of 40 x 32")
+def traced_images() -> str:
+    """A trace holds no padding that its image did not need, and its grid as numbers."""
+    from tokenmix.models import ViT, ViTConfig
+
+    warnings.simplefilter("ignore")
+
+    def run(mixer: dict, size: tuple[int, int]) -> str:
+        torch.manual_seed(0)
+        model = ViT(
+            ViTConfig(dim=16, layers=1, image_size=(32, 40), patch=8, mixers=(mixer,), pool="mean", positions=None)
+        ).eval()
+        with torch.no_grad():
+            program, x = torch.jit.trace(model, torch.randn(1, 3, 32, 40), check_trace=False), torch.randn(1, 3, *size)
+            return f"off by {float((program(x) - model(x)).abs().max()):.0e}"
+
+    def conv() -> str:
+        try:
+            return run({"name": "aft_conv", "heads": 2, "kernel_size": 3}, (40, 32))
+        except torch.jit.Error as error:
+            return f"refused: {str(error).strip().splitlines()[-1][:120]}"
+
+    return f"{_said(lambda: run({'name': 'attention', 'heads': 2}, (30, 39)))}; {_said(conv)}"

@@ -29,6 +29,7 @@ from .state import State as State
 from .state import chunk_positions as chunk_positions
 from .state import register_state as register_state
 from .state import token_positions as token_positions
+from .traced import hold_grid
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a functional form as ``functional_args`` returns them: (positional, keyword)."""
@@ -222,6 +223,8 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
             return self._stream(x, state, positions, key_mask)  # type: ignore[return-value]  # extend and init_state only
         self._check_devices(x)
         self._check_input(x, "x")
+        if grid is not None and _tracing() is not None:
+            x, grid = hold_grid(x, grid, type(self).__name__)
         self._check_context(x, context)
         self._check_masks(x, x if context is None else context, key_mask, attn_mask)
         self._check_grid(x, positions, grid, prefix)

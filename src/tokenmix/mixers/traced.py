@@ -7,6 +7,7 @@ gets a check of its own, a scripted function inside the program, which raises wh
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -26,10 +27,32 @@ def hold_length(x: Tensor, who: str, *, limit: int | None, fixed: bool, name: st
     if fixed:
         tokens = int(x.shape[1])
         says = f"{who}: this program was traced at {tokens} tokens and its steps depend on their number; trace it "
-        return _scripted()(x, tokens, tokens, f"{says}at each length, or use torch.export; got")
+        return _scripted(_held)(x, tokens, tokens, f"{says}at each length, or use torch.export; got")
     if limit is None:
         return x
-    return _scripted()(x, 0, limit, f"{who}: was built with {name}={limit}; shorten the sequence or call resize; got")
+    return _scripted(_held)(
+        x, 0, limit, f"{who}: was built with {name}={limit}; shorten the sequence or call resize; got"
+    )
+
+
+def hold_grid(x: Tensor, grid: tuple[Any, ...], who: str) -> tuple[Tensor, tuple[int, ...]]:
+    """Return x such that the traced program refuses grids of other sizes, and the grid in integers.
+
+    The sizes of a traced tensor, such as those of patches, are tensors themselves.
+    """
+    sizes = tuple(int(n) for n in grid)
+    says = f"{who}: this program was traced on a grid of {' x '.join(map(str, sizes))}; trace it at each size, or use "
+    given = [n for n in grid if isinstance(n, Tensor)]
+    if traced() and len(given) == len(sizes):
+        x = _scripted(_held_grid)(x, given, list(sizes), f"{says}torch.export; got")
+    return x, sizes
+
+
+def _held_grid(x: Tensor, grid: list[Tensor], sizes: list[int], says: str) -> Tensor:
+    got = [int(n) for n in grid]
+    if got != sizes:
+        raise ValueError(says + " " + str(got) + ".")
+    return x
 
 
 def _held(x: Tensor, low: int, high: int, says: str) -> Tensor:
@@ -40,7 +63,7 @@ def _held(x: Tensor, low: int, high: int, says: str) -> Tensor:
 
 
 @cache
-def _scripted() -> Any:
+def _scripted(check: Callable[..., Tensor]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        return torch.jit.script(_held)
+        return torch.jit.script(check)

@@ -20,7 +20,7 @@ from ..positions.sinusoidal import SinusoidalPositions
 from ..system.config import Json
 from .blocks import Block, cycled, evaluating
 from .flow import Solver, check_solver, guided, solve_flow
-from .images import check_images, check_layers, check_multiples, image_block, normalise_image_config
+from .images import check_images, check_layers, check_multiples, held_size, image_block, normalise_image_config
 from .layers import init_linear
 from .mae import images_of
 
@@ -222,7 +222,7 @@ class DiT(nn.Module):
         """
         self._check(images, time)
         classes = self.as_classes(classes, len(images))
-        x = self.patch(images).flatten(2).transpose(1, 2)
+        x = self.patch(held_size(images, "DiT")).flatten(2).transpose(1, 2)
         table = self._table(x)
         x = x if table is None else x + table
         condition = F.silu(self.condition(time, classes))

@@ -23,6 +23,7 @@ from .images import (
     check_layers,
     check_multiples,
     filled,
+    held_size,
     image_block,
     normalise_image_config,
     parts_with_positions,
@@ -244,6 +245,7 @@ class EAMLP(nn.Module):
             refuse_size(
                 "EAMLP", images, self.config.image_size, STRIDE, parts_with_positions(blocks, "fixed positions")
             )
+        x = held_size(x, "EAMLP")
         for stage in self.token_stages:
             x = stage(x)
         x, grid = soft_split(x, *SPLITS[2])

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
+from ..mixers.traced import hold_grid
 from .blocks import Block
 
 ResizeStep = tuple[Any, tuple[int, int], tuple[int, int], int]
 """A mixer, the old and the new grid of its parameters, and the tokens before the grid."""
+_tracing = torch._C._get_tracing_state
 
 
 def normalise_image_config(config: Any, *positive: str, not_negative: Sequence[str] = ("classes",)) -> None:
@@ -124,10 +127,16 @@ def resizable(steps: Sequence[ResizeStep]) -> list[ResizeStep]:
     return bound
 
 
+def held_size(images: Tensor, who: str) -> Tensor:
+    """Return images, or patches, (B, C, H, W), such that a program of torch.jit.trace refuses those of another size."""
+    return hold_grid(images, tuple(images.shape[2:]), who)[0] if _tracing() is not None else images
+
+
 def filled(images: Tensor, patch: int) -> Tensor:
     """Pad images with zeros at the right and bottom, up to whole patches."""
     down, right = (-n % patch for n in images.shape[2:])
-    return F.pad(images, (0, right, 0, down)) if down or right else images
+    pads = _tracing() is not None or down or right  # a program of torch.jit.trace may be given images of another size
+    return F.pad(images, (0, right, 0, down)) if pads else images
 
 
 def both_sides(size: Any, who: str) -> tuple[int, int]:

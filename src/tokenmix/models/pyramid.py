@@ -25,6 +25,7 @@ from .images import (
     check_images,
     check_multiples,
     filled,
+    held_size,
     image_block,
     normalise_image_config,
     parts_with_positions,
@@ -259,6 +260,7 @@ class Pyramid(nn.Module):
         x = filled(images, c.stride)
         if tuple(x.shape[2:]) != c.image_size and self.fixed_size:
             refuse_size("Pyramid", images, c.image_size, c.stride, self._bound())
+        x = held_size(x, "Pyramid") if self.fixed_size else x
         found = []
         for stage in self.stages:
             tokens, grid = self.run_stage(stage, x)

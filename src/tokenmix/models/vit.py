@@ -24,6 +24,7 @@ from .images import (
     check_layers,
     check_multiples,
     filled,
+    held_size,
     image_block,
     normalise_image_config,
     parts_with_positions,
@@ -231,6 +232,7 @@ class ViT(nn.Module):
         if grid != self.grid and self.fixed_size:
             parts = parts_with_positions(self.blocks, "learned positions" if self.positions is not None else "")
             refuse_size("ViT", images, self.config.image_size, self.config.patch, parts)
+        patches = held_size(patches, "ViT") if self.fixed_size else patches
         x = patches.flatten(2).transpose(1, 2)
         table = self._table(grid, x)
         has_class = self.class_token is not None
