@@ -33,9 +33,7 @@ def chunk_positions(
         key_mask: (B, L) bool. Rows that have had no True so far stay at 0.
     """
     if positions is not None:
-        if key_mask is None:
-            return positions, positions[:, -1] + 1
-        return positions, torch.where(key_mask.any(1) | (start > 0), positions[:, -1] + 1, start)
+        return positions, positions[:, -1] + 1
     L = x.shape[1]
     if key_mask is None:
         return (start[:, None] + torch.arange(L, device=x.device)).clamp_min(0), start.long() + L

@@ -82,6 +82,7 @@ def place_tokens(
     they are the angles by which queries and keys turn and the vectors that are added, while windows, decays and
     distances go by the order of the row.
     """
+    begins = start is None
     if start is None:
         none = torch.full(x.shape[:1], -1, dtype=torch.long, device=x.device)
         start = Place(none, none, torch.zeros_like(none))
@@ -91,8 +92,9 @@ def place_tokens(
         wanted, got = tuple(x.shape[:2]), tuple(given.shape)
         raise MixerError(f"{who}: expects position_ids of shape {wanted}, got {got}.")
     compiling = torch.compiler.is_compiling()
-    # after padding mixers may have counted on from its positions
-    if position_ids is None if compiling else bool(((given == usual) & (start.pads == 0)[:, None]).all()):
+    # mixers may have counted on from the positions of padding, behind a row's tokens or before the first of them
+    begun = begins | (start.last >= 0)
+    if position_ids is None if compiling else bool(((given == usual) & (begun & (start.pads == 0))[:, None]).all()):
         return ChunkPositions(key_mask, None, None, usual, _usual_place(start, usual, key_mask))
     if not compiling:
         _refuse_packed(given, key_mask, who)
@@ -102,7 +104,7 @@ def place_tokens(
     at = torch.where(valid | (given >= 0) & (given <= usual), given, usual)
     counted = torch.where(valid, place.counted, (place.counted + place.pads).clamp_min(0))
     counted_on = chunk_positions(start._replace(last=start.counted).next_position(), x, None, key_mask)[0]
-    plain = not compiling and torch.equal(counted, counted_on)
+    plain = not compiling and bool(begun.all()) and torch.equal(counted, counted_on)
     return ChunkPositions(key_mask, at, None if plain else counted, at, place)
 
 
