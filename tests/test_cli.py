@@ -419,7 +419,7 @@ def test_a_disk_that_refuses_is_one_line_and_the_run_goes_on_later(text, tmp_pat
         "the checkpoint of step 2 could not be written (File too large); there is no earlier checkpoint" in ended.stderr
     )
     begun = [line.partition(":")[0] for line in ended.stderr.splitlines()]
-    assert begun == ["data", "warning", "error"]  # what was read, settings without effect, and what happened
+    assert begun == ["recipe", "data", "warning", "error"]  # what the size made smaller, what was read, settings without effect, and what happened
     assert os.listdir(os.path.join(out, "checkpoints")) == []
     assert cli.main(["resume", out]) == 0
 
@@ -475,7 +475,7 @@ def test_paths_into_lists_keep_the_rest_of_the_spec(text, tmp_path, capsys):
     assert config["model"]["mixers"] == [{"name": "aft_local", "window": 40, "rank": 32}]
     assert config["optim"]["betas"] == [0.9, 0.98]
     warned = "warning: aft_local: window=40 is larger than max_len=32, so all tokens lie inside of it."
-    others = ("data: ", "warning: settings without effect: ")
+    others = ("recipe: ", "data: ", "warning: settings without effect: ")
     assert [line for line in capsys.readouterr().err.splitlines() if not line.startswith(others)] == [warned]
 
 

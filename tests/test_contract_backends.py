@@ -35,6 +35,8 @@ ELSEWHERE = {
     "builds_on_meta": "no numbers",
     "differentiable_twice": "is about the eager form in float64, which it asks for itself",
     "changes_dtype": "is about float64 and back",
+    "same_under_another_default_dtype": "chooses its dtypes itself, float32 among them",
+    "right_or_refused_when_traced": "traced programs are eager ones: the plain suite",
     "compiles": "of a kernel: tests/test_kernels_*.py; of eager: the plain suite, in float64",
     "exports": "exported programs are eager ones: the plain suite",
     "exports_to_onnx": "exported programs are eager ones: the plain suite",

@@ -65,6 +65,8 @@ class Train:
         changes = log_fields(self) | changes
         recipe = find_recipe(self.recipe)
         config = recipe.config(self.row, self.size, self.shell)
+        smaller = described(recipe.shrunk(config))
+        about = f"recipe: {config.row} at size {self.size} is smaller than in the paper: {smaller}." if smaller else ""
         if self.skip_bad_files:
             config = config.override({"data.skip_bad_files": True})
         if self.data is not None:
@@ -73,9 +75,7 @@ class Train:
                 data_changes = {name: value for name, value in changes.items() if name.startswith("data.")}
                 config = match_data(config.override(data_changes))
         config = config.override(changes)
-        if smaller := described(recipe.shrunk(config)):
-            output.say_error(f"{config.row or recipe.default} at size {self.size}, from that of the paper: {smaller}")
-        print_summary(train(config, self.out or self._folder()), self.json)
+        print_summary(train(config, self.out or self._folder(), about=about), self.json)
         return 0
 
     def _folder(self) -> Path:

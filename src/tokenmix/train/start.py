@@ -26,13 +26,19 @@ from .world import World, joined, restarted
 
 
 def train(
-    config: RunConfig, out: Path | str, *, verbose: bool | None = None, limits: dict[int, float] | None = None
+    config: RunConfig,
+    out: Path | str,
+    *,
+    verbose: bool | None = None,
+    limits: dict[int, float] | None = None,
+    about: str = "",
 ) -> dict[str, Any]:
     """Train from scratch into the new run directory ``out`` and return a summary; everything else is in the directory.
 
     Args:
         verbose: show a progress bar; None: on a terminal, and a plain line every 15 s elsewhere.
         limits: scores by step; a run that is not better than the one at an evaluation ends there.
+        about: one line on the config, shown before the first step.
 
     Raises:
         MixerError: if the config, the data or the directory cannot be used, or if the disk is full; after making room,
@@ -50,11 +56,12 @@ def train(
             trainer = Trainer(config, RunDir(out), device, verbose=verbose, limits=limits, world=world)
             env = environment(trainer.task.facts(), device)
             env |= {**trainer.facts, "resumed": []}
-            read = trainer.task.inventory()
+            read, lines = trainer.task.inventory(), [about] * bool(about)
             if read is not None:
                 env["inventory"] = read.to_json()
-                if world.first and verbose is not False:
-                    print("\n".join(read.lines()), file=sys.stderr, flush=True)
+                lines += read.lines()
+            if lines and world.first and verbose is not False:
+                print("\n".join(lines), file=sys.stderr, flush=True)
             _warn_of_idle(config, world, verbose)
             env["config"] = digest_of(trainer.progress.config)
             world.wait()  # nobody looks for the directory any more
