@@ -98,7 +98,7 @@ def test_a_folder_may_hold_several_versions_of_its_dialogues(tmp_path):
         ([*TWO[:3], TWO[-1]], "the dialogue that begins in line 1 of .* has no utterance"),
         ([*TWO, TWO[0]], "the dialogue that begins in line 7 of .* has no utterance"),
         (TWO, "has 2 dialogues, which leave none for"),
-        ([*TWO, ""], "line 7 of .* is empty"),
+        ([*TWO, "", TWO[0]], "line 7 of .* is empty"),
     ],
 )
 def test_bad_dialogues_are_one_clear_line(tmp_path, lines, words):

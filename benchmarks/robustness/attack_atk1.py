@@ -69,3 +69,66 @@ def idle() -> str:
     found = [_warned("text", {"train.shard": "fsdp"}), _warned("masked", {"train.samples": 3})]
     found += [_warned("masked", {"data.span": 5.0}), _warned("recall", {"data.symbols": 12})]
     return " | ".join(found)
+
+
+def _read(name: str, content: str | bytes, kind: str = "labelled", **options: object) -> str:
+    """Say what is found in a file of texts."""
+    from tokenmix import data
+
+    Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    try:
+        found = getattr(data, f"open_{kind}")(name, **options)
+    except ValueError as why:
+        return f"{type(why).__name__}: {str(why)[:160]}"
+    rows = found[0] if isinstance(found, tuple) else found
+    return "; ".join(rows.inventory.lines())[:200]
+
+
+TABLE = "text\tlabel\n" + "".join(f"text {i}\t{'pos' if i % 2 else 'neg'}\n" for i in range(200))
+ENDLESS = "9" * 5000
+
+
+@attempt("6", "An empty line at the end of a table")
+def empty_end() -> str:
+    """Editors leave it."""
+    return _read("a.tsv", TABLE + "\n")
+
+
+@attempt("7", "The label among the columns of texts")
+def label_read() -> str:
+    """The model would read what it is to tell."""
+    return _read("a.tsv", TABLE, columns=("text", "label"))
+
+
+@attempt("8", "Labels and numbers of lines of 5,000 digits")
+def endless_digits() -> str:
+    """Python turns no more than 4,300 into a number."""
+    rows = "".join(f"t {i}\t{(ENDLESS, 1)[i % 2]}\n" for i in range(90))
+    labels = _read("a.tsv", f"text\tlabel\n{rows}")
+    return f"{labels[:90]} | {_read('a.txt', f'1 hi{chr(9)}ho{chr(10)}{ENDLESS} hi{chr(9)}ho{chr(10)}', 'parallel')}"
+
+
+@attempt("9", "A model, a zlib stream and UTF-16 without its mark as a corpus")
+def no_text() -> str:
+    """None of them is text."""
+    import zlib
+
+    found = [_read("a.txt", b"GGUF\3\0\0\0" + bytes(5000), "corpus")]
+    found += [_read("b.txt", zlib.compress(b"to be or not to be. " * 400), "corpus")]
+    return " | ".join([*found, _read("c.txt", ("cat\n" * 500).encode("utf-16-le"), "corpus")])
+
+
+@attempt("10", "Train.tsv, and a table whose header is eng, deu")
+def names_in_capitals() -> str:
+    """The first is read, the second is a header and no pair."""
+    Path("f").mkdir()
+    for name in ("Train", "Dev", "Test"):
+        Path("f", f"{name}.tsv").write_text(TABLE)
+    from tokenmix.data import open_labelled
+
+    try:
+        found = open_labelled("f")[0].inventory.lines()[0]
+    except ValueError as why:
+        found = str(why)
+    pairs = "".join(f"cat {i}\tKatze {i}\n" for i in range(100))
+    return f"{found[:100]} | {_read('a.tsv', f'eng{chr(9)}deu{chr(10)}{pairs}', 'parallel')}"

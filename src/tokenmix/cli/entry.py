@@ -16,8 +16,9 @@ from typing import Any
 
 from ..errors import MixerError
 from ..system.memory import KINDS, lack_of_memory
+from ..system.text import printable
 from ..system.version import __version__
-from .output import printable, say
+from .output import say
 
 OVERRIDE = re.compile(r"--([a-z_-]+(?:\.[a-z0-9_-]+)+)(?:=(.*))?", re.DOTALL)
 BOX = "╭╮╰╯│─|+- \n"

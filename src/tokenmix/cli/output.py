@@ -25,11 +25,6 @@ def say(text: object, stream: Any = None) -> None:
     stream.flush()
 
 
-def printable(text: str) -> str:
-    """Write control characters as \\xNN, so that a name or a file cannot give a terminal orders."""
-    return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
 def say_error(text: object) -> None:
     """Print a line on stderr."""
     say(text, sys.stderr)

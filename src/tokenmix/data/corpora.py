@@ -18,8 +18,8 @@ from .cache import SMALL, cache_dir, cache_write_error, cached_file, sha256_of, 
 from .corpus import SPLITS, Corpus, cut
 from .inventory import Inventory
 from .lines import wide_encoding
-from .packed import HEAD, check_content, packing_of, read_chunks, unpacked_chunks
-from .text_folders import split_text_files, walked
+from .packed import HEAD, check_content, is_utf8, packing_of, read_chunks, unpacked_chunks
+from .text_folders import START, split_text_files, walked
 
 ENWIK8_URL = "http://mattmahoney.net/dc/enwik8.zip"
 ENWIK8_SIZE = 100_000_000
@@ -75,7 +75,11 @@ def open_corpus(
 def _file_corpus(file: Path, split: tuple[float, ...] | None, bounds: Bounds) -> Corpus:
     inventory = Inventory(str(file))
     inventory.count("files")
-    return _split_corpus(file.name, _unpacked_file(file, bounds), split, inventory)
+    plain = _unpacked_file(file, bounds)
+    with plain.open("rb") as f:
+        if not is_utf8(f.read(START)):
+            inventory.tell("content", "no text in UTF-8, read as the bytes that it is")
+    return _split_corpus(file.name, plain, split, inventory)
 
 
 def _folder_corpus(folder: Path, split: tuple[float, ...] | None, bounds: Bounds) -> Corpus:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import MixerError
-from .lines import text_lines
+from .lines import filled_lines
 from .packed import plain_name
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -46,7 +46,7 @@ class Delimited:
         if self.quoted:
             found = _quoted(self.path, self.delimiter)
         else:
-            found = ((i, i, _cells(line, self.delimiter)) for i, line in enumerate(text_lines(self.path), 1))
+            found = ((i, i, _cells(line, self.delimiter)) for i, line in enumerate(filled_lines(self.path), 1))
         for i, _, cells in itertools.islice(found, int(skip), None):
             if len(cells) != len(self.names):
                 raise self.misfit(i, cells)
@@ -84,7 +84,7 @@ class _Scan:
 
 def delimited(path: Path, names: tuple[str, ...]) -> Delimited:
     """Open a table, of which some columns may be known by name; delimiter and quotes are found from its lines."""
-    first = next(text_lines(path), "")
+    first = next(filled_lines(path), "")
     if not first.strip():
         raise MixerError(f"data: {path} is empty." if not first else f"data: line 1 of {path} is empty.")
     delimiter = _delimiter(path, first, names)
@@ -98,7 +98,7 @@ def delimited(path: Path, names: tuple[str, ...]) -> Delimited:
 
 def header_of(path: Path, names: tuple[str, ...] = ()) -> list[str]:
     """Return the cells of a table's first line, without reading the others; quotes around them are dropped."""
-    first = next(text_lines(path), "")
+    first = next(filled_lines(path), "")
     if not first.strip():
         raise MixerError(f"data: {path} is empty." if not first else f"data: line 1 of {path} is empty.")
     return [cell.strip() for cell in next(csv.reader([first], delimiter=_delimiter(path, first, names)))]
@@ -107,7 +107,7 @@ def header_of(path: Path, names: tuple[str, ...] = ()) -> list[str]:
 def _first_rows(table: Delimited) -> Iterator[list[str]]:
     if table.quoted:
         yield from (cells for _, _, cells in _quoted(table.path, table.delimiter))
-    yield from (_cells(line, table.delimiter) for line in text_lines(table.path))
+    yield from (_cells(line, table.delimiter) for line in filled_lines(table.path))
 
 
 def _delimiter(path: Path, first: str, names: tuple[str, ...]) -> str:
@@ -125,7 +125,7 @@ def _cells(line: str, delimiter: str) -> list[str]:
 
 def _scan(path: Path, delimiter: str) -> _Scan:
     scan, width, inside = _Scan(), 0, delimiter + '"'
-    for scan.lines, line in enumerate(text_lines(path), 1):
+    for scan.lines, line in enumerate(filled_lines(path), 1):
         if scan.lines == 1:
             width = line.count(delimiter)
             scan.enclosed = [0] * (width + 1)
@@ -191,7 +191,7 @@ def _tell_joined(table: Delimited, joined: int, longest: tuple[int, int]) -> Non
 
 def _quoted(path: Path, delimiter: str) -> Iterator[tuple[int, int, list[str]]]:
     """Yield the first and the last line and the cells of each row of a table with quotes around cells."""
-    reader, before = csv.reader(text_lines(path), delimiter=delimiter, strict=True), 0
+    reader, before = csv.reader(filled_lines(path), delimiter=delimiter, strict=True), 0
     kept = csv.field_size_limit(sys.maxsize)
     try:
         for cells in reader:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import MixerError
+from ..system.text import whole_number
 from .lines import read_lines, read_start
 
 YOUR, PARTNER = "your persona: ", "partner's persona: "
@@ -57,19 +58,20 @@ def read_dialogues(path: Path) -> list[Dialogue]:
     last = began = 0
     for i, line in enumerate(read_lines(path), 1):
         where = f"data: line {i} of {path}"
-        number, _, said = line.partition(" ")
-        if not number.isdecimal() or not said.strip():
+        first, _, said = line.partition(" ")
+        number = whole_number(first)
+        if number is None or not said.strip():
             raise MixerError(f"{where} must begin with its number in the dialogue and a space, got {line[:80]!r}.")
-        if int(number) == 1:
+        if number == 1:
             _check_ended(found, path, began)
             personas, turns, began = [], [], i
             found.append(Dialogue([], []))
-        elif int(number) != last + 1:
+        elif number != last + 1:
             raise MixerError(
                 f"{where} has the number {number} after {last}; the lines of a dialogue count 1, 2, 3 and so on, and "
                 + "a new dialogue begins with 1."
             )
-        last = int(number)
+        last = number
         if said.startswith((YOUR, PARTNER)) and "\t" not in said:
             personas.append(said.strip())
             found[-1].lines.append(said.strip())

@@ -6,7 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..system.text import printable
+
 NAMES = 3  # of those left out that are shown
+LONGEST = 40  # characters of a label that are shown
 CLASSES = 8  # that are shown with their counts
 
 
@@ -39,7 +42,7 @@ class Inventory:
         if len(shown) > CLASSES:
             shown = sorted(shown, key=lambda pair: -pair[1])[:CLASSES]
         rest = f" and {len(counts) - len(shown):,} more" if len(counts) > len(shown) else ""
-        self.tell(name, ", ".join(f"{each} {n:,}" for each, n in shown) + rest)
+        self.tell(name, ", ".join(f"{each[:LONGEST]} {n:,}" for each, n in shown) + rest)
 
     def leave(self, why: str, *names: str) -> None:
         """Record names of what is left out, and why."""
@@ -66,7 +69,7 @@ class Inventory:
             f"{n:,} {why} ({', '.join(first)}{', ...' * (n > len(first))})" for why, (n, first) in self.left_out.items()
         ]
         lines += [f"data: {self.source}: left out: {'; '.join(left)}."] * bool(left)
-        return [line.replace("\n", "\\n").replace("\r", "\\r") for line in lines]  # names may hold them
+        return [printable(line).replace("\n", "\\n") for line in lines]
 
     def to_json(self) -> dict[str, Any]:
         """Return what a run records."""

@@ -6,8 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 from ..errors import MixerError
+from ..system.text import whole_number
 from .corpus import SPLITS
 from .docstrings import docstring_pairs
+from .inventory import LONGEST, first_names
 from .rows import Rows, read_tables, split_file, split_rows
 from .sampler import mix64
 from .tables import KINDS, Row, column_names, is_table
@@ -74,11 +76,17 @@ def open_labelled(
 
 def _columns(table: Path, given: tuple[str, ...] | None, label: str) -> tuple[str, ...]:
     names = column_names(table)
-    missing = [name for name in (*(given or ()), label) if name not in names]
+    wanted = (*(given or ()), label)
+    missing = [name for name in wanted if name not in names]
     if missing:
         raise MixerError(
             f"data: {table} has no column {missing[0]!r}, but {', '.join(names)}; name its texts with --data.columns "
             + "and its labels with --data.label."
+        )
+    if len(set(wanted)) < len(wanted):
+        raise MixerError(
+            f"data: texts and label are columns of their own, got data.columns={list(given or ())} and "
+            + f"data.label={label!r}; the model would read what it is to tell."
         )
     found = [given] if given else [texts for texts in TEXTS if set(texts) <= set(names)]
     if not found:
@@ -99,11 +107,12 @@ def _labels(rows: Rows) -> list[str]:
         for i, row in enumerate(rows.split(name), 1):
             if row[-1] not in known:
                 raise MixerError(
-                    f"data: row {i} of {rows.name}'s split {name} has the label {row[-1]!r}, which no row of training "
-                    + f"has; those are {', '.join(sorted(known)[:20])}."
+                    f"data: row {i} of {rows.name}'s split {name} has the label {row[-1][:LONGEST]!r}, which no row of "
+                    + f"training has; those are {first_names(sorted(each[:LONGEST] for each in known), 20)}."
                 )
-    numbers = all(label.isdecimal() for label in known)
-    return sorted(known, key=lambda label: (int(label) if numbers else 0, label))
+    numbers = {label: whole_number(label) for label in known}
+    of_numbers = None not in numbers.values()
+    return sorted(known, key=lambda label: ((numbers[label] or 0) if of_numbers else 0, label))
 
 
 def _matched(pairs: Rows) -> Rows:

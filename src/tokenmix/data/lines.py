@@ -106,19 +106,31 @@ def _wide_lines(path: Path, first: bytes, chunks: Iterator[bytes], encoding: str
         yield rest
 
 
+def filled_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a text file up to the last one that holds anything; see ``text_lines``."""
+    empty: list[str] = []
+    for line in text_lines(path):
+        if line.strip(" \r\n"):
+            yield from empty
+            empty = []
+            yield line
+        else:
+            empty.append(line)
+
+
 def read_text(path: Path) -> str:
     """Read a text file whole; see ``text_lines``."""
     return "".join(text_lines(path))
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read the lines of a text file, of which none may be empty.
+    """Read the lines of a text file, of which none may be empty but those at its end.
 
     Raises:
         MixerError: for an empty line, with its number, and for a file without lines.
     """
     lines = []
-    for i, line in enumerate(text_lines(path), 1):
+    for i, line in enumerate(filled_lines(path), 1):
         lines.append(line.strip())
         if not lines[-1]:
             raise MixerError(f"data: line {i} of {path} is empty; every line must hold a text.")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from ..system.text import whole_number
 from .pair_sampler import IGNORED
 
 Colour = tuple[int, int, int]
@@ -107,7 +108,7 @@ def read_names(file: Path) -> list[tuple[str, Colour | None]]:
         words = line.split()
         if not words:
             continue
-        ends = [int(w) if w.isdecimal() else -1 for w in words[-3:]]
+        ends = [-1 if (n := whole_number(word)) is None else n for word in words[-3:]]
         coloured = len(words) > 3 and all(0 <= n < 256 for n in ends)
         found.append((" ".join(words[:-3] if coloured else words), (ends[0], ends[1], ends[2]) if coloured else None))
         if [name for name, _ in found].count(found[-1][0]) > 1 and found[-1][0] != "ignore":

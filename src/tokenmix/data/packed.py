@@ -136,9 +136,12 @@ FOREIGN = {
     b"\xff\xd8\xff": "a JPEG image",
     b"GIF8": "a GIF image",
     b"\x7fELF": "a program",
+    b"x\x9c": "a zlib stream",
+    b"x\xda": "a zlib stream",
+    b"GGUF": "a model in GGUF",
 }
 """What holds no plain text, by its first bytes."""
-MAYBE_TEXT = (b"LZIP", b"MSCF", b"ORC", b"PAR1", b"GIF8")  # which a text may begin with too
+MAYBE_TEXT = (b"LZIP", b"MSCF", b"ORC", b"PAR1", b"GIF8", b"GGUF")  # which a text may begin with too
 FOREIGN_ENDINGS = {
     ".br": "a Brotli file",
     ".zst": "a Zstandard file",
@@ -162,16 +165,16 @@ def packing_of(start: bytes) -> Packing | None:
 def foreign_kind(start: bytes, name: str = "") -> str | None:
     """Return what a file is that holds no plain text, by its first bytes; of packed ones without such, by its name."""
     for begin, kind in FOREIGN.items():
-        if start.startswith(begin) and (begin not in MAYBE_TEXT or b"\0" in start or not _is_text(start)):
+        if start.startswith(begin) and (begin not in MAYBE_TEXT or b"\0" in start or not is_utf8(start)):
             return kind
     if start[257:262] == b"ustar":
         return "a tar archive"
-    if name.endswith(tuple(FOREIGN_ENDINGS)) and not _is_text(start):
+    if name.endswith(tuple(FOREIGN_ENDINGS)) and not is_utf8(start):
         return FOREIGN_ENDINGS["." + name.rpartition(".")[2]]
     return None
 
 
-def _is_text(start: bytes) -> bool:
+def is_utf8(start: bytes) -> bool:
     """Return whether bytes may begin a text of our times: UTF-8, which may be cut in a character, without NUL."""
     try:
         start[: max(len(start) - 3, 0)].decode()

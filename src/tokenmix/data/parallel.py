@@ -20,7 +20,7 @@ from .tables import KINDS, Row, is_table, read_columns
 from .text_folders import leave_rest
 
 SIDES = ("source", "target")
-START = re.compile(r"(?:train|validation|valid|val|dev|test)[-_.]?")
+START = re.compile(r"(?:train|validation|valid|val|dev|test)[-_.]?", re.IGNORECASE)
 MADE: dict[str, Callable[[], list[tuple[str, str]]]] = {"grammar": sentence_pairs, "docstrings": docstring_pairs}
 PARALLEL_SETS = {
     "grammar": "English and Spanish sentences of a small grammar of our own",
@@ -77,8 +77,8 @@ def open_parallel(
     Raises:
         MixerError: for files that are missing, empty, of unequal length or not UTF-8.
     """
-    if languages is not None and len(languages) != 2:
-        raise MixerError(f"data.languages must be two names, source and target, got {list(languages)}.")
+    if languages is not None and (len(languages) != 2 or len(set(languages)) < 2):
+        raise MixerError(f"data.languages must be two names that differ, source and target, got {list(languages)}.")
     if source in MADE and target is None:
         return _alone(source, list(MADE[source]()), split)
     path = Path(source).expanduser()
@@ -175,7 +175,7 @@ def _whole(folder: Path, version: str | None) -> dict[str, Path]:
         named = {
             START.sub("", plain_name(file).rpartition(".")[0], count=1): file
             for file in sorted(folder.iterdir())
-            if file.name.startswith(starts) and file.is_file() and (is_table(file) or is_dialogues(file))
+            if file.name.lower().startswith(starts) and file.is_file() and (is_table(file) or is_dialogues(file))
         }
         if split == "train" and not named:
             return {}
@@ -220,12 +220,13 @@ def _by_stem(folder: Path, starts: tuple[str, ...], ending: str) -> dict[str, Pa
     for start in starts:
         for file in sorted(folder.iterdir()):
             plain = plain_name(file)
-            if plain.startswith(start) and plain.endswith(f".{ending}") and file.is_file():
+            if plain.lower().startswith(start) and plain.endswith(f".{ending}") and file.is_file():
                 found.setdefault(plain.removesuffix(f".{ending}"), file)
     return found
 
 
 def _endings(folder: Path) -> tuple[str, ...]:
     """Return the endings of a folder's train files."""
-    found = {plain_name(f).rpartition(".")[2] for f in folder.iterdir() if f.name.startswith("train") and f.is_file()}
+    trained = [file for file in folder.iterdir() if file.name.lower().startswith("train") and file.is_file()]
+    found = {plain_name(file).rpartition(".")[2] for file in trained}
     return tuple(sorted(found))

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from ..errors import MixerError
 from .corpus import SPLITS, check_split, cut
-from .inventory import Inventory
+from .inventory import Inventory, unit_of
 from .sampler import mix64
 from .split_names import SPLIT_NAMES, split_word
 from .tables import KINDS, Row, has_header, is_table, read_columns
 from .text_folders import leave_rest
+
+FEW = 1000  # different texts that are counted for an error
 
 
 @dataclass(frozen=True)
@@ -73,16 +75,21 @@ def split_groups(
         raise MixerError(f"data.split must be three proportions like [90, 5, 5], got {list(parts)}.")
     train, valid, _ = cut(1 << 32, (parts[0], parts[1], parts[2]))
     splits: dict[str, list[Row]] = {split: [] for split in SPLITS}
-    counts = dict.fromkeys(SPLITS, 0)
+    counts, keys = dict.fromkeys(SPLITS, 0), set()
     for key, rows in groups:
+        if len(keys) < FEW:
+            keys.add(key)
         at = mix64(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")) >> 32
         chosen = "train" if at < train else "valid" if at < valid else "test"
         splits[chosen] += rows
         counts[chosen] += 1
     empty = [split for split, found in splits.items() if not found]
     if empty:
+        n = sum(counts.values())
+        differing = f" of {len(keys)} different first texts" if what != "dialogues" and len(keys) < min(n, FEW) else ""
         raise MixerError(
-            f"data: {name} has {sum(counts.values())} {what}, which leave none for {' and '.join(empty)}; give more."
+            f"data: {name} has {n:,} {unit_of(what, n)}{differing}, which leave none for {' and '.join(empty)}; give "
+            + "more."
         )
     return splits
 
@@ -138,7 +145,7 @@ def split_file(folder: Path, name: str) -> Path:
     found = sorted(
         file
         for file in folder.iterdir()
-        if is_table(file) and named.search(file.name) and not file.name.startswith(".") and file.is_file()
+        if is_table(file) and named.search(file.name.lower()) and not file.name.startswith(".") and file.is_file()
     )
     if len(found) != 1:
         got = "has none" if not found else f"has {' and '.join(file.name for file in found)}"

@@ -15,16 +15,20 @@ from ..errors import MixerError
 from .bounds import check_regular
 from .delimited import Delimited, delimited, header_of
 from .inventory import Inventory, first_names
-from .lines import read_text, text_lines
+from .lines import filled_lines, read_text
 from .packed import plain_name
 
 Row = tuple[str, ...]
 DELIMITED = (".tsv", ".csv", ".tab")
 ENDINGS = (*DELIMITED, ".jsonl", ".ndjson", ".json", ".parquet")
 KINDS = ".tsv, .csv, .jsonl, .json or .parquet"
-NAMES = {"source", "target", "src", "tgt", "trg", "text", "label", "labels", "id", "index", "sentence", "english"}
-NAMES |= {"german", "french", "spanish", "question", "answer", "input", "output", "prompt", "response", "context"}
-NAMES |= {"summary", "document", "article", "highlights", "title", "body", "instruction", "completion", "reference"}
+NAMES = {"answer", "article", "body", "completion", "context", "document", "highlights", "id", "index", "input"}
+NAMES |= {"instruction", "label", "labels", "output", "prompt", "question", "reference", "response", "sentence"}
+NAMES |= {"source", "src", "summary", "target", "text", "tgt", "title", "trg"}
+NAMES |= {"arabic", "chinese", "czech", "dutch", "english", "french", "german", "hindi", "italian", "japanese"}
+NAMES |= {"korean", "polish", "portuguese", "russian", "spanish", "turkish"}
+NAMES |= {"ara", "ces", "chi", "deu", "eng", "fra", "fre", "ger", "hin", "ita", "jpn", "kor", "nld", "pol", "por"}
+NAMES |= {"rus", "spa", "swe", "tur", "ukr", "zho"}
 CODE = re.compile(r"[a-z]{2}([_-][A-Za-z]{2,4})?")
 """What a first line that names its columns holds, most often: words such as these, or codes of languages."""
 
@@ -155,7 +159,7 @@ def _json_objects(path: Path, names: Row) -> Iterator[tuple[int, dict[str, Any]]
             return
         wanted = f"{wanted}, or an array the whole file"
     i = 0
-    for i, line in enumerate(text_lines(path), 1):
+    for i, line in enumerate(filled_lines(path), 1):
         try:
             row: Any = json.loads(line, object_pairs_hook=_json_object)
         except _Twice as why:

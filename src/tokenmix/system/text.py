@@ -17,6 +17,19 @@ SWEPT = re.compile(r"rate_.+_seed_\d+")
 """The last folder of a run of a sweep; the one above is its row's."""
 
 
+def printable(text: str) -> str:
+    """Write control characters as \\xNN, so that a name or a file cannot give a terminal orders."""
+    return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that decimal digits write; None for anything else, and for more digits than a count has.
+
+    Python itself raises an error of its own for some thousand digits.
+    """
+    return int(text) if text.isdecimal() and len(text) <= 18 else None
+
+
 @dataclass(frozen=True)
 class Table:
     """A captioned table. The first column holds the row's name; ``notes`` follow below it."""

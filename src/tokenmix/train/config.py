@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import MixerError
 from ..models import ModelConfig
 from ..system.config import Json, nearest, to_json
+from ..system.text import whole_number
 from .data_config import (
     DataConfig,
     DocumentDataConfig,
@@ -267,8 +268,9 @@ def _set_field(data: dict[str, Any], dotted: str, value: Any) -> None:
 
 def _place(items: list[Any], name: str, where: str) -> int:
     """Return the place in a list that a part of a dotted name gives."""
-    if name.isdecimal() and int(name) < len(items):
-        return int(name)
+    place = whole_number(name)
+    if place is not None and place < len(items):
+        return place
     last = len(items) - 1
     known = "is empty" if last < 0 else f"has only {where}.0" + (f" to {where}.{last}" if last else "")
     raise MixerError(f"config: there is no field '{where}.{name}'; {where} {known}.")
@@ -323,7 +325,7 @@ def parse_value(text: str) -> Any:
         return text == "True"
     try:
         return json.loads(text.replace("_", "") if text.replace("_", "").isdigit() else text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # also for more digits than Python reads
         return text
 
 
