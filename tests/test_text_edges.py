@@ -8,11 +8,13 @@ import zlib
 import pytest
 
 from tokenmix import MixerError
-from tokenmix.data import open_corpus, open_documents, open_labelled, open_parallel
+from tokenmix.data import open_corpus, open_documents, open_labelled, open_parallel, progress, subwords
 from tokenmix.data.inventory import Inventory
 from tokenmix.data.mask_legend import read_names
 from tokenmix.recipes import RECIPES
+from tokenmix.train import label_task, match_data
 from tokenmix.train.config import parse_value
+from tokenmix.train.tasks import open_task
 
 ROWS = "".join(f"text {i}\t{'pos' if i % 2 else 'neg'}\n" for i in range(200))
 TABLE = f"text\tlabel\n{ROWS}"
@@ -164,3 +166,31 @@ def test_names_of_files_give_a_terminal_no_orders():
     inventory.leave("hidden", "\x1b]0;title\x07")
     assert all(re.fullmatch(r"[ -~]+", line) for line in inventory.lines())
     assert r"a\x1b[2Jb\nc.txt" in inventory.lines()[0]
+
+
+# --- many rows ---
+
+
+def test_a_table_is_read_once_before_the_first_step(tmp_path, monkeypatch):
+    table = written(tmp_path / "a.tsv", TABLE)
+    reads = []
+    usual = label_task.open_labelled
+    monkeypatch.setattr(label_task, "open_labelled", lambda *a, **k: reads.append(a) or usual(*a, **k))
+    config = match_data(RECIPES["sentences"].config().override({"data.source": table}))
+    task = open_task(config)
+    assert len(reads) == 1
+    written(tmp_path / "a.tsv", TABLE + "another\tpos\n")  # what changes in the meantime is read anew
+    assert len(open_task(config).text.split("train")) + 1 >= len(task.text.split("train"))
+    assert len(reads) == 2
+    match_data(config)
+    written(tmp_path / "a.tsv", TABLE.replace("text 7\t", "text seven\t"))
+    rows = open_task(config).text.splits.values()
+    assert any("text seven" in row for split in rows for row in split)
+
+
+def test_long_work_on_subwords_shows_its_progress(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    subwords.Subwords.train(["one two"] * 3, 260).encode_all(["one"] * 5)
+    said = capsys.readouterr().err
+    assert "counting the words of texts for a tokenizer: 1 of 3" in said
+    assert "cutting 5 texts into subwords, part: 1 of 1, done" in said

@@ -75,7 +75,8 @@ def split_groups(
         raise MixerError(f"data.split must be three proportions like [90, 5, 5], got {list(parts)}.")
     train, valid, _ = cut(1 << 32, (parts[0], parts[1], parts[2]))
     splits: dict[str, list[Row]] = {split: [] for split in SPLITS}
-    counts, keys = dict.fromkeys(SPLITS, 0), set()
+    counts: dict[str, int] = dict.fromkeys(SPLITS, 0)
+    keys: set[str] = set()
     for key, rows in groups:
         if len(keys) < FEW:
             keys.add(key)

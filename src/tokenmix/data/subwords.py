@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from .progress import with_progress
 
 PAD, START, END, MASK = range(4)
 SPECIAL = ("<pad>", "<s>", "</s>", "<mask>")
@@ -80,7 +81,9 @@ class Subwords:
             initial_alphabet=byte_level.alphabet(),
             show_progress=False,
         )
-        made.train_from_iterator(texts, trainer)
+        known = list(texts)
+        counted = with_progress(known, len(known), "counting the words of texts for a tokenizer")
+        made.train_from_iterator(counted, trainer)
         return cls(made.to_str())
 
     @classmethod
@@ -141,7 +144,8 @@ class Subwords:
         """Return the tokens of many texts, computed together."""
         numbers = list(range(self.vocab))  # shared, as an integer of one's own for each token is most of the memory
         found: list[list[int]] = []
-        for at in range(0, len(texts), TOGETHER):
+        parts = range(0, len(texts), TOGETHER)
+        for at in with_progress(parts, len(parts), f"cutting {len(texts):,} texts into subwords, part"):
             encoded = self._tokenizer.encode_batch(texts[at : at + TOGETHER], add_special_tokens=False)
             found += ([numbers[token] for token in each.ids] for each in encoded)
         return found

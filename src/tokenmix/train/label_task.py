@@ -28,6 +28,8 @@ from .subword_task import SubwordTask, recorded
 from .task import read_by
 
 LABELS = "labels.json"
+READ: dict[str, tuple[Rows, list[str]]] = {}
+"""The labelled texts that ``labels_of`` has read last, as a million rows take seconds: by config and state of files."""
 
 
 class TextBatch(NamedTuple):
@@ -187,13 +189,26 @@ class LabelTask(SubwordTask):
 
 
 def opened(data: LabelDataConfig) -> tuple[Rows, list[str]]:
-    """Open the labelled texts of a config, and return their labels too."""
-    return open_labelled(data.path or data.source, columns=data.columns, label=data.label, split=data.split)
+    """Open the labelled texts of a config, and return their labels too; what ``labels_of`` has just read is taken."""
+    kept = READ.pop(repr((data, _state(data))), None)
+    READ.clear()
+    return kept or open_labelled(data.path or data.source, columns=data.columns, label=data.label, split=data.split)
 
 
 def labels_of(config: RunConfig) -> list[str]:
-    """Return the labels of a config's data."""
-    return opened(cast(LabelDataConfig, config.data))[1]
+    """Return the labels of a config's data, whose rows are kept for the task that is opened next."""
+    data = cast(LabelDataConfig, config.data)
+    state, found = _state(data), opened(data)
+    READ[repr((data, state))] = found
+    return found[1]
+
+
+def _state(data: LabelDataConfig) -> list[tuple[str, int, int, int]]:
+    """Return size and times of the files of a config's data, by which a change is noticed."""
+    path = Path(data.path or data.source).expanduser()
+    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
+    stats = [(str(file), file.stat()) for file in files if file.exists()]
+    return [(name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats]
 
 
 def joined(texts: list[list[int]], most: int) -> list[int]:
