@@ -66,7 +66,7 @@ MUTATIONS = [
     Mutation(
         "centroids move again when a pass is computed again",
         "mixers/routing.py",
-        "if self.training and not again:",
+        "if self.training and not recomputing():",
         "if self.training:",
         "routing",
         True,

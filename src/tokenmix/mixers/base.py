@@ -29,7 +29,6 @@ from .state import State as State
 from .state import chunk_positions as chunk_positions
 from .state import register_state as register_state
 from .state import token_positions as token_positions
-from .traced import hold_grid
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a functional form as ``functional_args`` returns them: (positional, keyword)."""
@@ -223,8 +222,6 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
             return self._stream(x, state, positions, key_mask)  # type: ignore[return-value]  # extend and init_state only
         self._check_devices(x)
         self._check_input(x, "x")
-        if grid is not None and _tracing() is not None:
-            x, grid = hold_grid(x, grid, type(self).__name__)
         self._check_context(x, context)
         self._check_masks(x, x if context is None else context, key_mask, attn_mask)
         self._check_grid(x, positions, grid, prefix)
@@ -232,7 +229,7 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
         if grid is not None and positions is not None:
             self.check_range(positions, prefix + prod(grid), f"was given grid={tuple(grid)} and prefix={prefix}")
         if _tracing() is not None:
-            x, context = self._hold_lengths(x, context, grid)
+            x, context, grid = self._hold_lengths(x, context, grid)
         return self.mix(
             x, context, positions=positions, key_mask=key_mask, attn_mask=attn_mask, grid=grid, prefix=prefix
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..positions.checks import check_exact, extremes
 from .facts import Facts
-from .traced import hold_length, traced
+from .traced import hold_grid, hold_length, traced
 
 
 def described(a: Tensor) -> str:
@@ -90,15 +90,20 @@ class InputChecks(Facts):
 
     def _hold_lengths(
         self, x: Tensor, context: Tensor | None, grid: tuple[int, ...] | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return x and the context such that a program of torch.jit.trace refuses lengths it has no numbers for."""
+    ) -> tuple[Tensor, Tensor | None, tuple[int, ...] | None]:
+        """Return x and the context such that a program of torch.jit.trace refuses lengths it has no numbers for.
+
+        The grid is returned in integers, and the program refuses others.
+        """
+        if grid is not None:
+            x, grid = hold_grid(x, grid, type(self).__name__)
         if not traced():
-            return x, context
+            return x, context, grid
         who, fixed = type(self).__name__, self.fixed_when_traced is True or self.causal and bool(self.fixed_when_traced)
         x = hold_length(x, who, limit=self.max_len, fixed=fixed or grid is not None)
         if context is None:
-            return x, None
-        return x, hold_length(context, who, limit=self.max_context_len, fixed=fixed, name="max_context_len")
+            return x, None, grid
+        return x, hold_length(context, who, limit=self.max_context_len, fixed=fixed, name="max_context_len"), grid
 
     def _hold_chunk(self, x: Tensor) -> Tensor:
         """Return a chunk of a stream such that a program of torch.jit.trace refuses chunks of another length."""
