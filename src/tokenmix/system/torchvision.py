@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from ..errors import MixerError
-
 SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -58,6 +56,8 @@ def ensure_torchvision() -> bool:
         import torchvision  # noqa: F401  (for whoever imports it next)
     except Exception as why:  # what a half-built package raises is its own
         said = " ".join(str(why).split())[:160].rstrip(".")
+        from ..errors import MixerError  # here, as this file also runs by itself, outside of the package
+
         raise MixerError(f"torchvision cannot be imported ({said}): {reinstall_torchvision()}.") from None
     return True
 
