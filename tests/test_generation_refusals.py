@@ -192,3 +192,22 @@ def test_a_converted_model_that_the_command_samples(tmp_path, monkeypatch):
     monkeypatch.setattr(texts, "check_vocabulary", lambda *_: None)
     for temperature in (0.0, 0.8):
         refused(lambda t=temperature: texts.sample_folder(tmp_path, tokens=3, temperature=t), "sample: ")
+
+
+def test_settings_of_another_kind_are_one_line():
+    """A fraction as top_k, words, and seeds beyond 64 bits were errors of Python and torch."""
+    torch.manual_seed(0)
+    model = LM(LMConfig(dim=8, vocab=7, max_len=8, mixers=({"name": "hydra"},)))
+    prompt = torch.ones(1, 2, dtype=torch.long)
+    wrong = {
+        "top_k": (2.5, "3"),
+        "top_p": ("half",),
+        "temperature": ("1", None),
+        "seed": (2**70, -(2**70), "a", 1.5),
+    }
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(MixerError, match=rf"^{name} must be [^\n]*$"):
+                model.generate(prompt, 2, **{name: value})
+    for value in (2**64 - 1, -1, True):
+        assert model.generate(prompt, 2, seed=value).shape == (1, 4)

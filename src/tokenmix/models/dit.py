@@ -23,6 +23,7 @@ from .flow import Solver, check_solver, guided, solve_flow
 from .images import check_images, check_layers, check_multiples, held_size, image_block, normalise_image_config
 from .layers import init_linear
 from .mae import images_of
+from .sampling import seeded
 
 POSITIONS = ("sinusoidal", "learned", None)
 WAVES, TIME_SCALE = 256, 1000.0
@@ -313,7 +314,7 @@ class DiT(nn.Module):
         self.check_guidance(guidance)
         device = self.patch.weight.device
         known = self.as_classes(classes, n).to(device)
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        generator = seeded(seed)
         shape = n, self.config.channels, *self.config.image_size
         noise = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(self.patch.weight)
         with evaluating(self):

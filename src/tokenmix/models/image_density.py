@@ -16,7 +16,7 @@ from ..system.config import Json
 from ..system.properties import named_errors
 from .blocks import cycled, evaluating
 from .layers import MLPKind, NormType
-from .sampling import FiniteSteps, check_sampling, pick_token
+from .sampling import FiniteSteps, check_sampling, pick_token, seeded
 from .trunk import Trunk, check_trunk
 
 POSITIONS = ("learned", "sinusoidal", None)
@@ -294,7 +294,7 @@ class ImageDensity(Trunk):
     ) -> Tensor:
         """Sample images that begin with tokens (B, L)."""
         check_sampling(temperature, top_k, top_p)
-        generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
+        generator = seeded(seed, tokens.device)
         known, image = tokens.shape[1], tokens.new_zeros(len(tokens), self.max_len)
         image[:, :known] = tokens
         steps = FiniteSteps("ImageDensity", f"logits of new sub-pixel {{step}} (behind {known} given ones)")

@@ -18,7 +18,7 @@ from ..system.properties import named_errors
 from .blocks import cycled, evaluating
 from .layers import MLPKind, NormType
 from .looped import LoopConfig, check_loop
-from .sampling import FiniteSteps, check_sampling, pick_token
+from .sampling import FiniteSteps, check_sampling, pick_token, seeded
 from .trunk import Trunk, check_trunk
 
 
@@ -262,7 +262,7 @@ class LM(Trunk):
         if decoder is not None and decoder.model is not self:
             raise MixerError("LM.generate: the decoder belongs to another model; make one from this model.")
         self._check_prompt(tokens, n, key_mask)
-        generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
+        generator = seeded(seed, tokens.device)
         extend = self.extend if decoder is None else decoder.extend
         out, state, steps = [tokens], None, FiniteSteps("LM.generate", "logits of new token {step}")
         with evaluating(self):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import index
 
 import torch
 from torch import Tensor
@@ -11,13 +12,31 @@ from ..errors import MixerError
 
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    """Refuse settings out of range."""
+    """Refuse settings out of range, or of another kind than numbers."""
+    for name, given in (("temperature", temperature), ("top_k", top_k or 1), ("top_p", top_p or 1.0)):
+        kinds = "an integer" if name == "top_k" else "a number"
+        try:
+            index(given) if name == "top_k" else float(given)
+            right = not isinstance(given, str)
+        except (TypeError, ValueError):
+            right = False
+        if not right:
+            raise MixerError(f"{name} must be {kinds}, got {given!r}.")
     if not 0 <= temperature < math.inf:
         raise MixerError(f"temperature must be finite and >= 0 (0 is greedy), got {temperature}.")
     if top_k is not None and top_k < 1:
         raise MixerError(f"top_k must be at least 1, got {top_k}.")
     if top_p is not None and not 0 < top_p <= 1:
         raise MixerError(f"top_p must be in (0, 1], got {top_p}.")
+
+
+def seeded(seed: int | None, device: torch.device | str = "cpu") -> torch.Generator | None:
+    """Return a generator that starts from ``seed``; None, torch's own, for None."""
+    if seed is None:
+        return None
+    if not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
+        raise MixerError(f"seed must be an integer of 64 bits or None, got {seed!r}.")
+    return torch.Generator(device).manual_seed(int(seed))
 
 
 def pick_token(

@@ -23,7 +23,7 @@ from .beam import BeamSearch, Writer, check_beam
 from .blocks import cycled, evaluating
 from .encoder import check_plain_positions
 from .layers import MLPKind, NormType, build_norm
-from .sampling import FiniteSteps, check_sampling, pick_token
+from .sampling import FiniteSteps, check_sampling, pick_token, seeded
 from .trunk import Trunk, build_blocks, check_trunk, shortest
 
 ATTENTION: tuple[dict[str, Any], ...] = ({"name": "attention", "heads": 4},)
@@ -319,7 +319,7 @@ class Seq2Seq(Trunk):
             if beams > 1:
                 search = BeamSearch(beams, length_penalty, self.config.end)
                 return search.write(writer, len(source), n, source.device, start=self.config.start)
-            generator = None if seed is None else torch.Generator(source.device).manual_seed(seed)
+            generator = seeded(seed, source.device)
             return self._write(
                 writer, source, n, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
             )

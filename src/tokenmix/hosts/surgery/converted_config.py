@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
@@ -93,6 +94,20 @@ class WithMixers:
         architecture = (getattr(self, "architectures", None) or [None])[0]
         with open(json_file_path, "w", encoding="utf-8") as f:
             f.write(json.dumps(converted_json(self.to_dict(), self.replaced_attention, architecture), indent=2) + "\n")
+
+    @property
+    def name_or_path(self) -> Any:
+        """Return where the host came from."""
+        return self.__dict__.get("_name_or_path")
+
+    @name_or_path.setter
+    def name_or_path(self, value: Any) -> None:
+        """Refuse a folder: transformers' own classes say which one they read, before they draw new attention."""
+        if value and Path(str(value)).is_dir():
+            raise MixerError(
+                f"from_pretrained: config= is that of a model whose {NOTE}, without config=; got {str(value)!r}."
+            )
+        self.__dict__["_name_or_path"] = str(value)
 
     def __reduce__(self) -> Any:
         return _rebuilt_config, (type(self).__mro__[2],), dict(self.__dict__)
