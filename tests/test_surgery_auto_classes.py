@@ -225,3 +225,14 @@ def test_a_pipeline_opens_the_folder(tmp_path):
     same(pipe.model, model)
     said = pipe("w5 w6 w7", max_new_tokens=4, do_sample=False, return_tensors=True)[0]["generated_token_ids"]
     assert said == model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False)[0].tolist()
+
+
+@pytest.mark.parametrize("name", AUTO)
+def test_the_models_own_config_opens_no_folder_for_a_class_of_the_host(name, tmp_path):
+    """The class would draw new attention, and the config says that this model has mixers."""
+    model = converted(name)
+    model.save_pretrained(tmp_path)
+    for config in (model.config, copy.deepcopy(model.config), pickle.loads(pickle.dumps(model.config))):
+        with pytest.raises(MixerError, match=r"^from_pretrained: config= is that of a model whose attention [^\n]*$"):
+            type(shared(name)).from_pretrained(tmp_path, config=config)
+    same(AUTO[name].from_pretrained(tmp_path), model)

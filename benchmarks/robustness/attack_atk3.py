@@ -119,3 +119,32 @@ def traced_images() -> str:
             return f"refused: {str(error).strip().splitlines()[-1][:120]}"
 
     return f"{_said(lambda: run({'name': 'attention', 'heads': 2}, (30, 39)))}; {_said(conv)}"
+
+
+@attempt("a8", "A host's own class opens a converted folder, given the converted model's config")
+def own_config() -> str:
+    """The class draws new attention, and only a table of missing keys says so."""
+    import tempfile
+
+    import tokenmix.hosts.huggingface  # noqa: F401, I001  # before transformers: it sees to a torchvision that fits
+    from transformers import BertConfig, BertModel
+
+    from tokenmix.hosts.surgery import replace_mixers
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    model = BertModel(BertConfig(vocab_size=11, **sizes)).eval()
+    replace_mixers(model, "linear")
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return _said(
+            lambda: type(BertModel.from_pretrained(folder, config=model.config)).__name__ + " with new attention"
+        )
+
+
+@attempt("a9", "generate with top_k=2.5 and with a seed beyond 64 bits")
+def settings_of_generation() -> str:
+    """Python and torch say something of slices and long long."""
+    from tokenmix.models import LM, LMConfig
+
+    model, prompt = LM(LMConfig(dim=8, vocab=7, max_len=8, mixers=({"name": "hydra"},))), torch.ones(1, 2).long()
+    return "; ".join(_said(lambda g=g: str(model.generate(prompt, 2, **g))) for g in ({"top_k": 2.5}, {"seed": 2**70}))
