@@ -125,15 +125,16 @@ def traced_images() -> str:
 def own_config() -> str:
     """The class draws new attention, and only a table of missing keys says so."""
     import tempfile
+    from importlib import import_module
 
-    import tokenmix.hosts.huggingface  # noqa: F401, I001  # before transformers: it sees to a torchvision that fits
+    import_module("tokenmix.hosts.huggingface")  # sees to a torchvision that fits
     from transformers import BertConfig, BertModel
 
     from tokenmix.hosts.surgery import replace_mixers
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     model = BertModel(BertConfig(vocab_size=11, **sizes)).eval()
-    replace_mixers(model, "linear")
+    model = replace_mixers(model, "linear")[0]
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         return _said(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ def check_shapes(
     each: Sequence[Declared],
     tensors: Sequence[Tensor | None],
     options: Mapping[str, Any],
-    main: Tensor,
+    main: Tensor | None,
     fits: Callable[[dict[str, Any], Mapping[str, Any]], bool] | None,
 ) -> None:
     """Raise MixerError unless the tensors have the declared dtypes and sizes and one device, and ``fits`` accepts them.
@@ -76,7 +76,7 @@ def check_shapes(
         fits: a further condition on the sizes by name and the options. Among the sizes stand the tensors that are None,
             and whether the tensors are on a GPU, as "cuda".
     """
-    if any(a is None and not one.optional for one, a in zip(each, tensors, strict=True)):
+    if main is None or any(a is None and not one.optional for one, a in zip(each, tensors, strict=True)):
         refuse_shapes(who, inputs, tensors, options)
     sizes: dict[str, Any] = {"T": options["T"]} if "T" in options else {}
     sizes["cuda"] = main.is_cuda
@@ -101,7 +101,7 @@ def check_shapes(
         refuse_shapes(who, inputs, tensors, options)
 
 
-def refuse_shapes(who: str, inputs: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> None:
+def refuse_shapes(who: str, inputs: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> NoReturn:
     """Raise MixerError: the tensors do not fit each other."""
     kinds = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
     got = ", ".join(

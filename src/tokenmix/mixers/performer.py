@@ -137,10 +137,10 @@ class Performer(Mixer):
 
     def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
         self._count()
-        (*args, projection), options = self.functional_args(x, context, **given)
+        (q, k, v, projection), options = self.functional_args(x, context, **given)
         if self.training and self.redraw_interval is not None:
             projection = self._passes.first(type(self).__name__, x, projection)
-        return self.out_proj(functional.performer(*args, projection, **options))
+        return self.out_proj(functional.performer(q, k, v, projection, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
         return kernel_cost(T, self.dim, self.heads, self.num_features, drawn=True)

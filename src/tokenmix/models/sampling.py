@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,12 @@ from ..errors import MixerError
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
     """Refuse settings out of range, or of another kind than numbers."""
-    for name, given in (("temperature", temperature), ("top_k", top_k or 1), ("top_p", top_p or 1.0)):
+    settings: tuple[tuple[str, Any], ...] = (
+        ("temperature", temperature),
+        ("top_k", top_k or 1),
+        ("top_p", top_p or 1.0),
+    )
+    for name, given in settings:
         kinds = "an integer" if name == "top_k" else "a number"
         try:
             index(given) if name == "top_k" else float(given)
