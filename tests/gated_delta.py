@@ -94,6 +94,7 @@ class GatedDelta(Mixer):
     """
 
     causal_only = supports_streaming = True
+    fixed_when_traced = True  # a trace unrolls the loop over tokens
     about = About("nobody, for a test", "kernel", "T e D", "T e D", idea="writes what is new and forgets")
     form = staticmethod(gated_delta)
     carries = QKVO

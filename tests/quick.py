@@ -25,6 +25,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "test_docs_hooks.py": ("test_the_reference_lists_every_mixer_form_and_equation",),
     "test_effective_attention.py": (),
     "test_explain_families.py": (),
+    "test_generation_refusals.py": (),
     "test_layering.py": (
         "test_facts_about_mixers_live_in_their_classes",
         "test_files_and_functions_keep_the_limits_of_contributing",

@@ -419,7 +419,7 @@ def test_a_disk_that_refuses_is_one_line_and_the_run_goes_on_later(text, tmp_pat
         "the checkpoint of step 2 could not be written (File too large); there is no earlier checkpoint" in ended.stderr
     )
     begun = [line.partition(":")[0] for line in ended.stderr.splitlines()]
-    assert begun == ["recipe", "data", "warning", "error"]  # what the size made smaller, what was read, settings without effect, and what happened
+    assert begun == ["recipe", "data", "warning", "error"]  # what the size does, what was read, idle settings, the end
     assert os.listdir(os.path.join(out, "checkpoints")) == []
     assert cli.main(["resume", out]) == 0
 

@@ -286,7 +286,7 @@ def test_runs_that_draw_nothing_say_so_of_images(run, tmp_path, capsys):
     from test_segmentation_training import config as segmenter
 
     for name, one in (("vit", classifier(steps=1)), ("segmentation", segmenter(steps=1, samples=0))):
-        train(one, tmp_path / name)
+        train(one, tmp_path / name, verbose=False)
         assert cli.main(["sample", str(tmp_path / name)]) == 2
         said = capsys.readouterr().err
         assert f"holds a model of kind '{name}', which generates no images; density models and diffusion" in said

@@ -287,7 +287,7 @@ def test_with_weight_0_the_loss_is_the_plain_one(text, tmp_path):
 
 
 def test_an_auxiliary_loss_that_overflows_does_no_harm_with_weight_0(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(MIXERS["routing"], "_commitment", lambda self, q, live: q.sum() * float("inf"))
+    monkeypatch.setattr(MIXERS["routing"], "_commitment", lambda self, q, *rest: q.sum() * float("inf"))
     summary = train(run_config(text, ROUTING, aux_weight=0.0), tmp_path / "run", verbose=False)
     assert summary["valid_bits_per_byte"] < 10
 

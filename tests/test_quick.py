@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import quick
+from cases import FIRST
 from suites import FILES
 from tokenmix import MIXERS
 
@@ -39,9 +40,9 @@ def test_the_tests_of_tables_exist():
 
 def test_of_the_others_only_the_tables_are_run():
     about = quick.is_about
-    assert about("aft_local", "test_cost.py", "test_flops", {"a": "aft_local-3"})
-    assert not about("aft_local", "test_cost.py", "test_flops", {"a": "hydra"})
-    assert not about("linear", "test_cost.py", "test_flops", {"a": "multihead_linear"})
+    assert about("aft_local", "test_cost.py", "test_flops", {"case": FIRST["aft_local"]})
+    assert not about("aft_local", "test_cost.py", "test_flops", {"case": "hydra"})
+    assert not about("linear", "test_cost.py", "test_flops", {"case": "multihead_linear"})
     assert about("hydra", "test_cli.py", "test_doctor", {})
     assert not about("hydra", "test_cli.py", "test_version", {})
     assert about("aft_local", "test_docs_hooks.py", "test_every_page_converts", {"a": Path("docs/mixers/aft.md")})

@@ -244,7 +244,7 @@ def test_a_sweep_takes_the_rate_with_the_highest_accuracy(tmp_path):
         tried = {r["rate"]: r["score"] for r in found.of("tune", row)}
         assert tried[1e-2] > tried[1e-9]
         assert found.best_rate(row) == 1e-2
-    assert found.yardsticks == {}
+    assert found.yardsticks == {"constant predictor": pytest.approx(0.1146, abs=1e-3)}
     final = {row: found.of("final", row)[0] for row in rows}
     assert all(r["metric"] == "accuracy" and r["higher"] for r in final.values())
     assert final["attention"]["state_bytes"] > final["aft_simple"]["state_bytes"] > 0

@@ -80,7 +80,8 @@ class PairPositions(nn.Module):
             dtype: dtype of the result, unless that is narrower than float32.
             device: of the result, where positions are not tensors.
         """
-        if isinstance(rows, tuple) and cols is not None:  # torch.jit.trace gives numbers as tensors
+        # torch.jit.trace gives numbers as tensors
+        if isinstance(rows, tuple) and cols is not None and (not isinstance(cols, Tensor) or cols.ndim == 0):
             count: Any = cols
             return self.leading(*rows, count, dtype, device)
         given = [a for a in (rows, cols) if isinstance(a, Tensor)]

@@ -165,6 +165,7 @@ class CLASS(Mixer):
     """
 
     causal_only = supports_streaming = True
+    fixed_when_traced = True  # a trace unrolls the loop over tokens
     about = About("Authors year", "recurrence", "T K D", "T K D", idea="writes into a state and forgets")
     form = "NAME"
     carries = QKVO
