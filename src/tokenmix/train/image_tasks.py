@@ -28,7 +28,7 @@ from .class_losses import ClassLoss
 from .config import RunConfig
 from .constant import Constant, shares
 from .data_config import ImageDataConfig
-from .task import Task
+from .task import Task, check_unchanged
 from .text_task import streaming_cost
 
 STEPS_AHEAD = 100_000  # steps to plan ahead when only time limits the run
@@ -123,12 +123,7 @@ class ImageTask(Task):
             write_grid(Path(os.devnull), torch.zeros(1, 1, 1, 1, dtype=torch.uint8))
 
     def check_same(self, env: dict[str, Any]) -> None:
-        then, now = env.get("images"), self.images.describe()
-        if then and {**then, "name": now["name"]} != now:  # the folder may have moved
-            raise MixerError(
-                f"the images {now['name']} changed since this run began: they were {then}, now {now}; "
-                + "restore the old ones, or start a new run."
-            )
+        check_unchanged("images", env.get("images"), self.images.describe())
 
     def units(self) -> int:
         return self.train.batch_size

@@ -18,7 +18,7 @@ from ..errors import MixerError
 from ..models import evaluating
 from ..system.machine import autocast
 from .config import RunConfig
-from .task import Inputs, Task, read_by
+from .task import Inputs, Task, check_unchanged, read_by
 
 
 class PointBatch(NamedTuple):
@@ -105,12 +105,7 @@ class PointTask(Task):
         return self.set.inventory
 
     def check_same(self, env: dict[str, Any]) -> None:
-        then, now = env.get("clouds"), self.set.describe()
-        if then and {**then, "name": now["name"]} != now:  # the folder may have moved
-            raise MixerError(
-                f"the clouds {now['name']} changed since this run began: they were {then}, now {now}; restore the old "
-                + "ones, or start a new run."
-            )
+        check_unchanged("clouds", env.get("clouds"), self.set.describe())
 
     def units(self) -> int:
         return self.train.batch_size

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.inventory import Inventory
+from ..errors import MixerError
 from .config import RunConfig
 from .constant import Constant, shares
 
@@ -30,6 +31,21 @@ def read_by(model: Any, inputs: Inputs, device: torch.device) -> Any:
         return model(inputs.to(device, non_blocking=True))
     given: dict[str, Tensor] = inputs._asdict()  # type: ignore[attr-defined]  # a named tuple
     return model(**{name: tensor.to(device, non_blocking=True) for name, tensor in given.items()})
+
+
+def check_unchanged(what: str, then: dict[str, Any] | None, now: dict[str, Any]) -> None:
+    """Refuse data whose facts are not those that a run recorded, but for its name: a folder may have moved."""
+    told = {key: (then.get(key), now.get(key)) for key in {**then, **now} if key != "name"} if then else {}
+    changed = [f"{key} was {_shown(old)}, now {_shown(new)}" for key, (old, new) in told.items() if old != new]
+    if changed:
+        raise MixerError(
+            f"the {what} {now['name']} changed since this run began: {'; '.join(changed)}; restore the old ones, or "
+            + "start a new run."
+        )
+
+
+def _shown(fact: Any) -> str:
+    return f"{fact[:16]}..." if isinstance(fact, str) and len(fact) > 16 else str(fact)
 
 
 class Score(Protocol):
