@@ -18,6 +18,7 @@ from ..models import KINDS, MODELS, build_model, config_from_json
 from ..system.config import nearest
 from ..system.modules import here_on_path
 from ..system.torchvision import ensure_torchvision, torchvision_hint
+from ..testing.loading import place_of
 from .inputs import Inputs, inputs_of, own_inputs
 
 FORMS = "a run directory, a folder of transformers, a name of `tokenmix list`, "
@@ -150,6 +151,10 @@ def _folder(folder: Path, options: dict[str, Any]) -> Host:
     if config.get("kind") == "surgery":
         was = "its attention was replaced already; advise takes the folder it was converted from"
         raise MixerError(f"advise: {folder} was written by `tokenmix convert`: {was}.")
+    if str(config.get("model_type")).startswith("tokenmix"):
+        raise MixerError(
+            f"advise: {folder} was exported from tokenmix; give the run or the model that it was exported from."
+        )
     if "model_type" in config:
         return _saved(folder, config, options)
     model = config.get("model", config)
@@ -175,18 +180,16 @@ def _factory(name: str, package: str, attribute: str, options: dict[str, Any]) -
     with here_on_path():
         try:
             made = importlib.import_module(package)
-        except (ImportError, RuntimeError) as why:
-            hint = torchvision_hint(why)
-            if isinstance(why, RuntimeError) and not hint:
-                raise
-            fix = hint or f"; a model is {FORMS}"
-            raise MixerError(f"advise: {name}: cannot import {package!r} ({why}){fix}.") from None
+        except Exception as why:  # code of the user's can raise any error
+            fix = torchvision_hint(why) or (f"; a model is {FORMS}" if isinstance(why, ImportError) else place_of(why))
+            raise MixerError(f"advise: {name}: cannot import {package!r} ({_line(why)}){fix}.") from why
         if not callable(getattr(made, attribute, None)):
             raise MixerError(f"advise: {name}: {package} has no callable {attribute!r}.")
         try:
             found = getattr(made, attribute)(**options)
-        except TypeError as why:
-            raise MixerError(f"advise: {name}: calling it with {options or 'nothing'} fails: {why}.") from None
+        except Exception as why:  # as above
+            said = f"{type(why).__name__}: {_line(why)}{place_of(why)}{torchvision_hint(why)}"
+            raise MixerError(f"advise: {name}: calling it with {options or 'nothing'} fails: {said}.") from why
     model, own = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(model, nn.Module) or not (own is None or callable(own)):
         raise MixerError(

@@ -54,6 +54,8 @@ def _folder(folder: Path) -> Subject:
     config = _named(read_json, folder / "config.json")
     if "architecture" in config:
         return _timm_folder(folder, config)
+    if str(config.get("model_type")).startswith("tokenmix") and config.get("kind") != "surgery":
+        raise MixerError(f"anatomy: {folder} was exported from tokenmix; give the run that it was exported from.")
     if "model_type" in config and config.get("kind") != "surgery":
         model, _, _ = _named(open_host, str(folder))
         return their_vit(str(folder), model, *_moments(folder))
