@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+import tokenmix.models
+import tokenmix.report
 from tokenmix.data import Bounds, open_images, open_masks
 from tokenmix.data.point_files import read_cloud
 from tokenmix.data.trees import tar_tree
@@ -152,3 +154,35 @@ def marked_list_of_classes() -> str:
 @attempt("M3", "Masks whose labels begin at 1")
 def labels_from_1() -> str:
     return _masks(lambda grey, i: Image.fromarray(grey + 1))
+
+
+@attempt("E1", "advise on a factory that raises an error of two lines")
+def factory_that_fails() -> str:
+    Path("factories.py").write_text("def make():\n    raise RuntimeError('two\\nlines')\n")
+    ended = _run("advise", "factories:make")
+    said = ended.stderr.strip().splitlines()
+    return f"exit {ended.returncode}: {said[-1][:200]}, {len(said)} lines"
+
+
+@attempt("E2", "A resume on clouds of which one changed")
+def resume_on_changed_clouds() -> str:
+    rng = np.random.default_rng(0)
+    for name in (f"set/{c}/{i}.xyz" for c in "ab" for i in range(6)):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        np.savetxt(name, rng.normal(size=(64, 3)))
+    steps = ("--train.steps", "2")
+    _run("train", "points_classify", "--data", "set", "--data.points", "64", "--out", "run", *steps)
+    np.savetxt("set/a/0.xyz", rng.normal(size=(64, 3)))
+    ended = _run("resume", "run", "--train.steps", "3")
+    return f"exit {ended.returncode}: {ended.stderr.strip().splitlines()[-1]}"
+
+
+@attempt("E3", "pictures without matplotlib")
+def pictures_without_matplotlib() -> str:
+    sys.modules["matplotlib"] = None
+    model = tokenmix.models.build_model("deit_tiny", layers=1, image_size=(32, 32))
+    try:
+        tokenmix.report.draw_pictures(model, [_images("set", "a.png") + "/a.png"], "out")
+    except Exception as why:
+        return f"{type(why).__name__}: {why}"
+    return "drawn"

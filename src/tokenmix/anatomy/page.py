@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ..report.figures import Picture
-from ..report.page import check_drawing, environment
+from ..report.figures import Picture, check_drawing
+from ..report.page import environment
 from ..system.files import whole_file
 from ..system.text import Table
 from . import pictures as draw

@@ -68,7 +68,7 @@ class AnatomyOf:
         from ..anatomy.loading import open_subject
         from ..anatomy.measure import dissect
         from ..anatomy.page import summary, write_page
-        from ..report.page import check_drawing
+        from ..report.figures import check_drawing
         from ..train.config import check_seed
 
         check_seed(self.seed, "anatomy: seed")

@@ -228,7 +228,7 @@ def read_points(path: Path) -> Tensor:
     try:
         import numpy
     except ImportError as why:
-        raise MixerError(f"data: reading points needs numpy ({why}): pip install numpy.") from None
+        raise MixerError(f"data: reading points needs numpy ({why}): pip install 'tokenmix[points]'.") from None
     ending = path.suffix.lower()
     raw = _bytes(path)
     try:

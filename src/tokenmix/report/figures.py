@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..errors import MixerError
 from .runs import Run, on_most_data
 
 COLOURS = (
@@ -185,6 +186,15 @@ def smoothed(values: list[float]) -> list[float]:
         total, weight = keep * total + value, keep * weight + 1
         out.append(total / weight)
     return out
+
+
+def check_drawing(who: str = "report") -> None:
+    """Check that what pages and figures need is installed, before any work."""
+    try:
+        import jinja2  # noqa: F401  (the question is whether it imports)
+        import matplotlib  # noqa: F401  (as above)
+    except ImportError as why:
+        raise MixerError(f"{who} needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
 
 
 def both(draw: Callable[[Any], None], inches: tuple[float, float]) -> tuple[str, str]:

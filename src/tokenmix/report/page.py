@@ -16,7 +16,7 @@ from .biases import bias_pictures
 from .clouds import cloud_pictures
 from .differences import differences_table, not_comparable
 from .drawn import drawn_pictures
-from .figures import Picture, loss_curves
+from .figures import Picture, check_drawing, loss_curves
 from .lengths import length_pictures
 from .mixtures import mixture_pictures, mixture_table, mixtures
 from .pictures import attention_pictures
@@ -161,15 +161,6 @@ def write_page(
     with whole_file(out) as f:
         f.write(page.encode("utf-8", "backslashreplace"))  # file names need not be valid text
     return out
-
-
-def check_drawing() -> None:
-    """Check that what pages and figures need is installed, before any work."""
-    try:
-        import jinja2  # noqa: F401  (the question is whether it imports)
-        import matplotlib  # noqa: F401  (as above)
-    except ImportError as why:
-        raise MixerError(f"report needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
 
 
 def environment(*packages: str) -> Any:

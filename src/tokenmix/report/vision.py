@@ -17,7 +17,7 @@ from ..errors import MixerError
 from ..models import MAE
 from ..system.files import whole_file
 from . import image_pictures as draw
-from .figures import Picture
+from .figures import Picture, check_drawing
 from .maps import check_vit
 from .reconstructions import reconstruction_pictures
 from .runs import Run, load_model
@@ -96,6 +96,7 @@ def draw_pictures(
     if theme not in ("light", "dark"):
         raise MixerError(f"draw_pictures: theme={theme!r}; choose 'light' or 'dark'.")
     config = check_vit(model, "draw_pictures").config
+    check_drawing("draw_pictures")
     centre, scale = (
         torch.tensor(_given(given, own, config.channels)).view(-1, 1, 1)
         for given, own in zip((mean, std), IMAGENET, strict=True)

@@ -110,7 +110,7 @@ def to_transformers(model: nn.Module) -> Any:
         state = {f"vit.{name}": tensor for name, tensor in model.state_dict().items()}
     else:
         able = "a language model (kind 'lm'), an 'encoder', an encoder-decoder ('seq2seq') or a 'vit' has"
-        raise MixerError(f"export: a {type(model).__name__} has no counterpart in transformers; {able}.")
+        raise MixerError(f"export: {type(model).__name__} has no counterpart in transformers; {able}.")
     new.load_state_dict(state)
     new.eval()
     check_equal("export", model, new, sample_for(model))
