@@ -92,6 +92,7 @@ def test_a_checkpoint_in_a_lower_layer_of_an_overlay_is_replaced(tmp_path, monke
 
 def test_a_folder_that_may_not_be_read_is_not_taken_for_another_kind(tmp_path, monkeypatch):
     assert not is_host_folder(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr("pathlib.Path.read_text", raising(errno.EACCES))
     with pytest.raises(PermissionError):
         is_host_folder(tmp_path)

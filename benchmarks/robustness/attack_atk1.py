@@ -132,3 +132,31 @@ def names_in_capitals() -> str:
         found = str(why)
     pairs = "".join(f"cat {i}\tKatze {i}\n" for i in range(100))
     return f"{found[:100]} | {_read('a.tsv', f'eng{chr(9)}deu{chr(10)}{pairs}', 'parallel')}"
+
+
+@attempt("11", "Pipes in place of a run's config, a checkpoint's manifest and a tokenizer")
+def pipes() -> str:
+    """Nobody writes into them."""
+    import os
+    import shutil
+
+    _train("--out", "run")
+    said = []
+    for name in ("config.json", "checkpoints/step_00000004/manifest.json"):
+        shutil.copytree("run", f"copy{len(said)}")
+        Path(f"copy{len(said)}", name).unlink()
+        os.mkfifo(f"copy{len(said)}/{name}")
+        said.append(_told("eval", f"copy{len(said)}"))
+    return " | ".join(said)
+
+
+@attempt("12", "A kind of data that is an object")
+def kind_of_nothing() -> str:
+    """No table has it."""
+    import json
+
+    _train("--out", "run")
+    config = json.loads(Path("run/config.json").read_text())
+    config["data"]["kind"] = {}
+    Path("run/config.json").write_text(json.dumps(config))
+    return _told("eval", "run")

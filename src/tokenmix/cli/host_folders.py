@@ -17,9 +17,12 @@ SAMPLING = {"dir", "tokens", "prompt", "temperature", "top_k", "top_p", "seed", 
 
 def is_host_folder(folder: Path | str) -> bool:
     """Return whether a folder holds a host: one that `tokenmix convert` wrote by surgery, or one of transformers."""
+    file = Path(folder) / "config.json"
+    if not file.is_file():  # a pipe would never answer
+        return False
     try:
-        config = json.loads((Path(folder) / "config.json").read_text())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        config = json.loads(file.read_text())
+    except (ValueError, RecursionError):
         return False
     return isinstance(config, dict) and (config.get("kind") == "surgery" or "model_type" in config)
 

@@ -111,7 +111,7 @@ class Sweep:
                 raise MixerError(f"sweep: {self.what} is a plan, which holds {given}; change it there.")
             try:
                 data = json.loads(Path(self.what).read_text(), object_pairs_hook=_without_twins)
-            except (OSError, ValueError) as why:
+            except (OSError, ValueError, RecursionError) as why:
                 raise MixerError(f"sweep: {self.what} cannot be read as JSON ({why}).") from None
             plan = SweepPlan.from_json(data)
             plan = replace(plan, seeds=tuple(self.seeds)) if self.seeds else plan

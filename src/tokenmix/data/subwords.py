@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from .bounds import check_regular
 from .progress import with_progress
 
 PAD, START, END, MASK = range(4)
@@ -93,6 +94,7 @@ class Subwords:
         Raises:
             MixerError: if there is none, or if its tokens 0 to 3 are not ``SPECIAL``.
         """
+        check_regular("data", Path(path))
         try:
             return cls(Path(path).read_text(encoding="utf-8"), str(path))
         except (OSError, UnicodeDecodeError) as why:

@@ -117,7 +117,7 @@ ModelConfig = (
 def config_from_json(data: Any) -> Any:
     """Build a model's config from JSON values; ``kind`` names its class."""
     kind = data.get("kind") if isinstance(data, dict) else None
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise MixerError(f"config: there is no model of kind {kind!r}; known: {', '.join(KINDS)}.")
     return from_json(KINDS[kind][0], data)
 

@@ -99,7 +99,7 @@ def _of_kind(classes: list[Any], value: Any, where: str) -> Any:
     """Return the class whose ``kind`` the value names, or the first if it names none."""
     kinds: dict[Any, Any] = {next(f.default for f in dataclasses.fields(c) if f.name == "kind"): c for c in classes}
     kind = value.get("kind", next(iter(kinds))) if isinstance(value, dict) else next(iter(kinds))
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise MixerError(f"config: {where}.kind={kind!r} is unknown; {nearest(str(kind), kinds)}.")
     return kinds[kind]
 

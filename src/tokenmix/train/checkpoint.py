@@ -125,14 +125,14 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
 def find_fault(path: Path) -> str | None:
     """Describe what is wrong with the checkpoint at ``path``, naming the file; None if every byte is as written."""
     manifest = path / MANIFEST
+    if not manifest.is_file():  # a pipe would never answer
+        return f"{manifest} is missing"
     try:
         content = json.loads(manifest.read_text())
         files = content["files"]
         if manifest.read_bytes() != manifest_of(content["step"], files) or path.name != step_name(content["step"]):
             return f"{manifest} was edited"
-    except FileNotFoundError:
-        return f"{manifest} is missing"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return f"{manifest} is truncated or edited"
     for name, entry in files.items():
         file = path / name

@@ -37,9 +37,10 @@ def load_model(path: Path | str) -> tuple[nn.Module, Any]:
     from ..models import build_model
 
     try:
-        config = config_from_json(json.loads((folder / "config.json").read_text()))
-    except json.JSONDecodeError as why:
+        given = json.loads((folder / "config.json").read_text())
+    except (ValueError, RecursionError) as why:
         raise MixerError(f"{folder / 'config.json'} is not readable JSON ({why}).") from None
+    config = config_from_json(given)
     try:
         tensors = load_file(folder / WEIGHTS)
     except SafetensorError as why:

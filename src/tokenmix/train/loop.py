@@ -120,6 +120,7 @@ class Trainer:
         if self.world.first:
             opened = open_sinks(self.run_dir, self.config.train, self.progress.step)
         with opened as self.sinks, bar(self.verbose) as show, asked_to_stop(interrupts=True) as asked:
+            self.task.units()  # what a task prepares of all its texts is no training time
             self.tick, self.logged_at = time.perf_counter(), self.progress.seconds
             at_end = self.done() or self.hopeless
             while not at_end:

@@ -15,6 +15,7 @@ from ..data.pair_sampler import IGNORED
 from ..data.rows import Rows
 from ..data.subwords import Subwords
 from ..errors import MixerError
+from ..system.files import check_own
 from .config import RunConfig
 from .rundir import RunDir
 from .task import Task
@@ -28,6 +29,7 @@ def read_tokenizer(run: Path) -> Subwords:
     Raises:
         MixerError: if it is not the one that the run was trained with, whose numbers mean other texts.
     """
+    check_own(run / TOKENIZER, run)
     found, then = Subwords.load(run / TOKENIZER), recorded(run)
     if then and then.get("tokenizer") != found.sha256:
         raise MixerError(
