@@ -17,8 +17,6 @@ from PIL import Image
 import tokenmix.models
 import tokenmix.report
 from tokenmix.data import Bounds, open_images, open_masks
-from tokenmix.data.point_files import read_cloud
-from tokenmix.data.trees import tar_tree
 
 from . import attempt
 
@@ -69,6 +67,8 @@ def threads_in_a_tar() -> str:
     with tarfile.open("pets.tar", "w") as tar:
         tar.add("pets", ".")
     sys.setswitchinterval(1e-6)
+    from tokenmix.data.trees import tar_tree
+
     tree = tar_tree(Path("pets.tar"), Bounds())
     with ThreadPoolExecutor(8) as pool:
         got = [pool.submit(tree.bytes, name) for _ in range(5) for name in tree.names]
@@ -104,6 +104,8 @@ def backslashes_in_a_zip() -> str:
 def _cloud(name: str, content: str) -> str:
     Path(name).write_text(content)
     try:
+        from tokenmix.data.point_files import read_cloud
+
         found = read_cloud(Path(name))
     except Exception as why:
         return f"{type(why).__name__}: {why}"[:300]
