@@ -96,3 +96,22 @@ def test_a_folder_that_may_not_be_read_is_not_taken_for_another_kind(tmp_path, m
     monkeypatch.setattr("pathlib.Path.read_text", raising(errno.EACCES))
     with pytest.raises(PermissionError):
         is_host_folder(tmp_path)
+
+
+GONE = [errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENOMEM]
+"""The disk or the server is gone: no file system without locks or flushing says so."""
+
+
+@pytest.mark.parametrize("number", GONE)
+def test_a_disk_that_is_gone_is_no_file_system_without_locks(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(lock.fcntl, "flock", raising(number))
+    with pytest.raises(OSError, match=os.strerror(number)), lock.locked(tmp_path, "busy"):
+        pass
+    assert lock.look(tmp_path)[0] is None
+
+
+@pytest.mark.parametrize("number", GONE)
+def test_a_disk_that_is_gone_is_no_file_system_that_does_not_flush(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(os, "fsync", raising(number))
+    with pytest.raises(OSError, match=os.strerror(number)):
+        files.write_file(tmp_path / "a", b"content")

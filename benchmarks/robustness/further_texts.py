@@ -160,3 +160,32 @@ def kind_of_nothing() -> str:
     config["data"]["kind"] = {}
     Path("run/config.json").write_text(json.dumps(config))
     return _told("eval", "run")
+
+
+@attempt("13", "A lock on a disk that is gone (EIO), a flush on a server that is gone (ENOTCONN)")
+def gone() -> str:
+    """Neither is a file system that gives no locks or does not flush."""
+    import errno
+    import fcntl
+    import os
+    import warnings
+
+    from tokenmix.system import files, lock
+
+    def failing(number: int) -> object:
+        def fail(*_: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        return fail
+
+    said = []
+    fcntl.flock, os.fsync = failing(errno.EIO), failing(errno.ENOTCONN)
+    for act in (lambda: lock.locked(Path(), "busy").__enter__(), lambda: files.write_file(Path("a"), b"x")):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            try:
+                act()
+                said.append(f"goes on, {len(told)} warning")
+            except OSError as why:
+                said.append(f"error: {why.strerror}")
+    return " | ".join(said)

@@ -24,9 +24,9 @@ LETTERS = 40  # of a name that are used in another one, which may have 255 bytes
 
 
 WRITING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # errors that only writing raises
-LOST = WRITING | {errno.EIO, errno.ENXIO, errno.ESTALE}
-"""Errors of flushing that mean that what was written may be lost. Any other (EINVAL, ENOTSUP) means that the file
-system does not flush on request, as some of networks do not for folders."""
+LOST = WRITING | {errno.EIO, errno.ENXIO, errno.ESTALE, errno.ENOMEM, errno.ENOTCONN, errno.ETIMEDOUT}
+"""Errors of flushing that mean that what was written may be lost, as a disk or a server is gone. Any other (EINVAL,
+ENOTSUP) means that the file system does not flush on request, as some of networks do not for folders."""
 UNFLUSHED: set[int] = set()  # devices of which a warning has said so
 
 

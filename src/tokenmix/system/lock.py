@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MixerError
-from .files import is_own
+from .files import LOST, is_own
 
 try:
     import fcntl
@@ -28,8 +28,8 @@ NAME = ".lock"
 PATIENCE = (0.02, 0.08, 0.0)
 """Seconds to wait after each attempt: who only looks holds the lock for a moment."""
 HELD = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
-"""Errors that mean that another process holds a lock. Any other (ENOLCK, ENOTSUP) means that none is to be had, as on
-some file systems of networks."""
+"""Errors that mean that another process holds a lock. Any other (ENOLCK, ENOTSUP), but those of a disk that is gone
+(``LOST``), means that none is to be had, as on some file systems of networks."""
 
 
 @contextlib.contextmanager
@@ -108,6 +108,8 @@ def _taken(f: Any, how: int, patience: tuple[float, ...] = PATIENCE) -> bool | O
             fcntl.flock(f, how | fcntl.LOCK_NB)
             return True
         except OSError as why:
+            if why.errno in LOST:
+                raise
             if why.errno not in HELD:
                 return why
             time.sleep(pause)
