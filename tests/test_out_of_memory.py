@@ -55,6 +55,8 @@ def test_a_mixer_that_fits_into_no_memory_names_its_options() -> None:
 def test_as_many_layers_as_nobody_builds_are_refused() -> None:
     with pytest.raises(MixerError, match="layers must be at most 16384, got 1000000"):
         build_model(LMConfig(**{**SMALL, "layers": 10**6}))
+    with pytest.raises(MixerError, match="layers must be at most 16384, got 1000000"):
+        RECIPES["text"].config().override({"model.layers": 10**6})
 
 
 @pytest.mark.parametrize("field", ["batch_size", "workers", "threads"])

@@ -68,6 +68,7 @@ __all__ = [
     "ViT",
     "ViTConfig",
     "build_model",
+    "check_layers",
     "config_from_json",
     "evaluating",
     "find_model",
@@ -136,12 +137,17 @@ def build_model(model: Any, **options: Any) -> nn.Module:
     if config.kind not in KINDS:
         raise MixerError(f"build_model: there is no model of kind {config.kind!r}; known: {', '.join(KINDS)}.")
     config = replace(config, **options) if options else config
+    check_layers(config)
+    with in_memory(lambda why: f"{type(config).__name__}: the model does not fit: {why}; {_largest(config)}."):
+        return KINDS[config.kind][1](config)
+
+
+def check_layers(config: Any) -> None:
+    """Refuse a config of a model of more layers than are ever built."""
     for name in ("layers", "encoder_layers", "decoder_layers", "depths"):
         given = getattr(config, name, None)
         if max(given if isinstance(given, tuple) else (given or 0,)) > MOST_LAYERS:
             raise MixerError(f"{type(config).__name__}: {name} must be at most {MOST_LAYERS}, got {given}.")
-    with in_memory(lambda why: f"{type(config).__name__}: the model does not fit: {why}; {_largest(config)}."):
-        return KINDS[config.kind][1](config)
 
 
 def _largest(config: Any) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import MixerError
-from ..models import ModelConfig
+from ..models import ModelConfig, check_layers
 from ..system.config import Json, nearest, to_json
 from ..system.text import whole_number
 from .data_config import (
@@ -210,6 +210,7 @@ class RunConfig(Json):
                 f"config: optim.schedule={self.optim.schedule!r} needs train.steps; "
                 + "without it choose 'vaswani' or 'constant'."
             )
+        check_layers(getattr(self.model, "backbone", self.model))
         wanted = TRAINED_ON.get(self.model.kind, ("images",))
         if self.data.kind not in wanted:
             raise MixerError(
