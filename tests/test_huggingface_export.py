@@ -221,7 +221,7 @@ def test_what_cannot_be_exported_is_refused(text_run, tmp_path):
     density = build_model(
         ImageDensityConfig(dim=16, size=(8, 8), channels=1, mixers=({"name": "aft_simple"},), layers=1)
     )
-    with pytest.raises(MixerError, match="a ImageDensity has no counterpart"):
+    with pytest.raises(MixerError, match="export: ImageDensity has no counterpart"):
         to_transformers(density)
     with pytest.raises(MixerError, match="has no head"):
         to_transformers(build_model(ViTConfig(**{**VIT, "classes": 0})))
