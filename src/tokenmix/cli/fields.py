@@ -72,8 +72,8 @@ def unknown_option(argv: list[str], verb: type[Any]) -> str:
     for item in argv[1:]:
         given = re.match(r"--([^=]+)", item, re.DOTALL)
         if given is not None and given[1].replace("-", "_") not in own:
-            options = [name.replace("_", "-") for name in sorted(own) if not name.startswith("no_")]
-            return f"there is no option --{given[1][:80]}; {nearest(given[1], options)}."
+            options = ["--" + name.replace("_", "-") for name in sorted(own) if not name.startswith("no_")]
+            return f"there is no option --{given[1][:80]}; {nearest('--' + given[1], options)}."
     return ""
 
 
