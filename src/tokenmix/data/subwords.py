@@ -126,7 +126,7 @@ class Subwords:
         return hashlib.sha256(self.json.encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, without a start and an end."""
+        """Return the tokens of a text, without a start and an end. White space around the text is not kept."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_marked(self, text: str) -> list[int]:
