@@ -251,8 +251,8 @@ BUGS = [
     Bug(
         "the mixers' mask is dropped",
         HOST + "layers.py",
-        '{"key_mask": chunk.key_mask, "pos',
-        '{"key_mask": None, "pos',
+        '{"key_mask": chunk.key_mask, "positions": chunk.positions if turns else chunk.counted}',
+        '{"key_mask": None, "positions": None}',
         "left_padding_changes_nothing",
         "hybrid",
     ),

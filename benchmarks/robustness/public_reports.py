@@ -396,7 +396,7 @@ def sixteen_bits() -> str:
                 Image.fromarray((np.linspace(0, 1, 64).reshape(8, 8) * top).astype(dtype)).save(file)
 
     def off() -> str:
-        wide, narrow = (open_images(name).split("train").read(0)[0].int() for name in ("wide", "narrow"))
+        wide, narrow = (open_images(name).split("train").image(0).int() for name in ("wide", "narrow"))
         return f"off by at most {int((wide - narrow).abs().max())} of 255"
 
     return _said(off)
