@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmix import MIXERS, MixerError, build_mixer, cli
+from tokenmix import MIXERS, MixerError, cli
 from tokenmix.data import Subwords, open_documents, open_images, open_labelled, open_masks, open_points
 from tokenmix.mixers import example_mixer
 from tokenmix.models import LM, EncoderConfig, LMConfig, Seq2Seq, Seq2SeqConfig, build_model
@@ -404,19 +404,10 @@ def sixteen_bits() -> str:
 
 @attempt("22", "NVIDIA/torch-harmonics#221: dropout of an attention layer goes on in eval mode")
 def dropout_in_eval() -> str:
-    """Every mixer with an option for it, and the models' own."""
-    drops, changed = 0, []
-    for name, cls in MIXERS.items():
-        if "dropout" not in str(cls.__init__.__annotations__):
-            continue
-        drops += 1
-        mixer, x = build_mixer(name, 16, dropout=0.5).eval(), torch.randn(2, 12, 16)
-        if not torch.equal(mixer(x), mixer(x)):
-            changed.append(name)
+    """Of a language model; no mixer drops anything by itself."""
     lm = LM(LMConfig(dim=16, max_len=32, mixers=({"name": "attention", "heads": 2},), dropout=0.5)).eval()
     tokens = torch.tensor([[1, 2, 3]])
-    model_changes = not torch.equal(lm(tokens), lm(tokens))
-    return f"{len(changed)} of {drops} mixers change; a language model changes: {model_changes}"
+    return f"two calls differ: {not torch.equal(lm(tokens), lm(tokens))}"
 
 
 @attempt("23", "OpenNMT/CTranslate2#290: an end in the lesser beams gives short hypotheses")
@@ -483,7 +474,8 @@ def logged_loss() -> str:
             train(_config(**{"train.accumulate": n}), f"run{n}")
         runs.append(_losses(f"run{n}"))
     off = max(abs(a - b) for other in runs[1:] for a, b in zip(runs[0], other, strict=True))
-    return f"losses differ by less than 1e-4: {off < 1e-4}, normal size: {math.isclose(runs[0][0], 8, rel_tol=0.3)}"
+    usual = math.isclose(runs[0][0], math.log(256), rel_tol=0.1)
+    return f"losses differ by less than 1e-4: {off < 1e-4}, the first is about log 256: {usual}"
 
 
 @attempt("30", "mkazhdan/PoissonRecon#87: points that are NaN are accepted")
