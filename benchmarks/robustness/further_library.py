@@ -123,7 +123,7 @@ def traced_images() -> str:
 
 @attempt("a8", "A host's own class opens a converted folder, given the converted model's config")
 def own_config() -> str:
-    """The class draws new attention, and only a table of missing keys says so."""
+    """The class initialises the attention at random; transformers only lists the missing keys."""
     import tempfile
     from importlib import import_module
 

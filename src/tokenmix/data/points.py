@@ -311,7 +311,7 @@ def _object_parts() -> list[tuple[int, ...]]:
 def _changed(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
-    except OSError:  # reading it says so
+    except OSError:  # reading the file raises the error that names it
         return 0
 
 

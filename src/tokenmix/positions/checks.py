@@ -13,7 +13,7 @@ from ..errors import MixerError
 from ..kernels.backend import exporting, watched
 
 LARGEST = 2**53  # up to which float64 holds every integer
-FEW = 16  # up to so many numbers, Python compares faster than torch
+FEW = 16  # for at most this many numbers, comparing in Python is faster than in torch
 
 
 def chosen(
