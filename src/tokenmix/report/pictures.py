@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,13 +10,13 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers import Mixer
+from ..models.effective_attention import repeat_batch, values_attention
 from .figures import Picture, heat_map
 
 SHOWN = 48
 LAYERS = 6
 COPIES = 64  # features differentiated at a time
 PREFIX = 8  # outputs differentiated over the same prefix
-EXACT = 1e-4  # the allowed error of the operator's output, relative to its largest element
 
 
 class Effective(NamedTuple):
@@ -52,54 +51,6 @@ def effective_attention(mixer: Mixer, x: Tensor, context: Tensor | None = None, 
     )
 
 
-def values_attention(mixer: Mixer, x: Tensor, context: Tensor | None = None, **given: Any) -> Tensor | None:
-    """Compute the weights (G, T, S) of ``effective_attention`` where they are exact, else return None.
-
-    It takes S calls of the functional form, in one batch.
-    """
-    with torch.no_grad():
-        found = _by_values(mixer, x, context, given)
-    return None if found is None else _grouped(found, getattr(mixer, "heads", None))
-
-
-def _by_values(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[str, Any]) -> Tensor | None:
-    """Compute (D, T, S) from unit values at each source in turn, in one batch; None where these do not sum to the
-    output.
-    """
-    form = mixer.functional_form()
-    names = [] if form is None else list(inspect.signature(form).parameters)
-    if form is None or "v" not in names:
-        return None
-    full = {"positions": None, "key_mask": None, "attn_mask": None, "grid": None, "prefix": 0, **given}
-    args, options = mixer.functional_args(x, context, **full)  # type: ignore[operator]  # every mixer with a form has it
-    at = names.index("v")
-    v = args[at]
-    want, S = form(*args, **options), v.shape[1]
-    if want.shape[-1] != v.shape[-1]:
-        return None
-    each = {name: _repeated(value, S) for name, value in full.items()}
-    many, options = mixer.functional_args(_repeated(x, S), _repeated(context, S), **each)  # type: ignore[operator]  # as above
-    unit = torch.eye(S, dtype=v.dtype, device=v.device)[..., None].expand(S, S, v.shape[-1])
-    rows = form(*many[:at], unit, *many[at + 1 :], **options)
-    weights = rows.permute(2, 1, 0)
-    gap = (torch.einsum("dts,sd->td", weights, v[0]) - want[0]).abs().max()
-    return weights if bool(gap <= EXACT * want.abs().max().clamp_min(1e-30)) else None
-
-
-def _repeated(value: Any, n: int) -> Any:
-    """Repeat the one batch row of an argument of ``forward``; arguments without one stay."""
-    batched = isinstance(value, Tensor) and value.shape[0] == 1
-    return value.expand(n, *value.shape[1:]) if batched else value
-
-
-def _grouped(weights: Tensor, heads: int | None) -> Tensor:
-    """Reduce to one map per head where all channels of each head share it."""
-    if not heads or weights.shape[0] % heads:
-        return weights
-    by_head = weights.unflatten(0, (heads, -1))
-    return by_head[:, 0] if torch.allclose(by_head, by_head[:, :1].expand_as(by_head), atol=1e-6) else weights
-
-
 def _by_jacobian(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[str, Any]) -> Tensor:
     """Compute the norms (T, S) of the derivative of each output with regard to each source.
 
@@ -116,8 +67,8 @@ def _by_jacobian(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[st
         for features in torch.arange(mixer.dim, device=x.device).split(COPIES):
             n = len(features)
             copies = read.repeat(n, 1, 1).requires_grad_()
-            same = {name: _repeated(value, n) for name, value in given.items()}
-            y = mixer(copies, **same) if context is None else mixer(_repeated(x, n), copies, **same)
+            same = {name: repeat_batch(value, n) for name, value in given.items()}
+            y = mixer(copies, **same) if context is None else mixer(repeat_batch(x, n), copies, **same)
             asked = y.gather(2, features[:, None, None].expand(n, y.shape[1], 1)).sum(0)
             for t in range(first, last):
                 (grad,) = torch.autograd.grad(asked[t, 0], copies, retain_graph=True)
