@@ -12,8 +12,8 @@ from tokenmix import MixerError
 from tokenmix.cli.host_folders import is_host_folder
 from tokenmix.models import config_from_json
 from tokenmix.recipes import RECIPES
+from tokenmix.system.checkpoint import MANIFEST, find_fault
 from tokenmix.train import load_model
-from tokenmix.train.checkpoint import MANIFEST, find_fault
 from tokenmix.train.config import RunConfig
 from tokenmix.train.loop import Trainer
 from tokenmix.train.rundir import RunDir

@@ -12,7 +12,7 @@ import pytest
 from tokenmix import MixerError
 from tokenmix.cli.host_folders import is_host_folder
 from tokenmix.system import files, lock
-from tokenmix.train.checkpoint import list_steps, save_checkpoint
+from tokenmix.system.checkpoint import list_steps, save_checkpoint
 
 
 @pytest.fixture(autouse=True)

@@ -180,7 +180,7 @@ def test_scores_are_those_of_the_average(tmp_path):
     at_end = lines(tmp_path / "run", "eval")[-1]
     again = evaluate_run(tmp_path / "run", split="valid", record=False)
     assert (again.top1, again.cross_entropy) == (at_end["top1"], pytest.approx(at_end["cross_entropy"], rel=1e-6))
-    from tokenmix.train.checkpoint import load_checkpoint
+    from tokenmix.system.checkpoint import load_checkpoint
 
     groups, _ = load_checkpoint(RunDir(tmp_path / "run").checkpoints, 6, "model", "ema")
     assert not torch.equal(groups["model"]["head.weight"], groups["ema"]["head.weight"])

@@ -14,9 +14,9 @@ from perturb import perturb_mixers
 from tokenmix import MIXERS, aux_losses
 from tokenmix.data import Sampler, open_corpus
 from tokenmix.models import LM, LMConfig
+from tokenmix.system.checkpoint import load_checkpoint
 from tokenmix.testing.tolerances import BY_DTYPE
 from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, evaluate, resume, train
-from tokenmix.train.checkpoint import load_checkpoint
 from tokenmix.train.optim import build_optimizers, learning_rate, set_rates
 
 MAX_LEN, LENGTH, PAST = 40, 30, 13

@@ -15,9 +15,9 @@ from tokenmix.models.sampling import pick_token
 from tokenmix.recipes import RECIPES
 from tokenmix.report.runs import load_model, read_run
 from tokenmix.report.watch import Watch
+from tokenmix.system.checkpoint import list_steps
 from tokenmix.system.files import is_own
 from tokenmix.train import resume, train
-from tokenmix.train.checkpoint import list_steps
 from tokenmix.train.rundir import RunDir
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from ..mixers import MIXERS
 from ..mixers.facts import mixer_options
-from ..train.config import RunConfig, known_fields
+from ..system.config import dotted_fields
+from ..train.config import RunConfig
 
 NAMES = ("recipe", "row", "size")
 """Fields of a config that name an experiment and change nothing in it."""
@@ -44,7 +45,7 @@ def _whole(value: Any) -> Any:
 
 def amounts(config: RunConfig) -> dict[str, Any]:
     """Return the sizes of a model and of its mixers by name; an option of mixers has each of its values once."""
-    given = known_fields(config.to_json())
+    given = dotted_fields(config.to_json())
     found = {name.rpartition(".")[2]: value for name, value in given.items() if name.startswith(("model.", "data."))}
     found = {name: found[name] for name in AMOUNTS if found.get(name) is not None}
     model: Any = getattr(config.model, "backbone", config.model)

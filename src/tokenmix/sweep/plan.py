@@ -12,9 +12,9 @@ from typing import Any, Literal
 from ..errors import MixerError
 from ..models import SHELLS, in_shell
 from ..recipes import amounts, experiment, find_recipe
-from ..system.config import Json, nearest
+from ..system.config import Json, dotted_fields, nearest
 from ..train import RunConfig, match_data
-from ..train.config import MOST_THREADS, check_seed, known_fields
+from ..train.config import MOST_THREADS, check_seed
 
 Phase = Literal["tune", "final"]
 RECIPE_ROW = "row"
@@ -162,7 +162,7 @@ class SweepPlan(Json):
         """
         changes = self.changes | self.rows[row]
         recipe, name = find_recipe(self.recipe), changes.get(RECIPE_ROW, row)
-        start = known_fields(recipe.config(name, self.size).to_json()) if name in recipe.rows else {}
+        start = dotted_fields(recipe.config(name, self.size).to_json()) if name in recipe.rows else {}
         return start | changes
 
     def original(self, row: str) -> RunConfig:

@@ -18,10 +18,10 @@ import torch
 
 from ..errors import MixerError
 from ..models import build_model
+from ..system.config import dotted_fields
 from ..system.files import write_json
 from ..system.machine import cpu_name, peak_mib, pick_device
 from ..train import DataConfig, RunConfig, SyntheticDataConfig, evaluate_run, resume, train
-from ..train.config import known_fields
 from ..train.loop import Diverged
 from ..train.rundir import RunDir
 from ..train.tasks import task_of
@@ -76,7 +76,7 @@ def check_same_run(config: RunConfig, folder: Path) -> None:
 
     Where the data lies and the number of threads may differ.
     """
-    now, then = (known_fields(each.to_json()) for each in (config, RunDir.open(folder).config()))
+    now, then = (dotted_fields(each.to_json()) for each in (config, RunDir.open(folder).config()))
     changed = [
         f"{name} was {then.get(name)!r}, is {value!r}"
         for name, value in now.items()

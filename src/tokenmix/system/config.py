@@ -106,3 +106,11 @@ def _of_kind(classes: list[Any], value: Any, where: str) -> Any:
 
 def _frozen(value: Any) -> Any:
     return tuple(_frozen(v) for v in value) if isinstance(value, list) else value
+
+
+def dotted_fields(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return every field of a config's JSON with its value, by its dotted name."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        found |= dotted_fields(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found

@@ -1,5 +1,6 @@
 """Training: a config in, a run directory out. Any run can be stopped at any point and resumed bit for bit."""
 
+from ..models.saved import load_model
 from .class_losses import CLASS_LOSSES, ClassLoss
 from .config import OptimConfig, RunConfig, TrainConfig
 from .data_config import (
@@ -11,7 +12,6 @@ from .data_config import (
     SyntheticDataConfig,
 )
 from .evaluate import EvalResult, evaluate
-from .init_from import load_model
 from .mask_config import MaskDataConfig
 from .mask_scores import MaskScore, confusion_matrix, intersection_over_union
 from .point_data_config import PointsDataConfig

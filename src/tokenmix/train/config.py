@@ -8,7 +8,8 @@ from typing import Any
 
 from ..errors import MixerError
 from ..models import ModelConfig, check_layers
-from ..system.config import Json, nearest, to_json
+from ..models.saved import check_fields
+from ..system.config import Json, dotted_fields, nearest, to_json
 from ..system.text import whole_number
 from .data_config import (
     DataConfig,
@@ -259,7 +260,7 @@ def _set_field(data: dict[str, Any], dotted: str, value: Any) -> None:
             key, in_list = _place(node, name, ".".join(names[:i])), True
         elif not isinstance(node, dict) or (name not in node and not (in_list and last)):
             raise MixerError(
-                f"config: there is no field {'.'.join(names[: i + 1])!r}; {nearest(dotted, known_fields(data))}."
+                f"config: there is no field {'.'.join(names[: i + 1])!r}; {nearest(dotted, dotted_fields(data))}."
             )
         if last:
             node[key] = value
@@ -277,14 +278,6 @@ def _place(items: list[Any], name: str, where: str) -> int:
     raise MixerError(f"config: there is no field '{where}.{name}'; {where} {known}.")
 
 
-def known_fields(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return every dotted field of a config's JSON with its value."""
-    found: dict[str, Any] = {}
-    for key, value in data.items():
-        found |= known_fields(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
-
-
 def fixed_fields(config: RunConfig) -> dict[str, Any]:
     """Return the dotted fields that may not change in the middle of a run, with their values."""
     data = config.to_json()
@@ -293,7 +286,7 @@ def fixed_fields(config: RunConfig) -> dict[str, Any]:
         "data": {k: v for k, v in data["data"].items() if k not in MOVABLE},
         "optim": data["optim"],
     }
-    return known_fields(parts | {"train": {name: data["train"][name] for name in FIXED}})
+    return dotted_fields(parts | {"train": {name: data["train"][name] for name in FIXED}})
 
 
 def check_unchanged(config: RunConfig, then: dict[str, Any] | None, where: Any) -> None:
@@ -301,15 +294,7 @@ def check_unchanged(config: RunConfig, then: dict[str, Any] | None, where: Any) 
 
     Old checkpoints do not record them (``then`` is None) and are not checked.
     """
-    now = fixed_fields(config)
-    changed = [
-        f"{name} was {was!r}, is {now.get(name)!r}" for name, was in (then or {}).items() if now.get(name) != was
-    ]
-    if changed:
-        raise MixerError(
-            f"{where} was edited since the checkpoint was written: {'; '.join(changed)}; "
-            + "restore it, or start a new run."
-        )
+    check_fields(then or {}, fixed_fields(config), where)
 
 
 def check_seed(seed: int | None, name: str = "seed") -> None:

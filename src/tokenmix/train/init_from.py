@@ -2,53 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..models import MAE, Encoder, Pyramid, Segmenter, ViT, config_from_json
-from .checkpoint import check_can_save
+from ..models import MAE, Encoder, Pyramid, Segmenter, ViT
+from ..models.saved import load_model, load_weights
 from .config import RunConfig
-from .runs import load_run
-
-WEIGHTS = "model.safetensors"
-
-
-def load_model(path: Path | str) -> tuple[nn.Module, Any]:
-    """Load a model and its config from a run directory (its last checkpoint) or a converted one, in eval mode."""
-    folder = Path(path)
-    if (folder / "checkpoints").is_dir():
-        model, run = load_run(folder)
-        return model, run.model
-    if not (folder / "config.json").is_file() or not (folder / WEIGHTS).is_file():
-        raise MixerError(
-            f"{folder} contains no model; it must be a run directory, or have config.json and {WEIGHTS} as written by "
-            + "`tokenmix convert`."
-        )
-    check_can_save()
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    from ..models import build_model
-
-    try:
-        given = json.loads((folder / "config.json").read_text())
-    except (ValueError, RecursionError) as why:
-        raise MixerError(f"{folder / 'config.json'} is not readable JSON ({why}).") from None
-    config = config_from_json(given)
-    try:
-        tensors = load_file(folder / WEIGHTS)
-    except SafetensorError as why:
-        raise MixerError(f"{folder / WEIGHTS}: is truncated or not a safetensors file ({why}).") from None
-    with torch.random.fork_rng():
-        model = build_model(config)
-    _load_state(model, tensors, folder)
-    return model.eval(), config
 
 
 def start_from(model: nn.Module, path: Path | str) -> None:
@@ -61,7 +24,7 @@ def start_from(model: nn.Module, path: Path | str) -> None:
     source, _ = load_model(path)
     if isinstance(model, Segmenter) and isinstance(source, (Pyramid, ViT)):
         source.resize(model.config.image_size)
-        _load_state(model.backbone, _as_backbone(source.state_dict(), model.backbone), Path(path))
+        load_weights(model.backbone, _as_backbone(source.state_dict(), model.backbone), Path(path))
         return
     state = source.state_dict()
     if isinstance(model, ViT) and isinstance(source, MAE):
@@ -74,7 +37,7 @@ def start_from(model: nn.Module, path: Path | str) -> None:
     ):
         state = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
         state |= {name: tensor for name, tensor in model.state_dict().items() if name.startswith("classifier.")}
-    _load_state(model, state, Path(path))
+    load_weights(model, state, Path(path))
 
 
 def _of_encoder(model: ViT, encoder: ViT, where: Path) -> dict[str, Tensor]:
@@ -100,16 +63,6 @@ def _as_backbone(state: dict[str, Tensor], backbone: nn.Module) -> dict[str, Ten
         if table in found:
             found[table] = found[table][1:]  # the first row is that of the token
     return found
-
-
-def _load_state(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as why:
-        raise MixerError(
-            f"{where}: its weights do not fit the model ({' '.join(str(why).split())[:300]}); "
-            + "`tokenmix convert` adapts weights to another model."
-        ) from None
 
 
 Extra = Callable[[Tensor], tuple[float, Tensor]]

@@ -20,8 +20,8 @@ import torch
 from ..errors import MixerError
 from ..mixers import aux_losses
 from ..models import build_model
+from ..system.checkpoint import list_steps, load_checkpoint, prune, save_checkpoint
 from ..system.machine import autocast, peak_mib, reset_peak
-from .checkpoint import list_steps, load_checkpoint, prune, save_checkpoint
 from .config import RunConfig, check_unchanged, fixed_fields
 from .init_from import extra_losses, start_from
 from .optim import Average, build_optimizers, load_optimizers, optimizer_tensors, update

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .read_shards import is_sharded, placed
+from ..system.read_shards import is_sharded, placed
 
 
 class Muon(torch.optim.Muon):

@@ -15,9 +15,9 @@ from ..data.metrics_csv import append_csv
 from ..data.subwords import END, MASK, SPECIAL, START
 from ..errors import MixerError
 from ..models import build_model
+from ..models.saved import load_weights, pick_step, read_weights_of
 from ..system.config import nearest
 from ..system.machine import pick_device
-from .checkpoint import list_steps, load_checkpoint
 from .config import RunConfig, check_seed, check_unchanged
 from .data_config import DocumentDataConfig, LabelDataConfig, PairDataConfig, SyntheticDataConfig
 from .document_task import continue_text, likely
@@ -33,22 +33,6 @@ from .text_task import continue_bytes
 DRAW = "density models and diffusion transformers do (`tokenmix train image_diffusion`)"
 
 
-def pick_step(run: RunDir, step: int | str = "last") -> int:
-    """Return the step of the checkpoint given by a number, "last" or "best"."""
-    steps = list_steps(run.checkpoints)
-    if not steps:
-        raise MixerError(f"{run.path} has no checkpoint yet; `tokenmix resume {run.path}` starts it again.")
-    if step == "last":
-        return steps[-1]
-    if step == "best":
-        _, progress = load_checkpoint(run.checkpoints, steps[-1])
-        return steps[-1] if progress["best_step"] is None else progress["best_step"]
-    try:
-        return int(step)
-    except ValueError:
-        raise MixerError(f"step must be a number, 'last' or 'best', got {step!r}.") from None
-
-
 def load_run(path: Path | str, *, step: int | str = "last", device: str = "cpu") -> tuple[nn.Module, RunConfig]:
     """Load the model of a run at a checkpoint, in eval mode, and the run's config.
 
@@ -59,23 +43,12 @@ def load_run(path: Path | str, *, step: int | str = "last", device: str = "cpu")
     """
     run = RunDir.open(path)
     config = run.config()
-    group = "ema" if config.optim.ema else "model"
-    tensors, progress = load_checkpoint(run.checkpoints, pick_step(run, step), group)
+    tensors, progress = read_weights_of(run.path, pick_step(run.path, step), averaged=bool(config.optim.ema))
     check_unchanged(config, progress.get("config"), run.path / "config.json")
     with torch.random.fork_rng():
         model = build_model(config.model)
-    load_weights(model, tensors[group], run.path)
+    load_weights(model, tensors, run.path)
     return model.to(pick_device(device)).eval(), config
-
-
-def load_weights(model: nn.Module, tensors: dict[str, torch.Tensor], where: Path) -> None:
-    """Load weights into a model, which they must fit exactly."""
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as why:
-        raise MixerError(
-            f"{where}: the checkpoint does not fit the model of config.json ({' '.join(str(why).split())[:300]})."
-        ) from None
 
 
 def evaluate_run(
@@ -105,7 +78,7 @@ def evaluate_run(
     record = record and _can_record(run)
     result = task.evaluate(model, split, **options)
     if record:
-        line = eval_line(split, pick_step(run, step), result)
+        line = eval_line(split, pick_step(run.path, step), result)
         try:
             run.append(line)
             if config.train.csv:

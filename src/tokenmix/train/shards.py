@@ -16,9 +16,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import MixerError
+from ..system.checkpoint import entry_of, finish, step_name
 from ..system.files import sync_dir, write_file
-from .checkpoint import entry_of, finish, step_name
-from .read_shards import Like
+from ..system.read_shards import Like
 from .world import World
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MixerError
+from ..models.saved import pick_step
+from ..system.checkpoint import check_can_save, list_steps, remove_checkpoint, sweep
 from ..system.files import check_free, write_json
 from ..system.machine import is_first_rank, pick_device, torch_threads
-from .checkpoint import check_can_save, list_steps, remove_checkpoint, sweep
 from .config import ENDING, FIXED, RunConfig
 from .idle_settings import idle_settings
 from .loop import Trainer
 from .rundir import RunDir, differences, environment
-from .runs import pick_step
 from .sinks import check_sinks
 from .stopping import says_what_is_left
 from .world import World, joined, restarted
@@ -115,7 +115,7 @@ def _resume(
     with says_what_is_left(run.path), lock, torch_threads(config.train.threads or env.get("threads")):
         if world.first:
             sweep(run.checkpoints)
-        step = from_step if from_step is not None else (pick_step(run) if list_steps(run.checkpoints) else 0)
+        step = from_step if from_step is not None else (pick_step(run.path) if list_steps(run.checkpoints) else 0)
         trainer = Trainer(config, run, device, verbose=verbose, limits=limits, world=world)
         trainer.task.check_same(env)
         if config.train.steps is not None and config.train.steps < step and "train.steps" in (changes or {}):

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
+from ..system.checkpoint import list_steps
 from ..system.memory import in_memory
-from .checkpoint import list_steps
 
 LESS = "It needs less with a smaller train.batch_size, a larger train.accumulate, or a smaller model."
 NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}

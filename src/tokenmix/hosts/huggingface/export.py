@@ -18,10 +18,11 @@ from ...mixers import MIXERS, mixer_options
 from ...models import LM, Encoder, EncoderConfig, LMConfig, Seq2Seq, Seq2SeqConfig, ViT, ViTConfig
 from ...models.blocks import evaluating
 from ...models.layers import hidden_width
+from ...models.saved import pick_step
 from ...system.files import check_out, new_folder, write_json
 from ...train.label_task import read_labels
 from ...train.rundir import RunDir
-from ...train.runs import load_run, pick_step
+from ...train.runs import load_run
 from ...train.subword_task import TOKENIZER
 from .card import Facts, model_card
 from .configuration import TokenMixConfig
@@ -78,7 +79,7 @@ def export_run(run: Path | str, out: Path | str, *, step: int | str = "last") ->
         new.config.id2label = dict(enumerate(labels))
         new.config.label2id = {label: i for i, label in enumerate(labels)}
     as_bytes = config.data.kind == "text" and own.vocab == 256
-    facts = Facts(opened, config, pick_step(opened, step), new, byte_tokens=as_bytes)
+    facts = Facts(opened, config, pick_step(opened.path, step), new, byte_tokens=as_bytes)
     _write(Path(out), new, facts, files)
     return Path(out)
 

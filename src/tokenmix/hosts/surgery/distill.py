@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
+from ...system.checkpoint import list_steps, load_checkpoint, prune, save_checkpoint, sweep
 from ...system.config import Json
 from ...system.machine import peak_mib
-from ...train.checkpoint import list_steps, load_checkpoint, prune, save_checkpoint, sweep
 from ...train.config import OptimConfig
 from ...train.optim import build_optimizers, load_optimizers, optimizer_tensors, update
 from ...train.progress import bar

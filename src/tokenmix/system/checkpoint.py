@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ..system.files import sync_dir, write_file
+from .files import sync_dir, write_file
 from .read_shards import Like, placed, read_shards
 
 MANIFEST = "manifest.json"
