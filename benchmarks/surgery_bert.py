@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from tokenmix.bench.roofline import machine
-from tokenmix.hosts import distill, replace_mixers
+from tokenmix.hosts import replace_mixers
 from tokenmix.system.torchvision import ensure_torchvision
+from tokenmix.train import distill
 from whole_models import RESULTS
 
 LENGTH, BATCH, PROBE, PAIRS = 48, 32, 4000, 400

@@ -15,7 +15,7 @@ from tokenmix.data.packing import PackedRows, pack
 from tokenmix.data.pair_sampler import IGNORED
 from tokenmix.data.subwords import END, MASK, PAD, SPECIAL, START
 from tokenmix.explain.runs import explain_runs
-from tokenmix.hosts.huggingface.export import export_run
+from tokenmix.lab.hub import export_run
 from tokenmix.models import LM, Encoder, EncoderConfig, LMConfig
 from tokenmix.models.looped import LoopConfig
 from tokenmix.recipes import RECIPES

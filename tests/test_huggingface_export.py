@@ -13,8 +13,8 @@ from tokenmix import MixerError, cli
 from tokenmix.data import Subwords, open_images
 from tokenmix.data.augment import eval_batches
 from tokenmix.data.subwords import END, START
-from tokenmix.hosts.huggingface import export_run
 from tokenmix.hosts.huggingface.export import to_transformers
+from tokenmix.lab.hub import export_run
 from tokenmix.models import EncoderConfig, ImageDensityConfig, LMConfig, Seq2SeqConfig, ViTConfig, build_model, in_shell
 from tokenmix.recipes import RECIPES
 from tokenmix.train import ImageDataConfig, RunConfig, TrainConfig, load_run, train, translate_run

@@ -16,8 +16,9 @@ from tokenmix import MixerError
 from tokenmix.advise.compare import Comparison, Speed, compare
 from tokenmix.advise.decoding import Decoded
 from tokenmix.cli import main
-from tokenmix.hosts.surgery import distill, load_converted, replace_mixers, save_replaced
+from tokenmix.hosts.surgery import load_converted, replace_mixers, save_replaced
 from tokenmix.hosts.surgery.quality import AGREEMENT, COSINE, PERPLEXITY, Quality, _mean_rows, measure_quality
+from tokenmix.train import distill
 
 
 def quality(measure: str, *rows: float) -> Quality:

@@ -99,7 +99,7 @@ class ExportHF:
 
     def run(self) -> int:
         """Write the folder and print its path."""
-        from ..hosts.huggingface import export_run
+        from ..lab.hub import export_run
 
         say(export_run(self.dir, self.out, step=self.step))
         return 0

@@ -11,6 +11,7 @@ from .data_config import (
     PairDataConfig,
     SyntheticDataConfig,
 )
+from .distill_mixers import DistillConfig, distill
 from .evaluate import EvalResult, evaluate
 from .mask_config import MaskDataConfig
 from .mask_scores import MaskScore, confusion_matrix, intersection_over_union
@@ -23,6 +24,7 @@ __all__ = [
     "CLASS_LOSSES",
     "ClassLoss",
     "DataConfig",
+    "DistillConfig",
     "DocumentDataConfig",
     "EvalResult",
     "ImageDataConfig",
@@ -37,6 +39,7 @@ __all__ = [
     "TrainConfig",
     "classify_run",
     "confusion_matrix",
+    "distill",
     "draw_run",
     "evaluate",
     "evaluate_run",

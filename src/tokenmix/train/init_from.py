@@ -76,7 +76,7 @@ def extra_losses(config: RunConfig, model: nn.Module, device: torch.device) -> d
 
         found["one_hot"] = lambda inputs: (config.optim.one_hot, one_hot_penalty(model))
     if config.train.teacher is not None:
-        from .distill import distill_loss
+        from .teacher_loss import distill_loss
 
         teacher = load_model(config.train.teacher)[0].to(device).requires_grad_(False)
         found["distill"] = lambda inputs: (

@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import MixerError
-from ...system.checkpoint import list_steps, load_checkpoint, prune, save_checkpoint, sweep
-from ...system.config import Json
-from ...system.machine import peak_mib
-from ...train.config import OptimConfig
-from ...train.optim import build_optimizers, load_optimizers, optimizer_tensors, update
-from ...train.progress import bar
-from ...train.rundir import RunDir, environment
-from ..vit.checkpoints import read_json
-from .capture import adapters_by_site, captured, layer_losses, output_loss
-from .quality import Quality, call_model, joined, predicts_next, score_rows, score_text
+from ..errors import MixerError
+from ..hosts.surgery.capture import adapters_by_site, captured, layer_losses, output_loss
+from ..hosts.surgery.quality import Quality, call_model, joined, predicts_next, score_rows, score_text
+from ..hosts.vit.checkpoints import read_json
+from ..system.checkpoint import list_steps, load_checkpoint, prune, save_checkpoint, sweep
+from ..system.config import Json
+from ..system.machine import peak_mib
+from .config import OptimConfig
+from .optim import build_optimizers, load_optimizers, optimizer_tensors, update
+from .progress import bar
+from .rundir import RunDir, environment
 
 Data = Sequence[Any] | Callable[[int], Any]
 
