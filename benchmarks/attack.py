@@ -246,7 +246,7 @@ def damage(rng: random.Random, data: bytes) -> bytes:
 
 def attack_archive(rng: random.Random) -> str:
     """Damage an archive or folder: it is read or refused in one line; no crash, hang or access outside."""
-    from tokenmix.data import open_corpus, open_images
+    from tokenmix.lab.data import open_corpus, open_images
 
     source = WORK / "sources"
     if not source.exists():

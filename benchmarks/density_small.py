@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from image_rows import data_source, finish, keep_result, run_rows
-from tokenmix.data import Augment
+from tokenmix.lab.data import Augment
 from tokenmix.models import ImageDensityConfig
 from tokenmix.train import ImageDataConfig, OptimConfig, RunConfig, TrainConfig, evaluate_run, load_run
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tokenmix.bench.roofline import machine
-from tokenmix.data import Sampler, open_corpus
+from tokenmix.lab.data import Sampler, open_corpus
 from tokenmix.recipes import find_recipe
 from tokenmix.train import RunConfig, evaluate, load_run, resume, train
 

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenmix.bench.roofline import machine
-from tokenmix.data import Sampler, open_corpus
+from tokenmix.lab.data import Sampler, open_corpus
 from tokenmix.mixers import CORE, MIXERS, mixer_options
 from tokenmix.models import LMConfig, build_model, in_shell
 from tokenmix.recipes import find_recipe

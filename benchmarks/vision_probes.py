@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmix.data.augment import eval_batches
+from tokenmix.lab.data.augment import eval_batches
 from tokenmix.models.one_hot import to_gather
 from tokenmix.report.norms import outlier_cutoff, share_above, token_norms
 from tokenmix.system.checkpoint import list_steps

@@ -31,7 +31,7 @@ from tokenmix.anatomy.loading import open_subject
 from tokenmix.anatomy.ours import our_vit
 from tokenmix.anatomy.page import summary, write_page
 from tokenmix.anatomy.theirs import their_vit
-from tokenmix.data.augment import Augment
+from tokenmix.lab.data.augment import Augment
 from tokenmix.models import LMConfig
 from tokenmix.models import ViTConfig as OurConfig
 from tokenmix.report.maps import attention_weights, look_into

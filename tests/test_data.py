@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from tokenmix import MixerError
-from tokenmix.data import Bounds, Corpus, Sampler, cache, corpora, open_corpus
-from tokenmix.data.cache import write_chunks
-from tokenmix.data.sampler import mix64, permuted, permuted_ranks
+from tokenmix.lab.data import Bounds, Corpus, Sampler, cache, corpora, open_corpus
+from tokenmix.lab.data.cache import write_chunks
+from tokenmix.lab.data.sampler import mix64, permuted, permuted_ranks
 from tokenmix.system.files import whole_file
 
 

@@ -146,7 +146,7 @@ def test_the_fastest_are_named_by_length():
 
 
 def test_yardstick_compresses_the_evaluated_bytes():
-    from tokenmix.data import open_corpus
+    from tokenmix.lab.data import open_corpus
 
     data = bytes(open_corpus("stdlib").split("valid")[: TINY.eval_bytes].tolist())
     assert demo.yardsticks(TINY)["gzip -9"] == 8 * len(gzip.compress(data, 9)) / TINY.eval_bytes

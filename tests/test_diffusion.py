@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from tokenmix import MixerError, cli
-from tokenmix.data import Augment
-from tokenmix.data.augment import as_bytes, normalise
+from tokenmix.lab.data import Augment
+from tokenmix.lab.data.augment import as_bytes, normalise
 from tokenmix.models import DiTConfig, build_model
 from tokenmix.models.flow import guided, noised, path_velocity, solve_flow, squared_errors
 from tokenmix.recipes import RECIPES

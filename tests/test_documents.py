@@ -9,12 +9,12 @@ import torch
 
 from tokenmix import MixerError
 from tokenmix.cli import main
-from tokenmix.data import Subwords, open_documents, open_labelled
-from tokenmix.data.masking import corrupt_spans, mask_tokens
-from tokenmix.data.packing import PackedRows, pack
-from tokenmix.data.pair_sampler import IGNORED
-from tokenmix.data.subwords import END, MASK, PAD, SPECIAL, START
 from tokenmix.explain.runs import explain_runs
+from tokenmix.lab.data import Subwords, open_documents, open_labelled
+from tokenmix.lab.data.masking import corrupt_spans, mask_tokens
+from tokenmix.lab.data.packing import PackedRows, pack
+from tokenmix.lab.data.pair_sampler import IGNORED
+from tokenmix.lab.data.subwords import END, MASK, PAD, SPECIAL, START
 from tokenmix.lab.hub import export_run
 from tokenmix.models import LM, Encoder, EncoderConfig, LMConfig
 from tokenmix.models.looped import LoopConfig
@@ -102,7 +102,7 @@ def test_files_of_python_are_documents():
 
 def test_docstrings_match_or_not_within_their_split(monkeypatch):
     pairs = [(f"f{i}(x): return {i}", f"Return {i}.") for i in range(2000)]
-    monkeypatch.setattr("tokenmix.data.labelled.docstring_pairs", lambda: pairs)
+    monkeypatch.setattr("tokenmix.lab.data.labelled.docstring_pairs", lambda: pairs)
     rows, labels = open_labelled("docstring_match")
     assert labels == ["other", "same"]
     own, where = dict(pairs), {said: name for name in ("train", "valid", "test") for _, said, _ in rows.split(name)}

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tokenmix import MixerError, cli
-from tokenmix.data.grammar import sentence_pairs
 from tokenmix.explain import Explained, explain, render, runs, translation, write_page
 from tokenmix.explain.example import END, START, train_example
 from tokenmix.explain.page import LANGUAGES, SCRIPTS, array, words
+from tokenmix.lab.data.grammar import sentence_pairs
 from tokenmix.models.seq2seq import Seq2Seq, Seq2SeqConfig
 
 TEXT = "The black cat drank the milk"

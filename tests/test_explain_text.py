@@ -14,10 +14,10 @@ import torch.nn.functional as F
 
 from run_dirs import tiny_run
 from tokenmix import MixerError, cli
-from tokenmix.data.subwords import END, MASK, START, Subwords
 from tokenmix.explain import explain, render, runs, write_page
 from tokenmix.explain.characters import Bytes, Characters
 from tokenmix.explain.explained import LONGEST
+from tokenmix.lab.data.subwords import END, MASK, START, Subwords
 from tokenmix.models import EncoderConfig, LMConfig, LoopConfig, build_model
 from tokenmix.recipes import RECIPES
 from tokenmix.train import load_run, train

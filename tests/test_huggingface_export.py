@@ -10,10 +10,10 @@ import torch
 
 from run_dirs import tiny_run
 from tokenmix import MixerError, cli
-from tokenmix.data import Subwords, open_images
-from tokenmix.data.augment import eval_batches
-from tokenmix.data.subwords import END, START
 from tokenmix.hosts.huggingface.export import to_transformers
+from tokenmix.lab.data import Subwords, open_images
+from tokenmix.lab.data.augment import eval_batches
+from tokenmix.lab.data.subwords import END, START
 from tokenmix.lab.hub import export_run
 from tokenmix.models import EncoderConfig, ImageDensityConfig, LMConfig, Seq2SeqConfig, ViTConfig, build_model, in_shell
 from tokenmix.recipes import RECIPES

@@ -18,9 +18,9 @@ from PIL import Image
 
 from image_sets import cifar, folder, noise, save
 from tokenmix import MixerError
-from tokenmix.data import Bounds, open_images, progress
-from tokenmix.data.class_folders import split_of
-from tokenmix.data.image_source import image_endings
+from tokenmix.lab.data import Bounds, open_images, progress
+from tokenmix.lab.data.class_folders import split_of
+from tokenmix.lab.data.image_source import image_endings
 
 
 @pytest.fixture(autouse=True)
@@ -337,7 +337,7 @@ def test_a_resume_goes_by_contents_wherever_the_folder_lies(tmp_path, sizes):
 
 KILLED = """
 import os, signal
-from tokenmix.data import image_cache, open_images
+from tokenmix.lab.data import image_cache, open_images
 decode, seen = image_cache._load, []
 def once(*given):
     seen.append(1)

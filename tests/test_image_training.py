@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from tokenmix import MixerError, cli
-from tokenmix.data import Augment, open_images
+from tokenmix.lab.data import Augment, open_images
 from tokenmix.models import ImageDensityConfig, ViTConfig, build_model
 from tokenmix.report import read_run, write_report
 from tokenmix.report.checks import check_page
@@ -136,7 +136,7 @@ def test_density_is_scored_in_bits_per_dimension(tmp_path):
     assert summary["valid_bits_per_dim"] < 8.2
     model, _ = load_run(tmp_path / "run")
     score = evaluate_run(tmp_path / "run", max_images=5, record=False)
-    from tokenmix.data import open_images, pixel_batches
+    from tokenmix.lab.data import open_images, pixel_batches
 
     tokens = next(
         iter(pixel_batches(open_images("digits").split("test"), batch_size=5, size=(8, 8), channels=1, limit=5))

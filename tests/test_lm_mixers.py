@@ -12,7 +12,7 @@ from torch import nn
 from cases import CASES, GRIDS
 from perturb import perturb_mixers
 from tokenmix import MIXERS, aux_losses
-from tokenmix.data import Sampler, open_corpus
+from tokenmix.lab.data import Sampler, open_corpus
 from tokenmix.models import LM, LMConfig
 from tokenmix.system.checkpoint import load_checkpoint
 from tokenmix.testing.tolerances import BY_DTYPE

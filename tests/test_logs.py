@@ -15,7 +15,7 @@ import pytest
 import kill_nine
 from run_dirs import SPECS
 from tokenmix import MixerError, cli
-from tokenmix.data.metrics_csv import append_csv, write_csv
+from tokenmix.lab.data.metrics_csv import append_csv, write_csv
 from tokenmix.models import LMConfig
 from tokenmix.system.lock import locked, look
 from tokenmix.train import DataConfig, RunConfig, TrainConfig, evaluate_run, resume, train

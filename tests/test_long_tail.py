@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from image_sets import folder, noise
 from tokenmix import MixerError, cli
-from tokenmix.data import Augment, ImageSampler, long_tail_counts, long_tailed, open_images
-from tokenmix.data.long_tail import class_counts, shots_of
+from tokenmix.lab.data import Augment, ImageSampler, long_tail_counts, long_tailed, open_images
+from tokenmix.lab.data.long_tail import class_counts, shots_of
 from tokenmix.models import ViTConfig
 from tokenmix.recipes import RECIPES
 from tokenmix.report import read_run

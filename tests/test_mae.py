@@ -12,8 +12,8 @@ from PIL import Image
 
 from cases import BOTH_WAYS, CASES
 from tokenmix import MixerError, cli
-from tokenmix.data import Augment, long_tail_counts
-from tokenmix.data.masking import draws_of, kept_patches
+from tokenmix.lab.data import Augment, long_tail_counts
+from tokenmix.lab.data.masking import draws_of, kept_patches
 from tokenmix.models import MAE, EncoderConfig, MAEConfig, ViTConfig, build_model, masked_autoencoder
 from tokenmix.models.mae import hidden_patches, images_of, kept_count, patches_of, pixel_loss, pixel_targets
 from tokenmix.positions.grid import sincos

@@ -13,8 +13,8 @@ from image_sets import noise, save
 from tokenmix import MixerError
 from tokenmix.advise.loading import load_host
 from tokenmix.anatomy.loading import open_subject
-from tokenmix.data.point_files import read_points
 from tokenmix.hosts.huggingface.require import check_transformers
+from tokenmix.lab.data.point_files import read_points
 from tokenmix.models import ViT, ViTConfig
 from tokenmix.report import draw_pictures
 from tokenmix.train.task import check_unchanged

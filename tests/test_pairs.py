@@ -10,11 +10,11 @@ import torch
 
 from tokenmix import MixerError
 from tokenmix.cli import main
-from tokenmix.data import Subwords, open_parallel
-from tokenmix.data.docstrings import docstring_pairs
-from tokenmix.data.grammar import sentence_pairs
-from tokenmix.data.pair_sampler import IGNORED, LengthBuckets, pair_batch
-from tokenmix.data.subwords import END, PAD, SPECIAL, START
+from tokenmix.lab.data import Subwords, open_parallel
+from tokenmix.lab.data.docstrings import docstring_pairs
+from tokenmix.lab.data.grammar import sentence_pairs
+from tokenmix.lab.data.pair_sampler import IGNORED, LengthBuckets, pair_batch
+from tokenmix.lab.data.subwords import END, PAD, SPECIAL, START
 from tokenmix.recipes import RECIPES
 from tokenmix.report import write_report
 from tokenmix.train import evaluate_run, load_run, resume, train, translate_run

@@ -7,7 +7,7 @@ import torch
 
 from tokenmix import MixerError
 from tokenmix.cli import main
-from tokenmix.data.points import Cloud, PointSet
+from tokenmix.lab.data.points import Cloud, PointSet
 from tokenmix.models import build_model
 from tokenmix.recipes import RECIPES
 from tokenmix.report import write_report

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tokenmix import MixerError, cli
-from tokenmix.data.records import read_records
+from tokenmix.lab.data.records import read_records
 from tokenmix.models.sampling import pick_token
 from tokenmix.recipes import RECIPES
 from tokenmix.report.runs import load_model, read_run

@@ -13,9 +13,9 @@ from PIL import Image
 
 from image_sets import noise, save
 from tokenmix import MixerError, cli
-from tokenmix.data import MaskAugment, MaskSplit
-from tokenmix.data.masks import coloured
-from tokenmix.data.pair_sampler import IGNORED
+from tokenmix.lab.data import MaskAugment, MaskSplit
+from tokenmix.lab.data.masks import coloured
+from tokenmix.lab.data.pair_sampler import IGNORED
 from tokenmix.models import PyramidConfig, SegmentationConfig, SegmenterConfig, ViTConfig, build_model
 from tokenmix.recipes import RECIPES
 from tokenmix.report import read_run, write_report

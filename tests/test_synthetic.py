@@ -14,7 +14,7 @@ from torch import nn
 import kill_nine
 from test_sweep import in_this_process
 from tokenmix import MixerError, cli
-from tokenmix.data import SYNTHETIC_TASKS, Synthetic
+from tokenmix.lab.data import SYNTHETIC_TASKS, Synthetic
 from tokenmix.mixers import state_bytes
 from tokenmix.models import LMConfig, build_model
 from tokenmix.recipes import RECIPES

@@ -14,9 +14,9 @@ import pyarrow.parquet
 import pytest
 
 from tokenmix import MixerError
-from tokenmix.data import open_documents, open_labelled, open_parallel, packed
-from tokenmix.data.inventory import Inventory
-from tokenmix.data.tables import column_names, read_columns
+from tokenmix.lab.data import open_documents, open_labelled, open_parallel, packed
+from tokenmix.lab.data.inventory import Inventory
+from tokenmix.lab.data.tables import column_names, read_columns
 
 PAIRS = [(f"cat {i}", f"Katze {i}") for i in range(200)]
 

@@ -8,9 +8,9 @@ import zlib
 import pytest
 
 from tokenmix import MixerError
-from tokenmix.data import open_corpus, open_documents, open_labelled, open_parallel, progress, subwords
-from tokenmix.data.inventory import Inventory
-from tokenmix.data.mask_legend import read_names
+from tokenmix.lab.data import open_corpus, open_documents, open_labelled, open_parallel, progress, subwords
+from tokenmix.lab.data.inventory import Inventory
+from tokenmix.lab.data.mask_legend import read_names
 from tokenmix.recipes import RECIPES
 from tokenmix.train import label_task, match_data
 from tokenmix.train.config import parse_value

@@ -16,7 +16,7 @@ from PIL import Image
 
 import tokenmix.models
 import tokenmix.report
-from tokenmix.data import Bounds, open_images, open_masks
+from tokenmix.lab.data import Bounds, open_images, open_masks
 
 from . import attempt
 
@@ -67,7 +67,7 @@ def threads_in_a_tar() -> str:
     with tarfile.open("pets.tar", "w") as tar:
         tar.add("pets", ".")
     sys.setswitchinterval(1e-6)
-    from tokenmix.data.trees import tar_tree
+    from tokenmix.lab.data.trees import tar_tree
 
     tree = tar_tree(Path("pets.tar"), Bounds())
     with ThreadPoolExecutor(8) as pool:
@@ -104,7 +104,7 @@ def backslashes_in_a_zip() -> str:
 def _cloud(name: str, content: str) -> str:
     Path(name).write_text(content)
     try:
-        from tokenmix.data.point_files import read_cloud
+        from tokenmix.lab.data.point_files import read_cloud
 
         found = read_cloud(Path(name))
     except Exception as why:

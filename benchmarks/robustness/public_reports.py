@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tokenmix import MIXERS, MixerError, cli
-from tokenmix.data import Subwords, open_documents, open_images, open_labelled, open_masks, open_points
+from tokenmix.lab.data import Subwords, open_documents, open_images, open_labelled, open_masks, open_points
 from tokenmix.mixers import example_mixer
 from tokenmix.models import LM, EncoderConfig, LMConfig, Seq2Seq, Seq2SeqConfig, build_model
 from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, resume, train
@@ -343,7 +343,7 @@ def _columns(order: str) -> str:
 @attempt("17", "cartographer-project/point_cloud_viewer#8: columns of a .ply are read by their order")
 def ply_columns() -> str:
     """Colour, z, x, y."""
-    from tokenmix.data.point_files import read_points
+    from tokenmix.lab.data.point_files import read_points
 
     Path("c.ply").write_text(PLY.format(extra="", columns=_columns("rzxy"), rows=_rows("rzxy")))
     return _said(lambda: f"the first point is {[round(v, 3) for v in read_points(Path('c.ply'))[0].tolist()]}")

@@ -48,7 +48,7 @@ class OurViT(Subject):
 
 def our_vit(name: str, model: ViT, mean: Any = None, std: Any = None) -> OurViT:
     """Make a subject of a ViT; means and deviations that are not given are those of its default."""
-    from ..data.augment import moments
+    from ..lab.data.augment import moments
 
     config = model.config
     mean, std = moments("anatomy", config.channels, mean, std)

@@ -17,12 +17,12 @@ SETS = {
     "masks": "MASK_SETS",
     "points": "POINT_SETS",
 }
-"""Kind of data -> the table of ``tokenmix.data`` that names its sets."""
+"""Kind of data -> the table of ``tokenmix.lab.data`` that names its sets."""
 
 
 def catalogue() -> dict[str, Any]:
     """Return the mixers, recipes, models and sets of data of this version."""
-    from .. import data
+    from ..lab import data
     from ..mixers import MIXERS, mixer_options, state_growth
     from ..models import MODELS
     from ..recipes import RECIPES, SIZES

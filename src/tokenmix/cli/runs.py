@@ -95,7 +95,7 @@ def data_fields(data: dict[str, Any], given: str) -> dict[str, Any]:
     A name sets ``data.source``, and so does a path, unless the recipe expects a set that is usually downloaded: then
     the path is that of a local copy, and sets ``data.path``. For synthetic sequences it is the name of the task.
     """
-    from ..data import CORPORA, DOCUMENT_SETS, IMAGE_SETS, LABELLED_SETS, MASK_SETS, PARALLEL_SETS, POINT_SETS
+    from ..lab.data import CORPORA, DOCUMENT_SETS, IMAGE_SETS, LABELLED_SETS, MASK_SETS, PARALLEL_SETS, POINT_SETS
 
     if data["kind"] == "synthetic":
         return {"data.task": given}

@@ -18,8 +18,8 @@ from ..advise import advise, load_host
 from ..advise.text import findings as advice_findings
 from ..advise.text import shares_table
 from ..bench import decoding, training_rate
-from ..data import open_corpus
 from ..errors import MixerError
+from ..lab.data import open_corpus
 from ..models import build_model
 from ..report import Run, Table, read_run, write_report
 from ..system.machine import busy_cores

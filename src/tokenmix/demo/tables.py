@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import lzma
 
-from ..data import open_corpus
+from ..lab.data import open_corpus
 from ..report import Run, Table
 from ..system.text import number, size
 from .plan import SHELL, Measured, Plan

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.grammar import sentence_pairs
+from ..lab.data.grammar import sentence_pairs
 from ..models.seq2seq import Seq2Seq, Seq2SeqConfig
 
 SPECIAL = ("<pad>", "<s>", "</s>", "<unknown>")

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from ..data.characters import CHARACTER_TASKS
-from ..data.subwords import END, START, Subwords
 from ..errors import MixerError
+from ..lab.data.characters import CHARACTER_TASKS
+from ..lab.data.subwords import END, START, Subwords
 from ..system.text import named_apart
 from ..train import load_run
 from ..train.data_config import DataConfig, DocumentDataConfig, LabelDataConfig, SyntheticDataConfig

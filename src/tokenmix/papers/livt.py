@@ -24,7 +24,7 @@ def total(classes: int, most: int, factor: float) -> Measure:
     """Return a measure of the images of all classes together."""
 
     def measure() -> int:
-        from ..data.long_tail import long_tail_counts
+        from ..lab.data.long_tail import long_tail_counts
 
         return sum(long_tail_counts(most, classes, factor))
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..data.augment import Augment
+from ..lab.data.augment import Augment
 from ..models import ImageDensityConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
 from ..train.data_config import ImageDataConfig

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..data.corpora import ENWIK8_BOUNDS
+from ..lab.data.corpora import ENWIK8_BOUNDS
 from ..models import LMConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
 from ..train.data_config import DataConfig

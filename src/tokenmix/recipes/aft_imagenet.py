@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..data.augment import Augment
+from ..lab.data.augment import Augment
 from ..models import MODELS
 from ..train.config import RunConfig
 from ..train.data_config import ImageDataConfig

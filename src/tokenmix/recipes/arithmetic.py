@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ..data import Synthetic
+from ..lab.data import Synthetic
 from ..models import LMConfig, LoopConfig, in_shell
 from ..train.config import RunConfig, TrainConfig
 from ..train.data_config import SyntheticDataConfig

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..data.long_tail import long_tail_counts
+from ..lab.data.long_tail import long_tail_counts
 from ..train.config import RunConfig
 from ..train.data_config import ImageDataConfig
 from .aft_cifar10_classify import ATTENTION, AUGMENT, HYDRA, conv, vit

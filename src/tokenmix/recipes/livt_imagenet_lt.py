@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..data.augment import Augment
+from ..lab.data.augment import Augment
 from ..train.config import OptimConfig, RunConfig, TrainConfig
 from ..train.data_config import ImageDataConfig
 from .livt_cifar_lt import ROWS, LossRow, long_tailed_digits

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..data.augment import Augment
-from ..data.long_tail import long_tail_counts
+from ..lab.data.augment import Augment
+from ..lab.data.long_tail import long_tail_counts
 from ..models import ViTConfig, masked_autoencoder
 from ..models.named import BASE
 from ..train.config import OptimConfig, RunConfig, TrainConfig

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..data.points import Jitter
+from ..lab.data.points import Jitter
 from ..models import PointClassifierConfig, PointSegmenterConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
 from ..train.point_data_config import PointsDataConfig

@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..data.augment_masks import MaskAugment
-from ..data.scenes import SCENE_CLASSES
+from ..lab.data.augment_masks import MaskAugment
+from ..lab.data.scenes import SCENE_CLASSES
 from ..models import MODELS, PyramidConfig, SegmentationConfig, SegmenterConfig
 from ..models.segmentation import external_head
 from ..train.config import OptimConfig, RunConfig, TrainConfig

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..data.metrics_csv import flat
+from ..lab.data.metrics_csv import flat
 from ..system.text import si
 from .figures import smoothed
 from .runs import Run, on_most_data

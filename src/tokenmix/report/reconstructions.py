@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..data.masking import draws_of, kept_patches
+from ..lab.data.masking import draws_of, kept_patches
 from ..models import MAE
 from ..models.mae import hidden_patches, images_of, kept_count, pixel_targets
 from .figures import Picture

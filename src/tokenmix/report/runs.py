@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..data.metrics_csv import write_csv
-from ..data.records import bad_text, read_records
 from ..errors import MixerError
+from ..lab.data.metrics_csv import write_csv
+from ..lab.data.records import bad_text, read_records
 from ..system.files import check_own, is_own
 from ..system.text import named_apart
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..data.long_tail import FEW, MANY, SHOTS
 from ..errors import MixerError
+from ..lab.data.long_tail import FEW, MANY, SHOTS
 from ..models import SHELLS, config_from_json, shell_of
 from ..system.text import MISSING, Table, number, size
 from .runs import ANSWERS, CLASSES, DENSITY, FLOW, MASKS, PAIRS, PARTS, PIXELS, TEXT, Run

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..data.metrics_csv import flat
-from ..data.records import parse_records
 from ..errors import MixerError
+from ..lab.data.metrics_csv import flat
+from ..lab.data.records import parse_records
 from ..system.config import nearest
 from ..system.files import check_own
 from ..system.lock import look

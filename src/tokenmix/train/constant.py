@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.pair_sampler import IGNORED
+from ..lab.data.pair_sampler import IGNORED
 
 BATCHES = 50
 """Training batches whose targets are counted."""

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..data.augment import Augment
-from ..data.bounds import MAX_PIXELS
-from ..data.subwords import END, START
-from ..data.synthetic import Synthetic
 from ..errors import MixerError
+from ..lab.data.augment import Augment
+from ..lab.data.bounds import MAX_PIXELS
+from ..lab.data.subwords import END, START
+from ..lab.data.synthetic import Synthetic
 from ..system.config import Json
 from .class_losses import BALANCED, check_class_loss
 

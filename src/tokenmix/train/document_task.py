@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..data.documents import open_documents
-from ..data.masking import corrupt_spans, mask_tokens
-from ..data.packing import PackedRows
-from ..data.pair_sampler import IGNORED, LengthBuckets, padded, pair_batch
-from ..data.rows import Rows
-from ..data.sampler import MASK as ALL_BITS
-from ..data.sampler import mix64
-from ..data.subwords import END, PAD, SPECIAL, START, Subwords
 from ..errors import MixerError
+from ..lab.data.documents import open_documents
+from ..lab.data.masking import corrupt_spans, mask_tokens
+from ..lab.data.packing import PackedRows
+from ..lab.data.pair_sampler import IGNORED, LengthBuckets, padded, pair_batch
+from ..lab.data.rows import Rows
+from ..lab.data.sampler import MASK as ALL_BITS
+from ..lab.data.sampler import mix64
+from ..lab.data.subwords import END, PAD, SPECIAL, START, Subwords
 from ..models import evaluating
 from ..system.files import whole_file
 from ..system.machine import autocast

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..data.augment import ImageSampler, as_bytes, eval_batches, moments
-from ..data.augment_ops import generator
 from ..errors import MixerError
+from ..lab.data.augment import ImageSampler, as_bytes, eval_batches, moments
+from ..lab.data.augment_ops import generator
 from ..models import evaluating
 from ..models.flow import noised, path_velocity, squared_errors
 from ..system.machine import autocast

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..data import CHARACTER_TASKS
+from ..lab.data import CHARACTER_TASKS
 from .config import ENDING, OptimConfig, RunConfig, TrainConfig
 
 READ_BY = {

@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.augment import ImageSampler, eval_batches, stream
-from ..data.bounds import Bounds
-from ..data.images import ImageData, open_images, shrunk
-from ..data.inventory import Inventory
-from ..data.long_tail import FEW, MANY, SHOTS, class_counts, long_tailed, shots_of
-from ..data.pixels import PixelSampler, pixel_batches, to_pixels
 from ..errors import MixerError
+from ..lab.data.augment import ImageSampler, eval_batches, stream
+from ..lab.data.bounds import Bounds
+from ..lab.data.images import ImageData, open_images, shrunk
+from ..lab.data.inventory import Inventory
+from ..lab.data.long_tail import FEW, MANY, SHOTS, class_counts, long_tailed, shots_of
+from ..lab.data.pixels import PixelSampler, pixel_batches, to_pixels
 from ..models import evaluating
 from ..system.files import whole_file
 from ..system.machine import autocast

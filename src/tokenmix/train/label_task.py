@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.labelled import open_labelled
-from ..data.pair_sampler import LengthBuckets, padded
-from ..data.rows import Rows
-from ..data.subwords import END, START
 from ..errors import MixerError
+from ..lab.data.labelled import open_labelled
+from ..lab.data.pair_sampler import LengthBuckets, padded
+from ..lab.data.rows import Rows
+from ..lab.data.subwords import END, START
 from ..models import evaluating
 from ..system.machine import autocast
 from .config import RunConfig

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..data.augment_masks import MaskAugment
-from ..data.bounds import MAX_PIXELS
 from ..errors import MixerError
+from ..lab.data.augment_masks import MaskAugment
+from ..lab.data.bounds import MAX_PIXELS
 from ..system.config import Json
 
 

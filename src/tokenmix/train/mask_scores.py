@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..data.pair_sampler import IGNORED
+from ..lab.data.pair_sampler import IGNORED
 
 
 @dataclass(frozen=True)

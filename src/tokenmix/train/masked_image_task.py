@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..data.augment import ImageSampler, eval_batches
-from ..data.augment_ops import generator
-from ..data.masking import draws_of, kept_patches
+from ..lab.data.augment import ImageSampler, eval_batches
+from ..lab.data.augment_ops import generator
+from ..lab.data.masking import draws_of, kept_patches
 from ..models import evaluating
 from ..models.mae import hidden_patches, kept_count, pixel_loss, pixel_targets
 from ..system.machine import autocast

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..data.dialogues import fitted
-from ..data.pair_sampler import LengthBuckets, PairBatch, padded, pair_batch
-from ..data.parallel import ParallelText, open_parallel
-from ..data.subwords import END, Subwords
 from ..errors import MixerError
+from ..lab.data.dialogues import fitted
+from ..lab.data.pair_sampler import LengthBuckets, PairBatch, padded, pair_batch
+from ..lab.data.parallel import ParallelText, open_parallel
+from ..lab.data.subwords import END, Subwords
 from ..models import evaluating
 from ..system.files import whole_file
 from ..system.machine import autocast

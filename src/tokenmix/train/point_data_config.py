@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..data.points import Jitter, PointSet, open_points
 from ..errors import MixerError
+from ..lab.data.points import Jitter, PointSet, open_points
 from ..system.config import Json
 
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.inventory import Inventory
-from ..data.points import Cloud, PointSampler, PointSet, stacked
 from ..errors import MixerError
+from ..lab.data.inventory import Inventory
+from ..lab.data.points import Cloud, PointSampler, PointSet, stacked
 from ..models import evaluating
 from ..system.machine import autocast
 from .config import RunConfig

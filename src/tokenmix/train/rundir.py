@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ..data.records import bad_text, parse_records, read_records
 from ..errors import MixerError
+from ..lab.data.records import bad_text, parse_records, read_records
 from ..system.files import check_free, check_own, flush_to_disk, whole_file, whole_folder, write_json
 from ..system.lock import locked
 from ..system.machine import cpu_name

@@ -11,9 +11,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..data.metrics_csv import append_csv
-from ..data.subwords import END, MASK, SPECIAL, START
 from ..errors import MixerError
+from ..lab.data.metrics_csv import append_csv
+from ..lab.data.subwords import END, MASK, SPECIAL, START
 from ..models import build_model
 from ..models.saved import load_weights, pick_step, read_weights_of
 from ..system.config import nearest

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.augment_masks import MaskSampler, mask_batches, resized
-from ..data.masks import MaskData, coloured, open_masks
-from ..data.pair_sampler import IGNORED
 from ..errors import MixerError
+from ..lab.data.augment_masks import MaskSampler, mask_batches, resized
+from ..lab.data.masks import MaskData, coloured, open_masks
+from ..lab.data.pair_sampler import IGNORED
 from ..models import evaluating
 from ..models.images import both_sides
 from ..models.segmentation import on_grid

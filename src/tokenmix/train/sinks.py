@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..data.metrics_csv import append_csv, flat, write_csv
 from ..errors import MixerError
+from ..lab.data.metrics_csv import append_csv, flat, write_csv
 from .config import TrainConfig
 from .rundir import RunDir
 

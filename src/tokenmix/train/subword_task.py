@@ -10,11 +10,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.inventory import Inventory
-from ..data.pair_sampler import IGNORED
-from ..data.rows import Rows
-from ..data.subwords import Subwords
 from ..errors import MixerError
+from ..lab.data.inventory import Inventory
+from ..lab.data.pair_sampler import IGNORED
+from ..lab.data.rows import Rows
+from ..lab.data.subwords import Subwords
 from ..system.files import check_own
 from .config import RunConfig
 from .rundir import RunDir

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.characters import CHARACTER_TASKS, CHARACTERS, text_of
-from ..data.recall import IGNORED
 from ..errors import MixerError
+from ..lab.data.characters import CHARACTER_TASKS, CHARACTERS, text_of
+from ..lab.data.recall import IGNORED
 from ..models import evaluating
 from ..system.machine import autocast
 from .config import RunConfig

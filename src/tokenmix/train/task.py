@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..data.inventory import Inventory
 from ..errors import MixerError
+from ..lab.data.inventory import Inventory
 from .config import RunConfig
 from .constant import Constant, shares
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data import Bounds, Corpus, Sampler, open_corpus
-from ..data.inventory import Inventory
 from ..errors import MixerError
+from ..lab.data import Bounds, Corpus, Sampler, open_corpus
+from ..lab.data.inventory import Inventory
 from ..mixers import Mixer, state_bytes
 from ..models import evaluating
 from ..positions.rotary import rescaled

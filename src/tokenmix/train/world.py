@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..data.sampler import MASK, mix64
 from ..errors import MixerError
+from ..lab.data.sampler import MASK, mix64
 from ..models import LM, Block
 from ..parallel import context_parallel, sum_gradients
 from .config import RunConfig

@@ -6,9 +6,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from ...data.augment import moments
-from ...data.subwords import END, MASK, PAD, SPECIAL, START
 from ...models import ViTConfig
+from ..data.augment import moments
+from ..data.subwords import END, MASK, PAD, SPECIAL, START
 
 CROPPED_FROM = 224
 """Image side from which evaluation also crops; an image processor's file cannot describe that."""
