@@ -26,8 +26,8 @@ from torch import Tensor
 
 from tokenmix.bench.roofline import machine
 from tokenmix.hosts import replace_mixers
+from tokenmix.lab.train import distill
 from tokenmix.system.torchvision import ensure_torchvision
-from tokenmix.train import distill
 from whole_models import RESULTS
 
 LENGTH, BATCH, PROBE, PAIRS = 48, 32, 4000, 400

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tokenmix.bench.roofline import machine
 from tokenmix.hosts import replace_mixers
-from tokenmix.train import distill
+from tokenmix.lab.train import distill
 from whole_models import RESULTS
 
 LENGTH, BATCH, BOS = 256, 16, 1

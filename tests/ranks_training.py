@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from tokenmix import MixerError
+from tokenmix.lab.train import DataConfig, OptimConfig, RunConfig, TrainConfig, resume, train
 from tokenmix.models import LMConfig
-from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, resume, train
 
 MIXERS = ({"name": "aft_simple"}, {"name": "aft_local", "window": 3}, {"name": "aft_forget"})
 STEPS = 20

@@ -348,7 +348,7 @@ def test_debug_shows_the_traceback(tmp_path):
 
 
 def test_ctrl_c_says_how_to_go_on(capsys, monkeypatch, run):
-    from tokenmix import train
+    from tokenmix.lab import train
 
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
@@ -363,7 +363,7 @@ def test_a_signal_ends_a_command_with_its_code_and_the_real_path(text, tmp_path)
     code = """
 import os, signal, sys
 from tokenmix.cli import main
-from tokenmix.train.loop import Trainer
+from tokenmix.lab.train.loop import Trainer
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs start without
 
@@ -430,7 +430,7 @@ def test_importing_the_library_needs_torch_only():
     block += "        if name.split('.')[0] in BLOCKED: raise ModuleNotFoundError(name)\n"
     names = {"numpy", "tyro", "rich", "safetensors", "yaml", "matplotlib", "jinja2"}
     code = f"BLOCKED = {names!r}\n{block}sys.meta_path.insert(0, No())\n"
-    code += "import tokenmix, tokenmix.models, tokenmix.lab.data, tokenmix.train, tokenmix.recipes, tokenmix.cli\n"
+    code += "import tokenmix, tokenmix.models, tokenmix.lab.data, tokenmix.lab.train, tokenmix.recipes, tokenmix.cli\n"
     code += "sys.exit(tokenmix.cli.main(['list']))"
     ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert ended.returncode == 2, ended.stderr

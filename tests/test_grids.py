@@ -17,8 +17,8 @@ from tokenmix import MixerError
 from tokenmix.advise.inputs import inputs_of
 from tokenmix.hosts import given_grid, replace_mixers, restore
 from tokenmix.hosts.timm import attention_class
+from tokenmix.lab.train import distill
 from tokenmix.models import build_model
-from tokenmix.train import distill
 
 CONV = {"name": "aft_conv", "heads": 4, "kernel_size": 3}
 SHAPES = ((2, 8), (8, 2), (4, 4), (3, 5))

@@ -310,7 +310,7 @@ def test_long_reading_shows_its_progress(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("sizes", ["one size", "different sizes"])
 def test_a_resume_goes_by_contents_wherever_the_folder_lies(tmp_path, sizes):
-    from tokenmix.train.image_tasks import ClassifyTask
+    from tokenmix.lab.train.image_tasks import ClassifyTask
 
     class Opened(ClassifyTask):
         def __init__(self, root: Path):

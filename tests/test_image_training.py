@@ -13,10 +13,7 @@ from PIL import Image
 
 from tokenmix import MixerError, cli
 from tokenmix.lab.data import Augment, open_images
-from tokenmix.models import ImageDensityConfig, ViTConfig, build_model
-from tokenmix.report import read_run, write_report
-from tokenmix.report.checks import check_page
-from tokenmix.train import (
+from tokenmix.lab.train import (
     ImageDataConfig,
     OptimConfig,
     RunConfig,
@@ -29,8 +26,11 @@ from tokenmix.train import (
     sample_run,
     train,
 )
-from tokenmix.train.optim import Average, build_optimizers, parameter_groups
-from tokenmix.train.rundir import RunDir
+from tokenmix.lab.train.optim import Average, build_optimizers, parameter_groups
+from tokenmix.lab.train.rundir import RunDir
+from tokenmix.models import ImageDensityConfig, ViTConfig, build_model
+from tokenmix.report import read_run, write_report
+from tokenmix.report.checks import check_page
 
 CONV = {"name": "aft_conv", "heads": 4, "kernel_size": 3}
 AUGMENT = Augment(crop="pad", pad=1, flip=0.5, erasing=0.5, mixup=0.8, cutmix=1.0, repeats=2)
@@ -284,7 +284,7 @@ def test_wrong_configs_are_refused(model, data, says, tmp_path):
 
 
 def test_text_and_images_do_not_mix():
-    from tokenmix.train import DataConfig
+    from tokenmix.lab.train import DataConfig
 
     with pytest.raises(MixerError, match="kind 'vit' is trained on data of kind 'images', got 'text'"):
         RunConfig(vit(), DataConfig())

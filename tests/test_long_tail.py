@@ -14,12 +14,7 @@ from image_sets import folder, noise
 from tokenmix import MixerError, cli
 from tokenmix.lab.data import Augment, ImageSampler, long_tail_counts, long_tailed, open_images
 from tokenmix.lab.data.long_tail import class_counts, shots_of
-from tokenmix.models import ViTConfig
-from tokenmix.recipes import RECIPES
-from tokenmix.report import read_run
-from tokenmix.report.figures import loss_curves
-from tokenmix.report.tables import summary_table
-from tokenmix.train import (
+from tokenmix.lab.train import (
     CLASS_LOSSES,
     ClassLoss,
     ImageDataConfig,
@@ -31,8 +26,13 @@ from tokenmix.train import (
     resume,
     train,
 )
-from tokenmix.train.rundir import RunDir
-from tokenmix.train.tasks import open_task
+from tokenmix.lab.train.rundir import RunDir
+from tokenmix.lab.train.tasks import open_task
+from tokenmix.models import ViTConfig
+from tokenmix.recipes import RECIPES
+from tokenmix.report import read_run
+from tokenmix.report.figures import loss_curves
+from tokenmix.report.tables import summary_table
 
 DIGITS = 142  # training images of the class 0
 TOTALS = {(10, 100): 12_406, (10, 10): 20_431, (100, 100): 10_847, (100, 10): 19_573}

@@ -14,15 +14,7 @@ from cases import BOTH_WAYS, CASES
 from tokenmix import MixerError, cli
 from tokenmix.lab.data import Augment, long_tail_counts
 from tokenmix.lab.data.masking import draws_of, kept_patches
-from tokenmix.models import MAE, EncoderConfig, MAEConfig, ViTConfig, build_model, masked_autoencoder
-from tokenmix.models.mae import hidden_patches, images_of, kept_count, patches_of, pixel_loss, pixel_targets
-from tokenmix.positions.grid import sincos
-from tokenmix.recipes import RECIPES
-from tokenmix.report import write_report
-from tokenmix.report.reconstructions import enlarged, reconstruction_pictures
-from tokenmix.report.runs import read_run
-from tokenmix.report.tables import summary_table
-from tokenmix.train import (
+from tokenmix.lab.train import (
     ImageDataConfig,
     OptimConfig,
     RunConfig,
@@ -33,10 +25,18 @@ from tokenmix.train import (
     resume,
     train,
 )
-from tokenmix.train.init_from import start_from
-from tokenmix.train.optim import build_optimizers, parameter_groups, set_rates
-from tokenmix.train.rundir import RunDir
-from tokenmix.train.tasks import open_task
+from tokenmix.lab.train.init_from import start_from
+from tokenmix.lab.train.optim import build_optimizers, parameter_groups, set_rates
+from tokenmix.lab.train.rundir import RunDir
+from tokenmix.lab.train.tasks import open_task
+from tokenmix.models import MAE, EncoderConfig, MAEConfig, ViTConfig, build_model, masked_autoencoder
+from tokenmix.models.mae import hidden_patches, images_of, kept_count, patches_of, pixel_loss, pixel_targets
+from tokenmix.positions.grid import sincos
+from tokenmix.recipes import RECIPES
+from tokenmix.report import write_report
+from tokenmix.report.reconstructions import enlarged, reconstruction_pictures
+from tokenmix.report.runs import read_run
+from tokenmix.report.tables import summary_table
 
 ATTENTION = {"name": "attention", "heads": 2}
 DECODER = {"decoder_dim": 8, "decoder_layers": 1, "decoder_mixers": (ATTENTION,)}

@@ -13,10 +13,10 @@ import torch
 from tokenmix import build_mixer
 from tokenmix.cli.entry import main
 from tokenmix.errors import MixerError
+from tokenmix.lab.train import loop, train
 from tokenmix.models import LMConfig, build_model
 from tokenmix.recipes import RECIPES
 from tokenmix.system.memory import lack_of_memory
-from tokenmix.train import loop, train
 
 SMALL = {"dim": 8, "layers": 1, "max_len": 16, "mixers": ({"name": "aft_simple"},)}
 HUGE: list[dict[str, Any]] = [{"mlp_ratio": 1e13}, {"mlp_ratio": 1e300}, {"max_len": 10**13}, {"vocab": 10**13}]

@@ -328,7 +328,7 @@ def test_too_many_points_are_refused_before_training(tmp_path):
 
 
 def test_a_resume_goes_by_contents_wherever_the_folder_lies(tmp_path):
-    from tokenmix.train.point_task import PointClassTask
+    from tokenmix.lab.train.point_task import PointClassTask
 
     class Opened(PointClassTask):
         def __init__(self, root: Path):

@@ -8,12 +8,12 @@ import torch
 from tokenmix import MixerError
 from tokenmix.cli import main
 from tokenmix.lab.data.points import Cloud, PointSet
+from tokenmix.lab.train import evaluate_run, match_data, train
+from tokenmix.lab.train.tasks import open_task
 from tokenmix.models import build_model
 from tokenmix.recipes import RECIPES
 from tokenmix.report import write_report
 from tokenmix.report.clouds import seen
-from tokenmix.train import evaluate_run, match_data, train
-from tokenmix.train.tasks import open_task
 
 TINY = {
     "model.dim": 16,

@@ -18,7 +18,7 @@ from tokenmix.advise.decoding import Decoded
 from tokenmix.cli import main
 from tokenmix.hosts.surgery import load_converted, replace_mixers, save_replaced
 from tokenmix.hosts.surgery.quality import AGREEMENT, COSINE, PERPLEXITY, Quality, _mean_rows, measure_quality
-from tokenmix.train import distill
+from tokenmix.lab.train import distill
 
 
 def quality(measure: str, *rows: float) -> Quality:

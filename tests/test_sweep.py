@@ -21,6 +21,8 @@ from matplotlib.figure import Figure
 
 from image_sets import noise, save
 from tokenmix import MixerError, cli
+from tokenmix.lab.train import evaluate_run
+from tokenmix.lab.train.rundir import RunDir
 from tokenmix.models import build_model
 from tokenmix.report.checks import check_page
 from tokenmix.report.figures import Picture
@@ -33,8 +35,6 @@ from tokenmix.sweep.plan import Job, Jobs, run_key
 from tokenmix.sweep.results import markdown
 from tokenmix.sweep.run import FLOOR, Queue, middle_first
 from tokenmix.system.lock import locked
-from tokenmix.train import evaluate_run
-from tokenmix.train.rundir import RunDir
 
 ROOT = Path(__file__).parents[1]
 SMALL = {"model.dim": 16, "model.layers": 1, "model.max_len": 16, "data.seq_len": 16, "train.batch_size": 2}

@@ -15,15 +15,7 @@ import kill_nine
 from test_sweep import in_this_process
 from tokenmix import MixerError, cli
 from tokenmix.lab.data import SYNTHETIC_TASKS, Synthetic
-from tokenmix.mixers import state_bytes
-from tokenmix.models import LMConfig, build_model
-from tokenmix.recipes import RECIPES
-from tokenmix.report import read_run
-from tokenmix.report.curves import Screen, frame
-from tokenmix.report.tables import summary_table
-from tokenmix.report.watch import Watch
-from tokenmix.sweep import Results, SweepPlan, compare, results_table, sweep
-from tokenmix.train import (
+from tokenmix.lab.train import (
     OptimConfig,
     RunConfig,
     SyntheticDataConfig,
@@ -33,8 +25,16 @@ from tokenmix.train import (
     sample_run,
     train,
 )
-from tokenmix.train.synthetic_task import answer
-from tokenmix.train.tasks import open_task
+from tokenmix.lab.train.synthetic_task import answer
+from tokenmix.lab.train.tasks import open_task
+from tokenmix.mixers import state_bytes
+from tokenmix.models import LMConfig, build_model
+from tokenmix.recipes import RECIPES
+from tokenmix.report import read_run
+from tokenmix.report.curves import Screen, frame
+from tokenmix.report.tables import summary_table
+from tokenmix.report.watch import Watch
+from tokenmix.sweep import Results, SweepPlan, compare, results_table, sweep
 
 ROOT = Path(__file__).parents[1]
 SMALL = {"model.dim": 16, "model.layers": 1, "model.max_len": 12, "model.vocab": 16, "data.seq_len": 12}

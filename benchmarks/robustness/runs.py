@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenmix import cli
+from tokenmix.lab.train import DataConfig, OptimConfig, RunConfig, TrainConfig, train
 from tokenmix.models import LMConfig
-from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, train
 
 from . import attempt
 

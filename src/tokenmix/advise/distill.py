@@ -14,8 +14,8 @@ from ..errors import MixerError
 from ..hosts.surgery import find_attention, replace_mixers
 from ..hosts.surgery.save_load import save_replaced
 from ..hosts.surgery.texts import check_vocabulary, text_tokens
-from ..train.distill_mixers import distill
-from ..train.rundir import RunDir
+from ..lab.train.distill_mixers import distill
+from ..lab.train.rundir import RunDir
 from .advice import Advice
 from .candidates import OWN
 from .compare import compare
@@ -34,7 +34,7 @@ def check_distillation(host: Host, data: Path, out: Path | None, last: int | Non
         own = (
             "`tokenmix train` continues training a run"
             if origin == "tokenmix"
-            else "`tokenmix convert` and tokenmix.train.distill take other models"
+            else "`tokenmix convert` and tokenmix.lab.train.distill take other models"
         )
         wanted = "a language model in a folder of transformers, with its tokenizer"
         raise MixerError(f"advise: --data distils {wanted}, got {name}; {own}.")

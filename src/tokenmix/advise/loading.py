@@ -171,7 +171,7 @@ def _folder(folder: Path, options: dict[str, Any]) -> Host:
             options,
             "the config was changed, so its weights are random",
         )
-    from ..train import load_model
+    from ..lab.train import load_model
 
     return _our_host(str(folder), load_model(folder)[0])
 

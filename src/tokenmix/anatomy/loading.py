@@ -68,7 +68,7 @@ def _ours(folder: Path, config: dict[str, Any]) -> Subject:
     if kind != "vit":
         what = f"a model of kind {kind!r}" if kind else "no model that is known"
         raise MixerError(f"anatomy: {folder / 'config.json'} describes {what}, not a ViT; a model is {FORMS}.")
-    from ..train import load_model
+    from ..lab.train import load_model
 
     found, _ = load_model(folder)
     assert isinstance(found, ViT)

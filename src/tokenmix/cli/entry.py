@@ -123,7 +123,7 @@ def take_overrides(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
     """
     if not argv or argv[0] not in CHANGING:
         return argv, {}
-    from ..train.config import parse_value
+    from ..lab.train.config import parse_value
     from .fields import check_json
 
     rest: list[str] = []

@@ -60,8 +60,8 @@ def evaluate_host(verb: Any) -> int:
 def sample_host(verb: Any) -> int:
     """Continue a prompt with a host's folder and print both."""
     from ..hosts.surgery.texts import sample_folder
+    from ..lab.train.config import check_seed
     from ..system.machine import pick_device
-    from ..train.config import check_seed
 
     _refuse_others("sample", verb, SAMPLING)
     check_seed(verb.seed, "sample: seed")

@@ -59,8 +59,8 @@ class Train:
 
     def run(self, changes: dict[str, Any]) -> int:
         """Train, with ``changes`` to the fields of the config, and print a summary."""
+        from ..lab.train import match_data, train
         from ..recipes import described, find_recipe
-        from ..train import match_data, train
 
         changes = log_fields(self) | changes
         recipe = find_recipe(self.recipe)
@@ -137,7 +137,7 @@ class Resume:
 
     def run(self, changes: dict[str, Any]) -> int:
         """Continue the run, with ``changes`` to the fields of the config, and print a summary."""
-        from ..train import resume
+        from ..lab.train import resume
 
         changes = log_fields(self) | changes
         print_summary(resume(self.dir, from_step=self.from_step, changes=changes), self.json)
@@ -221,8 +221,8 @@ class Evaluate:
 
     def run(self) -> int:
         """Score the run and print the result."""
-        from ..train import evaluate_run
-        from ..train.rundir import RunDir
+        from ..lab.train import evaluate_run
+        from ..lab.train.rundir import RunDir
 
         if is_host_folder(self.dir):
             return evaluate_host(self)
@@ -273,8 +273,8 @@ class Report:
 
     def run(self) -> int:
         """Write the page, the table or both, and print their paths."""
+        from ..lab.train.rundir import RunDir
         from ..system.files import check_writable
-        from ..train.rundir import RunDir
 
         if not self.dirs:
             raise MixerError("report: give at least one run directory.")
@@ -326,9 +326,9 @@ class Pictures:
 
     def run(self) -> int:
         """Draw the pictures and print their paths."""
+        from ..lab.train import load_model
+        from ..lab.train.rundir import RunDir
         from ..report import draw_pictures
-        from ..train import load_model
-        from ..train.rundir import RunDir
 
         if not self.images:
             raise MixerError("pictures: give at least one image file.")

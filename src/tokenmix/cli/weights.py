@@ -63,7 +63,7 @@ class Convert:
     def run(self) -> int:
         """Convert the model and print the report."""
         from ..hosts.surgery.save_load import convert_any
-        from ..train.config import check_seed
+        from ..lab.train.config import check_seed
 
         check_seed(self.seed, "convert: seed")
         ours = {"resize": self.resize, "classes": self.classes}
@@ -145,8 +145,8 @@ class ExportONNX:
 
         from ..export import export_onnx
         from ..hosts.surgery import load_converted
+        from ..lab.train.config import check_seed
         from ..models import MODELS, build_model
-        from ..train.config import check_seed
 
         check_seed(self.seed, "export-onnx: seed")
         if self.source in MODELS:

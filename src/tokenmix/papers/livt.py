@@ -33,7 +33,7 @@ def total(classes: int, most: int, factor: float) -> Measure:
 
 def balanced_bce() -> str:
     """Compare the loss with the equation, on soft targets."""
-    from ..train.class_losses import ClassLoss
+    from ..lab.train.class_losses import ClassLoss
 
     counts, z, y = [500, 60, 9, 1], drawn(6, 4), drawn(6, 4, seed=1).softmax(1)
     pi = torch.tensor(counts, dtype=torch.float64) / sum(counts)

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..lab.data.augment import Augment
+from ..lab.train.config import RunConfig
+from ..lab.train.data_config import ImageDataConfig
 from ..models import ResNetConfig, ViTConfig, replace_layers
-from ..train.config import RunConfig
-from ..train.data_config import ImageDataConfig
 from .images import CIFAR_IMAGES, CIFAR_MEAN, CIFAR_STD, DEIT_AUGMENT, ImageRow, digits_training, imagenet_like
 from .recipe import Recipe
 

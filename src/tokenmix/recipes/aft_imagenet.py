@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..lab.data.augment import Augment
+from ..lab.train.config import RunConfig
+from ..lab.train.data_config import ImageDataConfig
 from ..models import MODELS
-from ..train.config import RunConfig
-from ..train.data_config import ImageDataConfig
 from .images import DEIT_AUGMENT, IMAGENET_IMAGES, ImageRow, deit_training, imagenet_like
 from .recipe import Recipe
 

@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any
 
 from ..lab.data import Synthetic
+from ..lab.train.config import RunConfig, TrainConfig
+from ..lab.train.data_config import SyntheticDataConfig
 from ..models import LMConfig, LoopConfig, in_shell
-from ..train.config import RunConfig, TrainConfig
-from ..train.data_config import SyntheticDataConfig
 from .recipe import MUON, Recipe, shrink_spec
 
 SHAPES: dict[str, dict[str, int]] = {

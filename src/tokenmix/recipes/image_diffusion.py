@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..lab.data.augment import Augment
+from ..lab.train.config import OptimConfig, RunConfig, TrainConfig
+from ..lab.train.data_config import ImageDataConfig
 from ..models import DiTConfig
-from ..train.config import OptimConfig, RunConfig, TrainConfig
-from ..train.data_config import ImageDataConfig
 from .images import ImageRow, shrink
 from .recipe import Recipe
 

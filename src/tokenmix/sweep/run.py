@@ -15,14 +15,14 @@ from pathlib import Path
 from statistics import median
 
 from ..errors import MixerError
+from ..lab.train import RunConfig
+from ..lab.train.stopping import asked_to_stop
+from ..lab.train.tasks import open_task
+from ..lab.train.text_task import TextTask
 from ..system.files import whole_file, write_json
 from ..system.lock import locked
 from ..system.machine import cpu_name, memory_available, pick_device
 from ..system.text import size
-from ..train import RunConfig
-from ..train.stopping import asked_to_stop
-from ..train.tasks import open_task
-from ..train.text_task import TextTask
 from .modules import load_modules
 from .plan import Job, Jobs, SweepPlan, check_plan, run_key
 from .results import Record, Results, gzip_score, markdown, results_table

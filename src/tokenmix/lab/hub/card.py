@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from ...train.config import RunConfig
-from ...train.label_task import read_labels
-from ...train.rundir import RunDir
+from ..train.config import RunConfig
+from ..train.label_task import read_labels
+from ..train.rundir import RunDir
 from .processors import CROPPED_FROM, image_processor
 
 USE = {

@@ -13,10 +13,10 @@ from transformers.utils import logging
 from ...hosts.huggingface import TokenMixForImageClassification, to_transformers
 from ...models.saved import pick_step
 from ...system.files import check_out, new_folder, write_json
-from ...train.label_task import read_labels
-from ...train.rundir import RunDir
-from ...train.runs import load_run
-from ...train.subword_task import TOKENIZER
+from ..train.label_task import read_labels
+from ..train.rundir import RunDir
+from ..train.runs import load_run
+from ..train.subword_task import TOKENIZER
 from .card import Facts, model_card
 from .processors import CROPPED_FROM, byte_tokenizer, image_processor, subword_tokenizer
 
