@@ -16,9 +16,9 @@ from typing import Any
 from benchmarks.image_rows import finish
 
 from tokenmix.bench.roofline import machine
+from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.train import evaluate_run, load_run
 from tokenmix.models import MAE
-from tokenmix.recipes import RECIPES
 from tokenmix.report.reconstructions import reconstruction_pictures
 from tokenmix.report.runs import read_run
 from tokenmix.report.vision import run_images

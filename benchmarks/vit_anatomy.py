@@ -23,8 +23,8 @@ from tokenmix.anatomy.images import load_images
 from tokenmix.anatomy.loading import open_subject
 from tokenmix.anatomy.page import write_page
 from tokenmix.bench.roofline import machine
+from tokenmix.lab.recipes import find_recipe
 from tokenmix.lab.train import RunConfig, match_data, resume, train
-from tokenmix.recipes import find_recipe
 from tokenmix.report.runs import read_run
 
 RECORD = Path(__file__).parent / "results" / "vit_anatomy.json"

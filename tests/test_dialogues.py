@@ -10,9 +10,9 @@ from tokenmix import MixerError
 from tokenmix.cli import main
 from tokenmix.lab.data import Subwords, open_parallel
 from tokenmix.lab.data.dialogues import fitted, is_dialogues, read_dialogues
+from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.train import evaluate_run, train, translate_run
 from tokenmix.lab.train.pair_task import PairTask
-from tokenmix.recipes import RECIPES
 
 TWO = [
     "1 your persona: i have two cats .",

@@ -13,6 +13,7 @@ from PIL import Image
 from tokenmix import MixerError, cli
 from tokenmix.lab.data import Augment
 from tokenmix.lab.data.augment import as_bytes, normalise
+from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.train import (
     ImageDataConfig,
     OptimConfig,
@@ -31,7 +32,6 @@ from tokenmix.lab.train.rundir import RunDir
 from tokenmix.lab.train.tasks import open_task
 from tokenmix.models import DiTConfig, build_model
 from tokenmix.models.flow import guided, noised, path_velocity, solve_flow, squared_errors
-from tokenmix.recipes import RECIPES
 from tokenmix.report import read_run, write_report
 from tokenmix.report.checks import check_page
 

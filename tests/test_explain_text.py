@@ -18,11 +18,11 @@ from tokenmix.explain import explain, render, runs, write_page
 from tokenmix.explain.characters import Bytes, Characters
 from tokenmix.explain.explained import LONGEST
 from tokenmix.lab.data.subwords import END, MASK, START, Subwords
+from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.train import load_run, train
 from tokenmix.lab.train.data_config import PairDataConfig, SyntheticDataConfig
 from tokenmix.lab.train.runs import classify_run, fill_run, sample_run
 from tokenmix.models import EncoderConfig, LMConfig, LoopConfig, build_model
-from tokenmix.recipes import RECIPES
 
 TEXT = "To be, or not to be"
 NEAR = {"rtol": 1e-4, "atol": 1e-5}

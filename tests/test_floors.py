@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tokenmix import MixerError
+from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.train.constant import BATCHES
 from tokenmix.lab.train.tasks import open_task
-from tokenmix.recipes import RECIPES
 from tokenmix.sweep import Results, SweepPlan, compare, shortcomings
 from tokenmix.sweep.run import FLOOR, yardsticks
 

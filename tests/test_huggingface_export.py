@@ -15,9 +15,9 @@ from tokenmix.lab.data import Subwords, open_images
 from tokenmix.lab.data.augment import eval_batches
 from tokenmix.lab.data.subwords import END, START
 from tokenmix.lab.hub import export_run
+from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.train import ImageDataConfig, RunConfig, TrainConfig, load_run, train, translate_run
 from tokenmix.models import EncoderConfig, ImageDensityConfig, LMConfig, Seq2SeqConfig, ViTConfig, build_model, in_shell
-from tokenmix.recipes import RECIPES
 
 import transformers  # isort: skip  (after the adapter, which repairs torchvision)
 

@@ -14,6 +14,7 @@ from image_sets import folder, noise
 from tokenmix import MixerError, cli
 from tokenmix.lab.data import Augment, ImageSampler, long_tail_counts, long_tailed, open_images
 from tokenmix.lab.data.long_tail import class_counts, shots_of
+from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.train import (
     CLASS_LOSSES,
     ClassLoss,
@@ -29,7 +30,6 @@ from tokenmix.lab.train import (
 from tokenmix.lab.train.rundir import RunDir
 from tokenmix.lab.train.tasks import open_task
 from tokenmix.models import ViTConfig
-from tokenmix.recipes import RECIPES
 from tokenmix.report import read_run
 from tokenmix.report.figures import loss_curves
 from tokenmix.report.tables import summary_table

@@ -14,6 +14,7 @@ from cases import BOTH_WAYS, CASES
 from tokenmix import MixerError, cli
 from tokenmix.lab.data import Augment, long_tail_counts
 from tokenmix.lab.data.masking import draws_of, kept_patches
+from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.train import (
     ImageDataConfig,
     OptimConfig,
@@ -32,7 +33,6 @@ from tokenmix.lab.train.tasks import open_task
 from tokenmix.models import MAE, EncoderConfig, MAEConfig, ViTConfig, build_model, masked_autoencoder
 from tokenmix.models.mae import hidden_patches, images_of, kept_count, patches_of, pixel_loss, pixel_targets
 from tokenmix.positions.grid import sincos
-from tokenmix.recipes import RECIPES
 from tokenmix.report import write_report
 from tokenmix.report.reconstructions import enlarged, reconstruction_pictures
 from tokenmix.report.runs import read_run

@@ -13,9 +13,9 @@ import torch
 from tokenmix import build_mixer
 from tokenmix.cli.entry import main
 from tokenmix.errors import MixerError
+from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.train import loop, train
 from tokenmix.models import LMConfig, build_model
-from tokenmix.recipes import RECIPES
 from tokenmix.system.memory import lack_of_memory
 
 SMALL = {"dim": 8, "layers": 1, "max_len": 16, "mixers": ({"name": "aft_simple"},)}

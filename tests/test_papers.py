@@ -14,6 +14,7 @@ import tyro
 from tokenmix import MixerError
 from tokenmix.cli.entry import main, take_overrides
 from tokenmix.cli.verbs import VERBS
+from tokenmix.lab.recipes import RECIPES, find_recipe
 from tokenmix.papers import (
     PAPERS,
     VERDICTS,
@@ -30,7 +31,6 @@ from tokenmix.papers import (
 )
 from tokenmix.papers.aft import TABLE_7, TABLE_8
 from tokenmix.papers.page import page
-from tokenmix.recipes import RECIPES, find_recipe
 from tokenmix.sweep.plan import SweepPlan, run_key
 from tokenmix.sweep.results import Results
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tokenmix import MixerError
+from tokenmix.lab.recipes import RECIPES, SIZES, find_recipe
+from tokenmix.lab.recipes.tuned import TUNED, Tuned
 from tokenmix.lab.train import RunConfig, train
 from tokenmix.mixers import CORE
 from tokenmix.models import build_model
-from tokenmix.recipes import RECIPES, SIZES, find_recipe
-from tokenmix.recipes.tuned import TUNED, Tuned
 from tokenmix.sweep.plan import SweepPlan
 from tokenmix.sweep.results import Results
 

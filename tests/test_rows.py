@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tokenmix import MixerError, cli
-from tokenmix.recipes import RECIPES, SIZES, amounts, experiment
+from tokenmix.lab.recipes import RECIPES, SIZES, amounts, experiment
 from tokenmix.sweep import SweepPlan, sweep
 from tokenmix.sweep.plan import Jobs, check_plan, run_key
 from tokenmix.system.text import named_apart

@@ -16,6 +16,7 @@ from tokenmix import MixerError, cli
 from tokenmix.lab.data import MaskAugment, MaskSplit
 from tokenmix.lab.data.masks import coloured
 from tokenmix.lab.data.pair_sampler import IGNORED
+from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.train import (
     MaskDataConfig,
     OptimConfig,
@@ -33,7 +34,6 @@ from tokenmix.lab.train.optim import learning_rate
 from tokenmix.lab.train.rundir import RunDir
 from tokenmix.lab.train.tasks import match_data, open_task
 from tokenmix.models import PyramidConfig, SegmentationConfig, SegmenterConfig, ViTConfig, build_model
-from tokenmix.recipes import RECIPES
 from tokenmix.report import read_run, write_report
 from tokenmix.report.checks import check_page
 

@@ -15,6 +15,7 @@ import kill_nine
 from test_sweep import in_this_process
 from tokenmix import MixerError, cli
 from tokenmix.lab.data import SYNTHETIC_TASKS, Synthetic
+from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.train import (
     OptimConfig,
     RunConfig,
@@ -29,7 +30,6 @@ from tokenmix.lab.train.synthetic_task import answer
 from tokenmix.lab.train.tasks import open_task
 from tokenmix.mixers import state_bytes
 from tokenmix.models import LMConfig, build_model
-from tokenmix.recipes import RECIPES
 from tokenmix.report import read_run
 from tokenmix.report.curves import Screen, frame
 from tokenmix.report.tables import summary_table

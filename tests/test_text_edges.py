@@ -11,10 +11,10 @@ from tokenmix import MixerError
 from tokenmix.lab.data import open_corpus, open_documents, open_labelled, open_parallel, progress, subwords
 from tokenmix.lab.data.inventory import Inventory
 from tokenmix.lab.data.mask_legend import read_names
+from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.train import label_task, match_data
 from tokenmix.lab.train.config import parse_value
 from tokenmix.lab.train.tasks import open_task
-from tokenmix.recipes import RECIPES
 
 ROWS = "".join(f"text {i}\t{'pos' if i % 2 else 'neg'}\n" for i in range(200))
 TABLE = f"text\tlabel\n{ROWS}"

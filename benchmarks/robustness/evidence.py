@@ -24,7 +24,7 @@ def _told(*args: str) -> str:
 def rows_that_are_one_model() -> str:
     """Heads, kernels and layers were capped without a word."""
     from tokenmix import MixerError
-    from tokenmix.recipes import RECIPES
+    from tokenmix.lab.recipes import RECIPES
 
     rows, refused, models, declared = 0, 0, 0, 0
     for recipe in RECIPES.values():

@@ -57,8 +57,8 @@ def resized_beyond_memory() -> str:
 
 
 def _warned(recipe: str, changes: dict[str, object]) -> str:
+    from tokenmix.lab.recipes import RECIPES
     from tokenmix.lab.train.idle_settings import idle_settings
-    from tokenmix.recipes import RECIPES
 
     return "; ".join(idle_settings(RECIPES[recipe].config().override(changes))) or "no word"
 

@@ -28,8 +28,8 @@ def _told(*args: str, env: dict[str, str] | None = None) -> str:
 
 def _run() -> Path:
     """Train a small run."""
+    from tokenmix.lab.recipes import RECIPES
     from tokenmix.lab.train import train
-    from tokenmix.recipes import RECIPES
 
     Path("text.txt").write_bytes(b"the cat sat on the mat. " * 300)
     fields = {"data.source": str(Path("text.txt").resolve()), "data.seq_len": 16, "model.max_len": 16, "model.dim": 8}

@@ -59,8 +59,8 @@ class Train:
 
     def run(self, changes: dict[str, Any]) -> int:
         """Train, with ``changes`` to the fields of the config, and print a summary."""
+        from ..lab.recipes import described, find_recipe
         from ..lab.train import match_data, train
-        from ..recipes import described, find_recipe
 
         changes = log_fields(self) | changes
         recipe = find_recipe(self.recipe)

@@ -44,9 +44,9 @@ def balanced_bce() -> str:
 
 def pretraining() -> str:
     """Return epochs, share of hidden patches, and width and layers of the decoder of our recipe."""
+    from ..lab.recipes import RECIPES
+    from ..lab.recipes.livt_pretrain import IMAGENET_LT_IMAGES
     from ..models import MAEConfig
-    from ..recipes import RECIPES
-    from ..recipes.livt_pretrain import IMAGENET_LT_IMAGES
 
     config = RECIPES["livt_pretrain"].config(size="paper")
     loop, model = config.train, cast(MAEConfig, config.model)
@@ -56,8 +56,8 @@ def pretraining() -> str:
 
 def balanced_training() -> str:
     """Return epochs and layer decay of our recipe for the second stage."""
-    from ..recipes import RECIPES
-    from ..recipes.livt_pretrain import IMAGENET_LT_IMAGES
+    from ..lab.recipes import RECIPES
+    from ..lab.recipes.livt_pretrain import IMAGENET_LT_IMAGES
 
     config = RECIPES["livt_imagenet_lt"].config(size="paper")
     epochs = (config.train.steps or 0) // (IMAGENET_LT_IMAGES // config.train.batch_size)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import MixerError
+from ..lab.recipes import amounts, experiment, find_recipe
 from ..lab.train import RunConfig, match_data
 from ..lab.train.config import MOST_THREADS, check_seed
 from ..models import SHELLS, in_shell
-from ..recipes import amounts, experiment, find_recipe
 from ..system.config import Json, dotted_fields, nearest
 
 Phase = Literal["tune", "final"]

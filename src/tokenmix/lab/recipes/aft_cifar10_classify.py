@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..lab.data.augment import Augment
-from ..lab.train.config import RunConfig
-from ..lab.train.data_config import ImageDataConfig
-from ..models import ResNetConfig, ViTConfig, replace_layers
+from ...models import ResNetConfig, ViTConfig, replace_layers
+from ..data.augment import Augment
+from ..train.config import RunConfig
+from ..train.data_config import ImageDataConfig
 from .images import CIFAR_IMAGES, CIFAR_MEAN, CIFAR_STD, DEIT_AUGMENT, ImageRow, digits_training, imagenet_like
 from .recipe import Recipe
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..lab.data.augment import Augment
-from ..lab.train.config import OptimConfig, RunConfig, TrainConfig
-from ..lab.train.data_config import ImageDataConfig
+from ..data.augment import Augment
+from ..train.config import OptimConfig, RunConfig, TrainConfig
+from ..train.data_config import ImageDataConfig
 from .livt_cifar_lt import ROWS, LossRow, long_tailed_digits
 from .livt_pretrain import IMAGENET_LT_IMAGES, base
 from .recipe import Recipe

@@ -20,9 +20,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..lab.train.config import OptimConfig, RunConfig, TrainConfig
-from ..lab.train.data_config import PairDataConfig
-from ..models import Seq2SeqConfig
+from ...models import Seq2SeqConfig
+from ..train.config import OptimConfig, RunConfig, TrainConfig
+from ..train.data_config import PairDataConfig
 from .recipe import MUON, Recipe, Row, shrink_spec
 
 LAYERS, DIM, HEADS, LENGTH = 6, 512, 8, 256

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ..lab.data import Synthetic
-from ..lab.train.config import RunConfig, TrainConfig
-from ..lab.train.data_config import SyntheticDataConfig
-from ..models import LMConfig, LoopConfig, in_shell
+from ...models import LMConfig, LoopConfig, in_shell
+from ..data import Synthetic
+from ..train.config import RunConfig, TrainConfig
+from ..train.data_config import SyntheticDataConfig
 from .recipe import MUON, Recipe, shrink_spec
 
 SHAPES: dict[str, dict[str, int]] = {

@@ -16,10 +16,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..lab.data.augment import Augment
-from ..lab.train.config import OptimConfig, RunConfig, TrainConfig
-from ..lab.train.data_config import ImageDataConfig
-from ..models import DiTConfig
+from ...models import DiTConfig
+from ..data.augment import Augment
+from ..train.config import OptimConfig, RunConfig, TrainConfig
+from ..train.data_config import ImageDataConfig
 from .images import ImageRow, shrink
 from .recipe import Recipe
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..lab.data.augment import Augment
-from ..lab.train.config import OptimConfig, RunConfig, TrainConfig
-from ..lab.train.data_config import ImageDataConfig
-from ..models import MODELS
+from ...models import MODELS
+from ..data.augment import Augment
+from ..train.config import OptimConfig, RunConfig, TrainConfig
+from ..train.data_config import ImageDataConfig
 from .images import ImageRow, deit_training
 from .recipe import Recipe
 

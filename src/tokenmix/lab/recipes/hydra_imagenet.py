@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..lab.train.config import RunConfig
-from ..models import MODELS, replace_layers
+from ...models import MODELS, replace_layers
+from ..train.config import RunConfig
 from .images import ImageRow, deit_training
 from .recipe import Recipe
 

@@ -7,10 +7,10 @@ from dataclasses import fields, is_dataclass
 from inspect import Parameter
 from typing import Any
 
-from ..lab.train.config import RunConfig
-from ..mixers import MIXERS
-from ..mixers.facts import mixer_options
-from ..system.config import dotted_fields
+from ...mixers import MIXERS
+from ...mixers.facts import mixer_options
+from ...system.config import dotted_fields
+from ..train.config import RunConfig
 
 NAMES = ("recipe", "row", "size")
 """Fields of a config that name an experiment and change nothing in it."""

@@ -15,12 +15,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..lab.data.augment_masks import MaskAugment
-from ..lab.data.scenes import SCENE_CLASSES
-from ..lab.train.config import OptimConfig, RunConfig, TrainConfig
-from ..lab.train.mask_config import MaskDataConfig
-from ..models import MODELS, PyramidConfig, SegmentationConfig, SegmenterConfig
-from ..models.segmentation import external_head
+from ...models import MODELS, PyramidConfig, SegmentationConfig, SegmenterConfig
+from ...models.segmentation import external_head
+from ..data.augment_masks import MaskAugment
+from ..data.scenes import SCENE_CLASSES
+from ..train.config import OptimConfig, RunConfig, TrainConfig
+from ..train.mask_config import MaskDataConfig
 from .images import ImageRow
 from .recipe import Recipe
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..lab.data.augment import Augment
-from ..lab.train.config import RunConfig
-from ..lab.train.data_config import ImageDataConfig
-from ..models import MODELS
+from ...models import MODELS
+from ..data.augment import Augment
+from ..train.config import RunConfig
+from ..train.data_config import ImageDataConfig
 from .images import DEIT_AUGMENT, IMAGENET_IMAGES, ImageRow, deit_training, imagenet_like
 from .recipe import Recipe
 

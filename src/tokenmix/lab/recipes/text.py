@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..lab.train.config import OptimConfig, RunConfig, TrainConfig
-from ..lab.train.data_config import DataConfig
-from ..models import LMConfig
+from ...models import LMConfig
+from ..train.config import OptimConfig, RunConfig, TrainConfig
+from ..train.data_config import DataConfig
 from .recipe import Recipe, Row, shrink_spec
 
 LOCAL = {"name": "aft_local", "window": 32, "rank": 128}

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import MixerError
-from ..lab.train.config import OptimConfig, RunConfig
-from ..models import in_shell
-from ..system.config import nearest
+from ...errors import MixerError
+from ...models import in_shell
+from ...system.config import nearest
+from ..train.config import OptimConfig, RunConfig
 from .sizes import described, shrunk
 from .tuned import TUNED
 

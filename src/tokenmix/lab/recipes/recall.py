@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..lab.train.config import RunConfig, TrainConfig
-from ..lab.train.data_config import SyntheticDataConfig
-from ..models import LMConfig, in_shell
+from ...models import LMConfig, in_shell
+from ..train.config import RunConfig, TrainConfig
+from ..train.data_config import SyntheticDataConfig
 from .recipe import MUON, Recipe, Row, shrink_spec
 
 LAYERS, DIM, SEQ_LEN, HEADS = 2, 512, 512, 8

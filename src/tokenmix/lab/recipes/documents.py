@@ -18,9 +18,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..lab.train.config import RunConfig, TrainConfig
-from ..lab.train.data_config import DocumentDataConfig, LabelDataConfig
-from ..models import EncoderConfig, LMConfig, Seq2SeqConfig
+from ...models import EncoderConfig, LMConfig, Seq2SeqConfig
+from ..train.config import RunConfig, TrainConfig
+from ..train.data_config import DocumentDataConfig, LabelDataConfig
 from .recipe import MUON, Recipe, Row, shrink_spec
 from .translation import ROWS
 

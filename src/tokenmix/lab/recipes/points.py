@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..lab.data.points import Jitter
-from ..lab.train.config import OptimConfig, RunConfig, TrainConfig
-from ..lab.train.point_data_config import PointsDataConfig
-from ..models import PointClassifierConfig, PointSegmenterConfig
+from ...models import PointClassifierConfig, PointSegmenterConfig
+from ..data.points import Jitter
+from ..train.config import OptimConfig, RunConfig, TrainConfig
+from ..train.point_data_config import PointsDataConfig
 from .recipe import Recipe, Row, shrink_spec
 
 LAYERS, DIM, POINTS, HEADS = 4, 256, 1024, 8

@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..lab.data.augment import Augment
-from ..lab.data.long_tail import long_tail_counts
-from ..lab.train.config import OptimConfig, RunConfig, TrainConfig
-from ..lab.train.data_config import ImageDataConfig
-from ..models import ViTConfig, masked_autoencoder
-from ..models.named import BASE
+from ...models import ViTConfig, masked_autoencoder
+from ...models.named import BASE
+from ..data.augment import Augment
+from ..data.long_tail import long_tail_counts
+from ..train.config import OptimConfig, RunConfig, TrainConfig
+from ..train.data_config import ImageDataConfig
 from .aft_cifar10_classify import ROWS as CLASSIFY
 from .images import CIFAR_IMAGES, CIFAR_MEAN, CIFAR_STD, ImageRow, shrink
 from .livt_cifar_lt import IMBALANCE, MODELS

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..lab.data.corpora import ENWIK8_BOUNDS
-from ..lab.train.config import OptimConfig, RunConfig, TrainConfig
-from ..lab.train.data_config import DataConfig
-from ..models import LMConfig
+from ...models import LMConfig
+from ..data.corpora import ENWIK8_BOUNDS
+from ..train.config import OptimConfig, RunConfig, TrainConfig
+from ..train.data_config import DataConfig
 from .recipe import Recipe, Row, shrink_spec
 
 EPOCHS, BATCH = 100, 128
