@@ -68,7 +68,7 @@ docs: setup
 # What follows from the code or from a page: the tables in the README, the page of claims, the overloads of build_mixer
 # and the notebook.
 tables: setup
-	$(BIN)/python -m tokenmix.report.taxonomy README.md
+	$(BIN)/python -m tokenmix.lab.report.taxonomy README.md
 	$(BIN)/python -m tokenmix.papers docs/claims.md
 	$(BIN)/python -m tokenmix.testing.stub
 	$(BIN)/python -m benchmarks.walk_notebook

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tokenmix.lab.report.taxonomy import MARK, page_of, taxonomy
 from tokenmix.mixers import CORE, MIXERS
 from tokenmix.papers.ours import measured_sweep
-from tokenmix.report.taxonomy import MARK, page_of, taxonomy
 from tokenmix.sweep.page import comparison_table
 from tokenmix.sweep.results import markdown, results_table
 from tokenmix.system.text import number

@@ -15,9 +15,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 from tokenmix import functional, reference
+from tokenmix.lab.report.taxonomy import page_of
 from tokenmix.mixers import CORE, MIXERS, state_growth
 from tokenmix.mixers.facts import mixer_options
-from tokenmix.report.taxonomy import page_of
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs/assets/mixers"

@@ -22,9 +22,9 @@ import torch
 
 from tokenmix.bench import decoding
 from tokenmix.bench.roofline import machine
+from tokenmix.lab.report.figures import COLOURS
 from tokenmix.mixers import Mixer
 from tokenmix.models import build_model
-from tokenmix.report.figures import COLOURS
 from tokenmix.sweep.evidence import compare, plural
 from tokenmix.sweep.modules import load_modules
 from tokenmix.sweep.plan import SweepPlan

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from tokenmix.lab.data.augment import eval_batches
+from tokenmix.lab.report.norms import outlier_cutoff, share_above, token_norms
 from tokenmix.lab.train import load_run
 from tokenmix.lab.train.image_tasks import ClassifyTask, open_set
 from tokenmix.models.one_hot import to_gather
-from tokenmix.report.norms import outlier_cutoff, share_above, token_norms
 from tokenmix.system.checkpoint import list_steps
 from whole_models import RESULTS
 

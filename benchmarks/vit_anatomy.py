@@ -24,8 +24,8 @@ from tokenmix.anatomy.loading import open_subject
 from tokenmix.anatomy.page import write_page
 from tokenmix.bench.roofline import machine
 from tokenmix.lab.recipes import find_recipe
+from tokenmix.lab.report.runs import read_run
 from tokenmix.lab.train import RunConfig, match_data, resume, train
-from tokenmix.report.runs import read_run
 
 RECORD = Path(__file__).parent / "results" / "vit_anatomy.json"
 STEPS, RATE, PATCH, READ, TOP = 250, 2e-3, 4, 1000, 1.0

@@ -33,9 +33,9 @@ from tokenmix.advise.probe import Nearness, probe
 from tokenmix.advise.text import above_bound, answer, as_json, candidate_tables, findings, text
 from tokenmix.cli.arguments import parse_lengths
 from tokenmix.hosts.surgery import replace_mixers
+from tokenmix.lab.report.checks import check_page
 from tokenmix.mixers.attention import Attention
 from tokenmix.models import LMConfig, ViTConfig, build_model
-from tokenmix.report.checks import check_page
 
 LM = LMConfig(dim=16, max_len=64, mixers=({"name": "attention", "heads": 2},), layers=2)
 BERT = [

@@ -32,11 +32,11 @@ from tokenmix.anatomy.ours import our_vit
 from tokenmix.anatomy.page import summary, write_page
 from tokenmix.anatomy.theirs import their_vit
 from tokenmix.lab.data.augment import Augment
+from tokenmix.lab.report.maps import attention_weights, look_into
+from tokenmix.lab.report.norms import Norms, neighbour_similarity, patch_similarity, token_norms
 from tokenmix.lab.train import DataConfig, ImageDataConfig, RunConfig, TrainConfig, train
 from tokenmix.models import LMConfig
 from tokenmix.models import ViTConfig as OurConfig
-from tokenmix.report.maps import attention_weights, look_into
-from tokenmix.report.norms import Norms, neighbour_similarity, patch_similarity, token_norms
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 4}
 HALF = (0.5,) * 3

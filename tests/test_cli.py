@@ -388,7 +388,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 def test_check_and_report_are_handed_on(monkeypatch, run, tmp_path, capsys):
-    from tokenmix import report
+    from tokenmix.lab import report
     from tokenmix.testing import cli as suite
 
     asked = []

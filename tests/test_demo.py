@@ -19,8 +19,8 @@ from tokenmix.bench import Decoding
 from tokenmix.demo.lanes import interrupts_later
 from tokenmix.demo.plan import RATES
 from tokenmix.demo.tables import ALONE, SPREAD, against_gzip, best, fastest, ranking
-from tokenmix.report import read_run
-from tokenmix.report.checks import check_page
+from tokenmix.lab.report import read_run
+from tokenmix.lab.report.checks import check_page
 from tokenmix.system.machine import busy_cores
 
 SIZES = {"dim": 16, "layers": 4, "seq_len": 32, "batch_size": 2, "eval_bytes": 600, "sample_bytes": 8}

@@ -14,6 +14,8 @@ from tokenmix import MixerError, cli
 from tokenmix.lab.data import Augment
 from tokenmix.lab.data.augment import as_bytes, normalise
 from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.report import read_run, write_report
+from tokenmix.lab.report.checks import check_page
 from tokenmix.lab.train import (
     ImageDataConfig,
     OptimConfig,
@@ -32,8 +34,6 @@ from tokenmix.lab.train.rundir import RunDir
 from tokenmix.lab.train.tasks import open_task
 from tokenmix.models import DiTConfig, build_model
 from tokenmix.models.flow import guided, noised, path_velocity, solve_flow, squared_errors
-from tokenmix.report import read_run, write_report
-from tokenmix.report.checks import check_page
 
 RECIPE = RECIPES["image_diffusion"]
 CONV = {"name": "aft_conv", "heads": 4, "kernel_size": 3}

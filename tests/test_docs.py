@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import tokenmix
-from tokenmix.report.taxonomy import MARK, readme_table, renewed, taxonomy
+from tokenmix.lab.report.taxonomy import MARK, readme_table, renewed, taxonomy
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

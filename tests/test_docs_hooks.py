@@ -12,8 +12,8 @@ from mkdocs.exceptions import PluginError
 import docs_math
 import docs_mixers
 from docs_hooks import SWEEP
+from tokenmix.lab.report.taxonomy import page_of
 from tokenmix.mixers import CORE, MIXERS
-from tokenmix.report.taxonomy import page_of
 from tokenmix.testing.skeletons import SKELETONS
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,13 +17,13 @@ from tokenmix.lab.data.pair_sampler import IGNORED
 from tokenmix.lab.data.subwords import END, MASK, PAD, SPECIAL, START
 from tokenmix.lab.hub import export_run
 from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.report import write_report
 from tokenmix.lab.train import classify_run, evaluate_run, fill_run, load_run, match_data, resume, sample_run, train
 from tokenmix.lab.train.document_task import chosen_of, packed_rows
 from tokenmix.lab.train.label_task import joined
 from tokenmix.lab.train.tasks import open_task
 from tokenmix.models import LM, Encoder, EncoderConfig, LMConfig
 from tokenmix.models.looped import LoopConfig
-from tokenmix.report import write_report
 from tokenmix.testing.tolerances import BY_DTYPE
 
 WORDS = ["the", "a", "cat", "dog", "house", "green", "red", "old", "runs", "sleeps", "sees", "and", "under", "over"]

@@ -15,7 +15,7 @@ from tokenmix.explain import explain, render
 from tokenmix.explain.characters import Bytes
 from tokenmix.explain.families import family
 from tokenmix.explain.page import LANGUAGES, words
-from tokenmix.report.pictures import effective_attention
+from tokenmix.lab.report.pictures import effective_attention
 
 
 def read_by(model, ids):

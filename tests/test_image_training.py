@@ -13,6 +13,8 @@ from PIL import Image
 
 from tokenmix import MixerError, cli
 from tokenmix.lab.data import Augment, open_images
+from tokenmix.lab.report import read_run, write_report
+from tokenmix.lab.report.checks import check_page
 from tokenmix.lab.train import (
     ImageDataConfig,
     OptimConfig,
@@ -29,8 +31,6 @@ from tokenmix.lab.train import (
 from tokenmix.lab.train.optim import Average, build_optimizers, parameter_groups
 from tokenmix.lab.train.rundir import RunDir
 from tokenmix.models import ImageDensityConfig, ViTConfig, build_model
-from tokenmix.report import read_run, write_report
-from tokenmix.report.checks import check_page
 
 CONV = {"name": "aft_conv", "heads": 4, "kernel_size": 3}
 AUGMENT = Augment(crop="pad", pad=1, flip=0.5, erasing=0.5, mixup=0.8, cutmix=1.0, repeats=2)

@@ -251,7 +251,7 @@ def test_the_flags_are_shorthands_of_fields(text, tmp_path):
 
 
 def test_sigkill_leaves_logs_that_can_be_read(text, tmp_path):
-    from tokenmix.report.watch import Watch
+    from tokenmix.lab.report.watch import Watch
 
     out = tmp_path / "run"
     small = ["--model.dim", "8", "--model.layers", "1", "--model.max_len", "16", "--data.seq_len", "16"]

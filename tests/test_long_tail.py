@@ -15,6 +15,9 @@ from tokenmix import MixerError, cli
 from tokenmix.lab.data import Augment, ImageSampler, long_tail_counts, long_tailed, open_images
 from tokenmix.lab.data.long_tail import class_counts, shots_of
 from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.report import read_run
+from tokenmix.lab.report.figures import loss_curves
+from tokenmix.lab.report.tables import summary_table
 from tokenmix.lab.train import (
     CLASS_LOSSES,
     ClassLoss,
@@ -30,9 +33,6 @@ from tokenmix.lab.train import (
 from tokenmix.lab.train.rundir import RunDir
 from tokenmix.lab.train.tasks import open_task
 from tokenmix.models import ViTConfig
-from tokenmix.report import read_run
-from tokenmix.report.figures import loss_curves
-from tokenmix.report.tables import summary_table
 
 DIGITS = 142  # training images of the class 0
 TOTALS = {(10, 100): 12_406, (10, 10): 20_431, (100, 100): 10_847, (100, 10): 19_573}

@@ -15,6 +15,10 @@ from tokenmix import MixerError, cli
 from tokenmix.lab.data import Augment, long_tail_counts
 from tokenmix.lab.data.masking import draws_of, kept_patches
 from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.report import write_report
+from tokenmix.lab.report.reconstructions import enlarged, reconstruction_pictures
+from tokenmix.lab.report.runs import read_run
+from tokenmix.lab.report.tables import summary_table
 from tokenmix.lab.train import (
     ImageDataConfig,
     OptimConfig,
@@ -33,10 +37,6 @@ from tokenmix.lab.train.tasks import open_task
 from tokenmix.models import MAE, EncoderConfig, MAEConfig, ViTConfig, build_model, masked_autoencoder
 from tokenmix.models.mae import hidden_patches, images_of, kept_count, patches_of, pixel_loss, pixel_targets
 from tokenmix.positions.grid import sincos
-from tokenmix.report import write_report
-from tokenmix.report.reconstructions import enlarged, reconstruction_pictures
-from tokenmix.report.runs import read_run
-from tokenmix.report.tables import summary_table
 
 ATTENTION = {"name": "attention", "heads": 2}
 DECODER = {"decoder_dim": 8, "decoder_layers": 1, "decoder_mixers": (ATTENTION,)}

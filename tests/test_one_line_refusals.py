@@ -15,9 +15,9 @@ from tokenmix.advise.loading import load_host
 from tokenmix.anatomy.loading import open_subject
 from tokenmix.hosts.huggingface.require import check_transformers
 from tokenmix.lab.data.point_files import read_points
+from tokenmix.lab.report import draw_pictures
 from tokenmix.lab.train.task import check_unchanged
 from tokenmix.models import ViT, ViTConfig
-from tokenmix.report import draw_pictures
 
 
 def refused(work) -> str:

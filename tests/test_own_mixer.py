@@ -131,9 +131,9 @@ def test_it_is_exported(tmp_path):
 
 
 def test_a_run_with_it_is_reported(tmp_path, monkeypatch):
+    from tokenmix.lab.report import write_report
     from tokenmix.lab.train import train
     from tokenmix.lab.train.config import RunConfig
-    from tokenmix.report import write_report
 
     text = tmp_path / "text"
     text.write_bytes(bytes(range(32, 122)) * 60)

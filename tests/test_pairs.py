@@ -16,10 +16,10 @@ from tokenmix.lab.data.grammar import sentence_pairs
 from tokenmix.lab.data.pair_sampler import IGNORED, LengthBuckets, pair_batch
 from tokenmix.lab.data.subwords import END, PAD, SPECIAL, START
 from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.report import write_report
 from tokenmix.lab.train import evaluate_run, load_run, resume, train, translate_run
 from tokenmix.lab.train.pair_task import PairTask, measured
 from tokenmix.lab.train.rundir import RunDir
-from tokenmix.report import write_report
 
 LINES = {"en": ["a cat", "a dog runs", "the house"], "de": ["eine Katze", "ein Hund läuft", "das Haus"]}
 

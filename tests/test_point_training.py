@@ -9,11 +9,11 @@ from tokenmix import MixerError
 from tokenmix.cli import main
 from tokenmix.lab.data.points import Cloud, PointSet
 from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.report import write_report
+from tokenmix.lab.report.clouds import seen
 from tokenmix.lab.train import evaluate_run, match_data, train
 from tokenmix.lab.train.tasks import open_task
 from tokenmix.models import build_model
-from tokenmix.report import write_report
-from tokenmix.report.clouds import seen
 
 TINY = {
     "model.dim": 16,

@@ -17,6 +17,8 @@ from tokenmix.lab.data import MaskAugment, MaskSplit
 from tokenmix.lab.data.masks import coloured
 from tokenmix.lab.data.pair_sampler import IGNORED
 from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.report import read_run, write_report
+from tokenmix.lab.report.checks import check_page
 from tokenmix.lab.train import (
     MaskDataConfig,
     OptimConfig,
@@ -34,8 +36,6 @@ from tokenmix.lab.train.optim import learning_rate
 from tokenmix.lab.train.rundir import RunDir
 from tokenmix.lab.train.tasks import match_data, open_task
 from tokenmix.models import PyramidConfig, SegmentationConfig, SegmenterConfig, ViTConfig, build_model
-from tokenmix.report import read_run, write_report
-from tokenmix.report.checks import check_page
 
 RECIPE = RECIPES["segmentation"]
 

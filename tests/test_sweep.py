@@ -21,11 +21,11 @@ from matplotlib.figure import Figure
 
 from image_sets import noise, save
 from tokenmix import MixerError, cli
+from tokenmix.lab.report.checks import check_page
+from tokenmix.lab.report.figures import Picture
 from tokenmix.lab.train import evaluate_run
 from tokenmix.lab.train.rundir import RunDir
 from tokenmix.models import build_model
-from tokenmix.report.checks import check_page
-from tokenmix.report.figures import Picture
 from tokenmix.sweep import Results, SweepPlan, compare, curves, results_table, shortcomings, sweep, worker
 from tokenmix.sweep import run as run_module
 from tokenmix.sweep.curves import final_pictures, tuning_pictures

@@ -16,6 +16,10 @@ from test_sweep import in_this_process
 from tokenmix import MixerError, cli
 from tokenmix.lab.data import SYNTHETIC_TASKS, Synthetic
 from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.report import read_run
+from tokenmix.lab.report.curves import Screen, frame
+from tokenmix.lab.report.tables import summary_table
+from tokenmix.lab.report.watch import Watch
 from tokenmix.lab.train import (
     OptimConfig,
     RunConfig,
@@ -30,10 +34,6 @@ from tokenmix.lab.train.synthetic_task import answer
 from tokenmix.lab.train.tasks import open_task
 from tokenmix.mixers import state_bytes
 from tokenmix.models import LMConfig, build_model
-from tokenmix.report import read_run
-from tokenmix.report.curves import Screen, frame
-from tokenmix.report.tables import summary_table
-from tokenmix.report.watch import Watch
 from tokenmix.sweep import Results, SweepPlan, compare, results_table, sweep
 
 ROOT = Path(__file__).parents[1]
@@ -376,7 +376,7 @@ def test_passes_of_a_model_without_a_loop_are_refused(whole):
 
 
 def test_the_report_draws_the_lengths(sums, tmp_path):
-    from tokenmix.report import write_report
+    from tokenmix.lab.report import write_report
 
     evaluate_run(sums, lengths=(1, 2, 3, 4), samples=5)
     strings = tmp_path / "strings"

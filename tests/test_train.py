@@ -22,6 +22,7 @@ from torch import nn
 import kill_nine
 from cases import CASES, ONLY_CAUSAL
 from tokenmix import MixerError, build_mixer
+from tokenmix.lab.report import read_run
 from tokenmix.lab.train import (
     DataConfig,
     OptimConfig,
@@ -43,7 +44,6 @@ from tokenmix.lab.train.rundir import RunDir
 from tokenmix.lab.train.tasks import open_task
 from tokenmix.mixers.parts.short_conv import ShortConv
 from tokenmix.models import LM, LMConfig
-from tokenmix.report import read_run
 
 HYBRID = ({"name": "aft_local", "window": 4, "rank": 3}, {"name": "attention", "heads": 2})
 FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "progress.json")

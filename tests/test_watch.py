@@ -15,10 +15,10 @@ import pytest
 
 from tokenmix import MixerError, cli
 from tokenmix.cli.output import shows
-from tokenmix.report import curves
-from tokenmix.report.curves import Screen, clock, frame, table
-from tokenmix.report.live import Page
-from tokenmix.report.watch import Tail, Watch, Watched, find_runs
+from tokenmix.lab.report import curves
+from tokenmix.lab.report.curves import Screen, clock, frame, table
+from tokenmix.lab.report.live import Page
+from tokenmix.lab.report.watch import Tail, Watch, Watched, find_runs
 from tokenmix.system.lock import locked
 
 TEXT = {"model": {"kind": "lm"}, "train": {"steps": 100, "max_seconds": None}}
@@ -357,7 +357,7 @@ def test_a_live_frame_is_left_cleanly(tmp_path, monkeypatch):
 
 
 def test_a_page_is_written_when_something_changed(tmp_path, monkeypatch, capsys):
-    from tokenmix.report.checks import check_page
+    from tokenmix.lab.report.checks import check_page
 
     run, page = write(tmp_path / "runs" / "run", lines_of(20)), tmp_path / "page.html"
     once(capsys, str(tmp_path / "runs"), "--page", str(page))

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+import tokenmix.lab.report
 import tokenmix.models
-import tokenmix.report
 from tokenmix.lab.data import Bounds, open_images, open_masks
 
 from . import attempt
@@ -184,7 +184,7 @@ def pictures_without_matplotlib() -> str:
     sys.modules["matplotlib"] = None
     model = tokenmix.models.build_model("deit_tiny", layers=1, image_size=(32, 32))
     try:
-        tokenmix.report.draw_pictures(model, [_images("set", "a.png") + "/a.png"], "out")
+        tokenmix.lab.report.draw_pictures(model, [_images("set", "a.png") + "/a.png"], "out")
     except Exception as why:
         return f"{type(why).__name__}: {why}"
     return "drawn"

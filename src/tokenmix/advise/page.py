@@ -18,7 +18,7 @@ def write_page(advice: Advice, out: Path | str) -> Path:
     try:
         import matplotlib  # noqa: F401  (figures need it; checked before any work)
 
-        from ..report.page import environment
+        from ..lab.report.page import environment
     except ImportError as why:
         raise MixerError(f"advise: --out needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
     template = environment("tokenmix.advise").get_template("advice.html")
@@ -98,7 +98,7 @@ def _lines(
     at: list[int], lines: dict[str, Any], x: str, y: str, caption: str, *, log: bool = False, zero: bool = False
 ) -> Any:
     """Draw a line chart with lengths in octaves."""
-    from ..report.figures import COLOURS, STYLES, Picture, both
+    from ..lab.report.figures import COLOURS, STYLES, Picture, both
 
     def draw(ax: Any) -> None:
         for i, (name, values) in enumerate(lines.items()):
@@ -136,7 +136,7 @@ def _lines(
 
 
 def _facts(advice: Advice) -> Any:
-    from ..report import Table
+    from ..lab.report import Table
 
     flat = {k: v for k, v in advice.machine.items() if not isinstance(v, dict) and v is not None}
     flat |= {f"kernels, {k}": v for k, v in advice.machine["kernels"].items()}

@@ -13,7 +13,7 @@ from ..errors import MixerError
 from ..lab.data import eval_batches, open_images
 from ..lab.data.image_source import image_endings, is_image
 from ..lab.data.images import IMAGE_SETS
-from ..report.vision import load_image
+from ..lab.report.vision import load_image
 from .subject import BATCH, Subject
 
 

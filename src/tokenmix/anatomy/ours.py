@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..lab.report.maps import Layer, look_into
+from ..lab.report.pictures import effective_attention
 from ..models import ViT
-from ..report.maps import Layer, look_into
-from ..report.pictures import effective_attention
 from .subject import Projected, Subject, prefix_names
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..errors import MixerError
-from ..report.norms import Norms, outlier_cutoff, share_above
+from ..lab.report.norms import Norms, outlier_cutoff, share_above
 
 
 class Outliers(NamedTuple):

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ..report.figures import Picture, check_drawing
-from ..report.page import environment
+from ..lab.report.figures import Picture, check_drawing
+from ..lab.report.page import environment
 from ..system.files import whole_file
 from ..system.text import Table
 from . import pictures as draw

@@ -33,7 +33,7 @@ def plot(found: dict[str, Any], path: Path) -> Path:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        from ..report.figures import THEMES
+        from ..lab.report.figures import THEMES
     except ImportError as why:
         raise MixerError(f"bench: --plot needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
     paper, ink = THEMES["light"]
@@ -60,7 +60,7 @@ def label(row: dict[str, Any]) -> str:
 
 
 def _panel(ax: Any, found: dict[str, Any], each: str) -> None:
-    from ..report.figures import COLOURS, STYLES
+    from ..lab.report.figures import COLOURS, STYLES
 
     rows = [r for r in found["rows"] if r["pass"] == each and "wall_s" in r]
     slopes = {f["subject"]: f["exponent"] for f in found["fits"] if f["pass"] == each}

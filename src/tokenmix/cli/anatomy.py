@@ -68,8 +68,8 @@ class AnatomyOf:
         from ..anatomy.loading import open_subject
         from ..anatomy.measure import dissect
         from ..anatomy.page import summary, write_page
+        from ..lab.report.figures import check_drawing
         from ..lab.train.config import check_seed
-        from ..report.figures import check_drawing
 
         check_seed(self.seed, "anatomy: seed")
         check_folder("anatomy", self.out)

@@ -281,13 +281,13 @@ class Report:
         for path in self.dirs:
             RunDir.open(path)
         if self.csv is not None:
-            from ..report.runs import write_metrics
+            from ..lab.report.runs import write_metrics
 
             say(write_metrics(self.dirs, self.csv))
             if self.out is None:
                 return 0
         try:
-            from ..report import write_report
+            from ..lab.report import write_report
         except ImportError as why:
             raise MixerError(f"report needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
         page = self.out or self.dirs[0] / "report.html"
@@ -326,9 +326,9 @@ class Pictures:
 
     def run(self) -> int:
         """Draw the pictures and print their paths."""
+        from ..lab.report import draw_pictures
         from ..lab.train import load_model
         from ..lab.train.rundir import RunDir
-        from ..report import draw_pictures
 
         if not self.images:
             raise MixerError("pictures: give at least one image file.")

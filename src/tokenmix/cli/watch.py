@@ -40,7 +40,7 @@ class Watch:
 
     def run(self) -> int:
         """Watch until Ctrl-C, or look once."""
-        from ..report.watch import Watch as Runs
+        from ..lab.report.watch import Watch as Runs
 
         if not self.dirs:
             raise MixerError("watch: give at least one run directory, or a folder that contains some.")
@@ -84,7 +84,7 @@ class Watch:
     def _frame(self, runs: Any, page: Any, height: int | None) -> str:
         from shutil import get_terminal_size
 
-        from ..report.curves import DRAWN, Screen, frame
+        from ..lab.report.curves import DRAWN, Screen, frame
 
         colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         screen = Screen(get_terminal_size((80, 24)).columns, height, colour, shows(DRAWN))
@@ -94,7 +94,7 @@ class Watch:
     def _page(self, live: bool) -> Any:
         if self.page is None:
             return None
-        from ..report.live import Page
+        from ..lab.report.live import Page
         from ..system.files import check_writable
 
         try:

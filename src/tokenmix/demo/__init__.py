@@ -20,8 +20,8 @@ from ..advise.text import shares_table
 from ..bench import decoding, training_rate
 from ..errors import MixerError
 from ..lab.data import open_corpus
+from ..lab.report import Run, Table, read_run, write_report
 from ..models import build_model
-from ..report import Run, Table, read_run, write_report
 from ..system.machine import busy_cores
 from .lanes import Lanes, alone, lanes_for
 from .picture import pictures

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..report import Run
-from ..report.figures import COLOURS, Picture, both
+from ..lab.report import Run
+from ..lab.report.figures import COLOURS, Picture, both
 from ..system.text import number, size
 from .plan import Measured, Plan
 from .tables import SPREAD, best, shown_contexts, yardsticks

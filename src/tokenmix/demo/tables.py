@@ -6,7 +6,7 @@ import gzip
 import lzma
 
 from ..lab.data import open_corpus
-from ..report import Run, Table
+from ..lab.report import Run, Table
 from ..system.text import number, size
 from .plan import SHELL, Measured, Plan
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..functional.layout.heads import by_head
+from ..lab.report.pictures import effective_attention
 from ..mixers import Mixer
 from ..mixers.attention import Attention
-from ..report.pictures import effective_attention
 from .families import Family, family
 
 EXACT = 1e-4

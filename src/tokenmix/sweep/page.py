@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..report.page import write_page
-from ..report.tables import flatten, without_empty_columns
+from ..lab.report.page import write_page
+from ..lab.report.tables import flatten, without_empty_columns
 from ..system.text import Table
 from .curves import final_pictures, tuning_pictures
 from .evidence import compare

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import MixerError
-from ..models import MAE, PointClassifier, PointSegmenter, ViT
-from ..system.files import whole_file
-from ..system.text import Table, named_apart
+from ...errors import MixerError
+from ...models import MAE, PointClassifier, PointSegmenter, ViT
+from ...system.files import whole_file
+from ...system.text import Table, named_apart
 from .biases import bias_pictures
 from .clouds import cloud_pictures
 from .differences import differences_table, not_comparable
@@ -169,7 +169,7 @@ def environment(*packages: str) -> Any:
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, select_autoescape
 
-    loader = ChoiceLoader([PackageLoader(name, ".") for name in ("tokenmix.report", *packages)])
+    loader = ChoiceLoader([PackageLoader(name, ".") for name in ("tokenmix.lab.report", *packages)])
     return Environment(
         loader=loader,
         autoescape=select_autoescape(("html",)),

@@ -1,6 +1,6 @@
 """Tables of the mixers as Markdown, built from their classes: one for the page of mixers, one for the README.
 
-``python -m tokenmix.report.taxonomy README.md`` updates the README's table.
+``python -m tokenmix.lab.report.taxonomy README.md`` updates the README's table.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from ..mixers import MIXERS, Mixer, state_growth
+from ...mixers import MIXERS, Mixer, state_growth
 
 MARK = "<!-- mixers -->"
 README, README_END = "<!-- mixers: core -->", "<!-- /mixers -->"

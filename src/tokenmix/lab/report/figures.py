@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import MixerError
+from ...errors import MixerError
 from .runs import Run, on_most_data
 
 COLOURS = (

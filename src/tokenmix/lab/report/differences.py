@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..system.text import Table
+from ...system.text import Table
 from .runs import Run
 
 ABSENT = "-"

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import MixerError
-from ..lab.data.metrics_csv import flat
-from ..lab.data.records import parse_records
-from ..system.config import nearest
-from ..system.files import check_own
-from ..system.lock import look
-from ..system.text import named_apart
+from ...errors import MixerError
+from ...system.config import nearest
+from ...system.files import check_own
+from ...system.lock import look
+from ...system.text import named_apart
+from ..data.metrics_csv import flat
+from ..data.records import parse_records
 from .runs import Metric, Run, metric_of, on_most_data
 
 DEPTH = 6

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..lab.data.masking import draws_of, kept_patches
-from ..models import MAE
-from ..models.mae import hidden_patches, images_of, kept_count, pixel_targets
+from ...models import MAE
+from ...models.mae import hidden_patches, images_of, kept_count, pixel_targets
+from ..data.masking import draws_of, kept_patches
 from .figures import Picture
 from .image_grid import as_shown, image_grid
 from .maps import reading

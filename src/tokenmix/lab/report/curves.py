@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..lab.data.metrics_csv import flat
-from ..system.text import si
+from ...system.text import si
+from ..data.metrics_csv import flat
 from .figures import smoothed
 from .runs import Run, on_most_data
 from .watch import Watch, Watched

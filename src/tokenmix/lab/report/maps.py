@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..errors import MixerError
-from ..functional.layout.heads import by_head
-from ..mixers.attention import Attention
-from ..models import MAE, ViT, evaluating
+from ...errors import MixerError
+from ...functional.layout.heads import by_head
+from ...mixers.attention import Attention
+from ...models import MAE, ViT, evaluating
 from .biases import extra_weights, has_pair_bias
 
 CHUNK = 8  # images at a time where every pair of tokens is kept
@@ -60,7 +60,7 @@ def check_vit(model: nn.Module, who: str) -> ViT:
         return model.encoder
     if not isinstance(model, ViT):
         raise MixerError(
-            f"{who}: pictures of images need a ViT, got {type(model).__name__}; for text see tokenmix.report.pictures."
+            f"{who}: pictures of images need a ViT, got {type(model).__name__}; for text see tokenmix.lab.report.pictures."
         )
     return model
 
@@ -219,7 +219,7 @@ def average_relative_attention(model: nn.Module, images: Tensor) -> Relative:
     model = check_vit(model, "average_relative_attention")
     chosen = [i for i, block in enumerate(model.blocks) if isinstance(block.mixer, Attention)]
     if not chosen:
-        other = "tokenmix.report.biases.filters shows AFT-conv's bias"
+        other = "tokenmix.lab.report.biases.filters shows AFT-conv's bias"
         raise MixerError(f"average_relative_attention: no layer is softmax attention ({_kinds(model)}); {other}.")
     if len({model.blocks[i].mixer.heads for i in chosen}) > 1:
         heads = ", ".join(str(model.blocks[i].mixer.heads) for i in chosen)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import MixerError
-from ..models.effective_attention import EXACT
+from ...errors import MixerError
+from ...models.effective_attention import EXACT
 from .maps import Layer, check_vit, grid_of, look_into, on_grid, reading
 
 FOCUSED = "only mixers such as AFT, Hydra and attention have a focus"

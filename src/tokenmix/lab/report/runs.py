@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import MixerError
-from ..lab.data.metrics_csv import write_csv
-from ..lab.data.records import bad_text, read_records
-from ..system.files import check_own, is_own
-from ..system.text import named_apart
+from ...errors import MixerError
+from ...system.files import check_own, is_own
+from ...system.text import named_apart
+from ..data.metrics_csv import write_csv
+from ..data.records import bad_text, read_records
 
 NUMBERS = ("parameters", "state_bytes_per_row", "state_context")  # of env.json, in tables
 STEP = re.compile(r"step_[0-9]+")
@@ -206,7 +206,7 @@ def load_model(run: Run) -> Any:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from ..models import build_model, config_from_json
+    from ...models import build_model, config_from_json
 
     try:
         model = build_model(config_from_json({"kind": "lm", **run.config["model"]}))

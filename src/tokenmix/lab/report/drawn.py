@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from pathlib import Path
 
-from ..lab.data.masks import COLOURS
+from ..data.masks import COLOURS
 from .figures import Picture
 from .runs import FLOW, MASKS, Run
 

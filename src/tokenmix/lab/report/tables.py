@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..errors import MixerError
-from ..lab.data.long_tail import FEW, MANY, SHOTS
-from ..models import SHELLS, config_from_json, shell_of
-from ..system.text import MISSING, Table, number, size
+from ...errors import MixerError
+from ...models import SHELLS, config_from_json, shell_of
+from ...system.text import MISSING, Table, number, size
+from ..data.long_tail import FEW, MANY, SHOTS
 from .runs import ANSWERS, CLASSES, DENSITY, FLOW, MASKS, PAIRS, PARTS, PIXELS, TEXT, Run
 
 IOU = "the intersection over the union of a class's true and predicted pixels in the whole split, mean over the classes"

@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..errors import MixerError
-from ..lab.data import eval_batches, open_images
-from ..lab.data.bounds import MAX_PIXELS, Bounds
-from ..lab.data.image_source import pil_to_tensor, pillow, read_image
-from ..models import MAE
-from ..system.files import whole_file
+from ...errors import MixerError
+from ...models import MAE
+from ...system.files import whole_file
+from ..data import eval_batches, open_images
+from ..data.bounds import MAX_PIXELS, Bounds
+from ..data.image_source import pil_to_tensor, pillow, read_image
 from . import image_pictures as draw
 from .figures import Picture, check_drawing
 from .maps import check_vit

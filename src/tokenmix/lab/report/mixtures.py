@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..mixers.synthesizer_mixture import PARTS
-from ..models.blocks import Block
-from ..system.text import Table
+from ...mixers.synthesizer_mixture import PARTS
+from ...models.blocks import Block
+from ...system.text import Table
 from .figures import COLOURS, Picture, both
 
 ENCODER, DECODER, CROSS, LAYERS = "encoder", "decoder", "decoder to source", "layers"

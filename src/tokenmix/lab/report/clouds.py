@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import MixerError
-from ..lab.data.points import Cloud, PointSet, open_points, stacked
+from ...errors import MixerError
+from ..data.points import Cloud, PointSet, open_points, stacked
 from .figures import COLOURS, Picture, both
 from .runs import Run
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import MixerError
-from ..mixers.attention import Attention
+from ...errors import MixerError
+from ...mixers.attention import Attention
 from .attribution import Focus, focus, has_slots, slot_reads, slot_similarity
 from .biases import filters, has_filters, has_pair_bias
 from .figures import COLOURS, Picture, both

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..models.images import filled
+from ...models.images import filled
 from .maps import check_vit, reading
 
 

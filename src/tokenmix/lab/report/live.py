@@ -7,7 +7,7 @@ import time
 import warnings
 from pathlib import Path
 
-from ..errors import MixerError
+from ...errors import MixerError
 from .page import write_report
 from .watch import Watch
 

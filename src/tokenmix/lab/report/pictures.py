@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..errors import MixerError
-from ..mixers import Mixer
-from ..models.effective_attention import repeat_batch, values_attention
+from ...errors import MixerError
+from ...mixers import Mixer
+from ...models.effective_attention import repeat_batch, values_attention
 from .figures import Picture, heat_map
 
 SHOWN = 48
