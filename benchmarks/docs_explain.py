@@ -6,8 +6,8 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
-from tokenmix.explain import explain, render
-from tokenmix.explain.example import train_example
+from tokenmix.lab.explain import explain, render
+from tokenmix.lab.explain.example import train_example
 from tokenmix.system.machine import torch_threads
 
 PAGE = "explain-example.html"

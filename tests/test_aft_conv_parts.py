@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tokenmix import MixerError, build_mixer, functional
-from tokenmix.explain.families import family
+from tokenmix.lab.explain.families import family
 from tokenmix.lab.report.biases import filters as drawn
 from tokenmix.models.one_hot import OneHotConv
 

@@ -9,12 +9,12 @@ import torch
 
 from tokenmix import MixerError
 from tokenmix.cli import main
-from tokenmix.explain.runs import explain_runs
 from tokenmix.lab.data import Subwords, open_documents, open_labelled
 from tokenmix.lab.data.masking import corrupt_spans, mask_tokens
 from tokenmix.lab.data.packing import PackedRows, pack
 from tokenmix.lab.data.pair_sampler import IGNORED
 from tokenmix.lab.data.subwords import END, MASK, PAD, SPECIAL, START
+from tokenmix.lab.explain.runs import explain_runs
 from tokenmix.lab.hub import export_run
 from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.report import write_report

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 
 from run_dirs import tiny_run
 from tokenmix import MixerError, cli
-from tokenmix.explain import explain, render, runs, write_page
-from tokenmix.explain.characters import Bytes, Characters
-from tokenmix.explain.explained import LONGEST
 from tokenmix.lab.data.subwords import END, MASK, START, Subwords
+from tokenmix.lab.explain import explain, render, runs, write_page
+from tokenmix.lab.explain.characters import Bytes, Characters
+from tokenmix.lab.explain.explained import LONGEST
 from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.train import load_run, train
 from tokenmix.lab.train.data_config import PairDataConfig, SyntheticDataConfig

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from chromium import measured
-from tokenmix.explain import explain, write_page
-from tokenmix.explain.example import train_example
+from tokenmix.lab.explain import explain, write_page
+from tokenmix.lab.explain.example import train_example
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 STEPS = 13

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from ..errors import MixerError
+from ...errors import MixerError
 from .sites import Site
 
 CHOICES = 5

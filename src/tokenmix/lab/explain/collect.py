@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..errors import MixerError
-from ..models.encoder import Encoder
-from ..models.lm import LM
-from ..models.seq2seq import Seq2Seq
+from ...errors import MixerError
+from ...models.encoder import Encoder
+from ...models.lm import LM
+from ...models.seq2seq import Seq2Seq
 from .explained import Explained, Tokenizer
 from .prediction import explain_encoder, explain_language_model
 from .translation import explain_translation

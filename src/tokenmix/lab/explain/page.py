@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import MixerError
-from ..system.files import whole_file
+from ...errors import MixerError
+from ...system.files import whole_file
 from .explained import Entered, Explained
 from .families import Family
 from .sites import Site

@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import MixerError
-from ..lab.data.characters import CHARACTER_TASKS
-from ..lab.data.subwords import END, START, Subwords
-from ..lab.train import load_run
-from ..lab.train.data_config import DataConfig, DocumentDataConfig, LabelDataConfig, SyntheticDataConfig
-from ..lab.train.label_task import joined, read_labels
-from ..lab.train.subword_task import TOKENIZER, read_tokenizer
-from ..system.text import named_apart
+from ...errors import MixerError
+from ...system.text import named_apart
+from ..data.characters import CHARACTER_TASKS
+from ..data.subwords import END, START, Subwords
+from ..train import load_run
+from ..train.data_config import DataConfig, DocumentDataConfig, LabelDataConfig, SyntheticDataConfig
+from ..train.label_task import joined, read_labels
+from ..train.subword_task import TOKENIZER, read_tokenizer
 from .characters import Bytes, Characters
 from .collect import explain
 from .explained import Explained, Tokenizer

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..lab.data.grammar import sentence_pairs
-from ..models.seq2seq import Seq2Seq, Seq2SeqConfig
+from ...models.seq2seq import Seq2Seq, Seq2SeqConfig
+from ..data.grammar import sentence_pairs
 
 SPECIAL = ("<pad>", "<s>", "</s>", "<unknown>")
 PAD, START, END, UNKNOWN = range(4)

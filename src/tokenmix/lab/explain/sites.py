@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..errors import MixerError
-from ..functional.layout.heads import by_head
-from ..lab.report.pictures import effective_attention
-from ..mixers import Mixer
-from ..mixers.attention import Attention
+from ...errors import MixerError
+from ...functional.layout.heads import by_head
+from ...mixers import Mixer
+from ...mixers.attention import Attention
+from ..report.pictures import effective_attention
 from .families import Family, family
 
 EXACT = 1e-4

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import MixerError
-from ..models.encoder import Encoder
-from ..models.lm import LM
+from ...errors import MixerError
+from ...models.encoder import Encoder
+from ...models.lm import LM
 from .explained import CHOICES, Choices, Entered, Explained, Tokenizer, best, check_length, tokens_of, without_positions
 from .sites import Place, Site, sites_of, watched
 

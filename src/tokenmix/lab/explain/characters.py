@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..errors import MixerError
-from ..lab.data.characters import CHARACTERS
+from ...errors import MixerError
+from ..data.characters import CHARACTERS
 
 SHOWN = {" ": "␣", "\n": "⏎", "\t": "⇥"}
 """What stands for characters that cannot be seen."""

@@ -13,27 +13,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..functional import synthesizer as synth
-from ..functional.linear import LOG_FEATURES
-from ..functional.sums.gates import GATES
-from ..functional.sums.kernel_attention import MAPS
-from ..mixers import Mixer
-from ..mixers.aft import AFTFull, AFTLocal, AFTSimple
-from ..mixers.aft_conv import AFTConv
-from ..mixers.aft_forget import AFTForget
-from ..mixers.aft_pairs import AFTPairs
-from ..mixers.aft_reach import AFTReach
-from ..mixers.external import SlotMemory
-from ..mixers.hydra import Hydra
-from ..mixers.lightconv import DynamicConv, LightConv
-from ..mixers.linear import LinearAttention
-from ..mixers.synthesizer import (
+from ...functional import synthesizer as synth
+from ...functional.linear import LOG_FEATURES
+from ...functional.sums.gates import GATES
+from ...functional.sums.kernel_attention import MAPS
+from ...mixers import Mixer
+from ...mixers.aft import AFTFull, AFTLocal, AFTSimple
+from ...mixers.aft_conv import AFTConv
+from ...mixers.aft_forget import AFTForget
+from ...mixers.aft_pairs import AFTPairs
+from ...mixers.aft_reach import AFTReach
+from ...mixers.external import SlotMemory
+from ...mixers.hydra import Hydra
+from ...mixers.lightconv import DynamicConv, LightConv
+from ...mixers.linear import LinearAttention
+from ...mixers.synthesizer import (
     SynthesizerDense,
     SynthesizerFactorizedDense,
     SynthesizerFactorizedRandom,
     SynthesizerRandom,
 )
-from ..mixers.synthesizer_mixture import SynthesizerMixture
+from ...mixers.synthesizer_mixture import SynthesizerMixture
 
 Ends = tuple[Tensor, Tensor | None]
 """What a mixer reads: x (1, T, D), and a context (1, S, D) or None."""

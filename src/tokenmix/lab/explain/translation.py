@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.seq2seq import Seq2Seq
+from ...models.seq2seq import Seq2Seq
 from .explained import Entered, Explained, Tokenizer, best, check_length, tokens_of, without_positions
 from .sites import Place, sites_of, watched
 
