@@ -10,10 +10,10 @@ import torch
 
 from tokenmix import MixerError
 from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.sweep import Results, SweepPlan, compare, shortcomings
+from tokenmix.lab.sweep.run import FLOOR, yardsticks
 from tokenmix.lab.train.constant import BATCHES
 from tokenmix.lab.train.tasks import open_task
-from tokenmix.sweep import Results, SweepPlan, compare, shortcomings
-from tokenmix.sweep.run import FLOOR, yardsticks
 
 ON = {
     "text": ("aft_simple", {"train.eval_bytes": 2000}),

@@ -15,6 +15,8 @@ from tokenmix import MixerError
 from tokenmix.cli.entry import main, take_overrides
 from tokenmix.cli.verbs import VERBS
 from tokenmix.lab.recipes import RECIPES, find_recipe
+from tokenmix.lab.sweep.plan import SweepPlan, run_key
+from tokenmix.lab.sweep.results import Results
 from tokenmix.papers import (
     PAPERS,
     VERDICTS,
@@ -31,8 +33,6 @@ from tokenmix.papers import (
 )
 from tokenmix.papers.aft import TABLE_7, TABLE_8
 from tokenmix.papers.page import page
-from tokenmix.sweep.plan import SweepPlan, run_key
-from tokenmix.sweep.results import Results
 
 ROOT = Path(__file__).parents[1]
 CLAIMS = [(paper, claim) for paper in PAPERS.values() for claim in paper.claims]

@@ -11,8 +11,8 @@ import pytest
 
 from tokenmix import MixerError, cli
 from tokenmix.lab.recipes import RECIPES, SIZES, amounts, experiment
-from tokenmix.sweep import SweepPlan, sweep
-from tokenmix.sweep.plan import Jobs, check_plan, run_key
+from tokenmix.lab.sweep import SweepPlan, sweep
+from tokenmix.lab.sweep.plan import Jobs, check_plan, run_key
 from tokenmix.system.text import named_apart
 
 ROOT = Path(__file__).parents[1]

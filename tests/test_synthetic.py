@@ -20,6 +20,7 @@ from tokenmix.lab.report import read_run
 from tokenmix.lab.report.curves import Screen, frame
 from tokenmix.lab.report.tables import summary_table
 from tokenmix.lab.report.watch import Watch
+from tokenmix.lab.sweep import Results, SweepPlan, compare, results_table, sweep
 from tokenmix.lab.train import (
     OptimConfig,
     RunConfig,
@@ -34,7 +35,6 @@ from tokenmix.lab.train.synthetic_task import answer
 from tokenmix.lab.train.tasks import open_task
 from tokenmix.mixers import state_bytes
 from tokenmix.models import LMConfig, build_model
-from tokenmix.sweep import Results, SweepPlan, compare, results_table, sweep
 
 ROOT = Path(__file__).parents[1]
 SMALL = {"model.dim": 16, "model.layers": 1, "model.max_len": 12, "model.vocab": 16, "data.seq_len": 12}

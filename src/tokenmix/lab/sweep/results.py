@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from ..errors import MixerError
-from ..system.files import whole_file
-from ..system.lock import alone
-from ..system.text import Table, number
+from ...errors import MixerError
+from ...system.files import whole_file
+from ...system.lock import alone
+from ...system.text import Table, number
 from .plan import Job, SweepPlan, run_key
 
 Record = dict[str, Any]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..lab.report.page import write_page
-from ..lab.report.tables import flatten, without_empty_columns
-from ..system.text import Table
+from ...system.text import Table
+from ..report.page import write_page
+from ..report.tables import flatten, without_empty_columns
 from .curves import final_pictures, tuning_pictures
 from .evidence import compare
 from .plan import Job

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..errors import MixerError
-from ..system.torchvision import torchvision_hint
+from ...errors import MixerError
+from ...system.torchvision import torchvision_hint
 
 
 def load_modules(files: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""One run of a sweep in a process of its own: ``python -m tokenmix.sweep.worker JOB.json``.
+"""One run of a sweep in a process of its own: ``python -m tokenmix.lab.sweep.worker JOB.json``.
 
 The outcome goes into the file beside the job, whole or not at all. The process ends with the one that started it.
 """
@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from ..errors import MixerError
-from ..lab.train import DataConfig, RunConfig, SyntheticDataConfig, evaluate_run, resume, train
-from ..lab.train.loop import Diverged
-from ..lab.train.rundir import RunDir
-from ..lab.train.tasks import task_of
-from ..lab.train.text_task import streaming_cost
-from ..models import build_model
-from ..system.config import dotted_fields
-from ..system.files import write_json
-from ..system.machine import cpu_name, peak_mib, pick_device
+from ...errors import MixerError
+from ...models import build_model
+from ...system.config import dotted_fields
+from ...system.files import write_json
+from ...system.machine import cpu_name, peak_mib, pick_device
+from ..train import DataConfig, RunConfig, SyntheticDataConfig, evaluate_run, resume, train
+from ..train.loop import Diverged
+from ..train.rundir import RunDir
+from ..train.tasks import task_of
+from ..train.text_task import streaming_cost
 from .modules import load_modules
 from .results import CLASSIFIED, WRITTEN
 

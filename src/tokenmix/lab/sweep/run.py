@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from ..errors import MixerError
-from ..lab.train import RunConfig
-from ..lab.train.stopping import asked_to_stop
-from ..lab.train.tasks import open_task
-from ..lab.train.text_task import TextTask
-from ..system.files import whole_file, write_json
-from ..system.lock import locked
-from ..system.machine import cpu_name, memory_available, pick_device
-from ..system.text import size
+from ...errors import MixerError
+from ...system.files import whole_file, write_json
+from ...system.lock import locked
+from ...system.machine import cpu_name, memory_available, pick_device
+from ...system.text import size
+from ..train import RunConfig
+from ..train.stopping import asked_to_stop
+from ..train.tasks import open_task
+from ..train.text_task import TextTask
 from .modules import load_modules
 from .plan import Job, Jobs, SweepPlan, check_plan, run_key
 from .results import Record, Results, gzip_score, markdown, results_table
@@ -256,7 +256,7 @@ class Queue:
         env = os.environ | {"OMP_NUM_THREADS": str(self.jobs.threads)}
         with (jobs / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "tokenmix.sweep.worker", str(jobs / f"{name}.json")],
+                [sys.executable, "-m", "tokenmix.lab.sweep.worker", str(jobs / f"{name}.json")],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import MixerError
-from ..lab.recipes import amounts, experiment, find_recipe
-from ..lab.train import RunConfig, match_data
-from ..lab.train.config import MOST_THREADS, check_seed
-from ..models import SHELLS, in_shell
-from ..system.config import Json, dotted_fields, nearest
+from ...errors import MixerError
+from ...models import SHELLS, in_shell
+from ...system.config import Json, dotted_fields, nearest
+from ..recipes import amounts, experiment, find_recipe
+from ..train import RunConfig, match_data
+from ..train.config import MOST_THREADS, check_seed
 
 Phase = Literal["tune", "final"]
 RECIPE_ROW = "row"

@@ -11,7 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ..lab.report.figures import COLOURS, STYLES, Picture, both
+from ..report.figures import COLOURS, STYLES, Picture, both
 from .results import Record, Results
 
 AXES = (0, 2)

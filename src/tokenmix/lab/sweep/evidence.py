@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import mean, stdev
 
-from ..errors import MixerError
-from ..system.config import nearest
+from ...errors import MixerError
+from ...system.config import nearest
 from .results import Results
 
 LEAST_RATES, LEAST_SEEDS = 3, 3
