@@ -69,7 +69,7 @@ docs: setup
 # and the notebook.
 tables: setup
 	$(BIN)/python -m tokenmix.lab.report.taxonomy README.md
-	$(BIN)/python -m tokenmix.papers docs/claims.md
+	$(BIN)/python -m tokenmix.lab.papers docs/claims.md
 	$(BIN)/python -m tokenmix.testing.stub
 	$(BIN)/python -m benchmarks.walk_notebook
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from tokenmix import MixerError
+from tokenmix.lab.papers.external import OFFICIAL_COUNTS
 from tokenmix.models import EAMLP, EAMLPConfig, build_model
 from tokenmix.models.eamlp import sinusoids
-from tokenmix.papers.external import OFFICIAL_COUNTS
 
 TABLE = {  # the entries of the table of fixed positions, which the official code counts as parameters
     "eamlp_7": 50_432,

@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix import MixerError, use_backend
+from tokenmix.lab.papers.pvt import GIGA
 from tokenmix.models import (
     LM,
     MODELS,
@@ -27,7 +28,6 @@ from tokenmix.models import (
     build_model,
     macs,
 )
-from tokenmix.papers.pvt import GIGA
 
 ATTENTION = ({"name": "attention", "heads": 2},)
 PVT = tuple({"name": "spatial_reduction", "heads": 2, "ratio": r} for r in (4, 2, 2, 1))

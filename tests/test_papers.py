@@ -14,10 +14,7 @@ import tyro
 from tokenmix import MixerError
 from tokenmix.cli.entry import main, take_overrides
 from tokenmix.cli.verbs import VERBS
-from tokenmix.lab.recipes import RECIPES, find_recipe
-from tokenmix.lab.sweep.plan import SweepPlan, run_key
-from tokenmix.lab.sweep.results import Results
-from tokenmix.papers import (
+from tokenmix.lab.papers import (
     PAPERS,
     VERDICTS,
     Trial,
@@ -31,8 +28,11 @@ from tokenmix.papers import (
     recorded,
     written,
 )
-from tokenmix.papers.aft import TABLE_7, TABLE_8
-from tokenmix.papers.page import page
+from tokenmix.lab.papers.aft import TABLE_7, TABLE_8
+from tokenmix.lab.papers.page import page
+from tokenmix.lab.recipes import RECIPES, find_recipe
+from tokenmix.lab.sweep.plan import SweepPlan, run_key
+from tokenmix.lab.sweep.results import Results
 
 ROOT = Path(__file__).parents[1]
 CLAIMS = [(paper, claim) for paper in PAPERS.values() for claim in paper.claims]

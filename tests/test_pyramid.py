@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from cases import BOTH_WAYS, CASES
 from tokenmix import MixerError
+from tokenmix.lab.papers.pvt import EXACT
 from tokenmix.models import Pyramid, PyramidConfig, build_model, replace_layers
-from tokenmix.papers.pvt import EXACT
 
 HEADS, RATIOS = (1, 2, 5, 2), (4, 2, 2, 1)
 PVT = tuple({"name": "spatial_reduction", "heads": h, "ratio": r} for h, r in zip(HEADS, RATIOS, strict=True))

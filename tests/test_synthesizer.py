@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from tokenmix import MIXERS, MixerError, build_mixer, functional
 from tokenmix.functional.synthesizer import LOGITS, dense_logits, factorized_dense_logits, factorized_random_logits
-from tokenmix.papers.synthesizer import T5, VANILLA, WMT, in_t5
+from tokenmix.lab.papers.synthesizer import T5, VANILLA, WMT, in_t5
 
 SINGLE = ("synthesizer_dense", "synthesizer_random", "synthesizer_factorized_dense", "synthesizer_factorized_random")
 EVERY = (*SINGLE, "synthesizer_mixture")

@@ -8,9 +8,9 @@ import torch
 from cases import BOTH_WAYS, CASES
 from tokenmix import MixerError
 from tokenmix.hosts.vit.write import to_hf, to_timm
+from tokenmix.lab.papers.aft import TABLE_7, TABLE_8
 from tokenmix.models import MODELS, MAEConfig, ViT, ViTConfig, build_model, replace_layers
 from tokenmix.models.vit import filled
-from tokenmix.papers.aft import TABLE_7, TABLE_8
 from tokenmix.positions.grid import resize_rows, sincos
 
 COUNTS = {  # the documented convention: no bias on Q, K and V of AFT; DeiT's own counts to the digit

@@ -95,7 +95,7 @@ def not_learned() -> str:
 @attempt("4", "Confirmed claims that no model is built for")
 def confirmed() -> str:
     """Cost formulas, defaults and sums of printed rows counted as tests."""
-    from tokenmix.papers import PAPERS, recorded
+    from tokenmix.lab.papers import PAPERS, recorded
 
     found = collections.Counter()
     for paper in PAPERS.values():

@@ -11,7 +11,7 @@ SECOND_HAND, OFFICIAL = "second-hand", "official code"
 
 def reversed_sums() -> int:
     """Count the held-out sums of our data that are none, read with the least digit first."""
-    from ..lab.data import Synthetic, text_of
+    from ..data import Synthetic, text_of
 
     wrong = 0
     for row in Synthetic("addition", 4096, 64, longest=8).held_out("valid", 200)[0]:

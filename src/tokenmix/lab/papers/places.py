@@ -13,14 +13,14 @@ from .identities import HEADS, D, T, compared, drawn
 
 def abacus_offset() -> int:
     """Return the largest offset that Abacus embeddings draw at their defaults."""
-    from ..positions import AbacusPositions
+    from ...positions import AbacusPositions
 
     return AbacusPositions(2).max_offset - 1
 
 
 def abacus_places() -> str:
     """Return the rows of Abacus embeddings for the characters of a sum, in evaluation."""
-    from ..positions import AbacusPositions
+    from ...positions import AbacusPositions
 
     text = torch.tensor([list(b"12+345=753")])
     places = AbacusPositions(2, max_len=128).double().eval()
@@ -44,7 +44,7 @@ def abacus_parameters(layers: int) -> float:
 
 def fire_width() -> int:
     """Return the hidden width of FIRE's MLP at its defaults."""
-    from ..positions import Fire
+    from ...positions import Fire
 
     return Fire(1).hidden
 
@@ -53,7 +53,7 @@ def sampled(name: str) -> Callable[[], str]:
     """Return a measure of the positions that a sampler draws for four tokens of at most eight."""
 
     def measure() -> str:
-        from ..positions import SAMPLERS
+        from ...positions import SAMPLERS
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -68,7 +68,7 @@ def sampled(name: str) -> Callable[[], str]:
 
 def cape_range() -> str:
     """Return the bounds of CAPE's jitter of position 10, if all positions drawn lie within and come near them."""
-    from ..positions.samplers import jittered
+    from ...positions.samplers import jittered
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -81,7 +81,7 @@ def logit_bias(name: str, equation: Callable[[Any, Tensor, Tensor], Tensor]) -> 
     """Return a measure that compares a bias that reads queries and keys with its equation, in a causal row."""
 
     def measure() -> str:
-        from ..positions import build_logit_bias
+        from ...positions import build_logit_bias
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -122,7 +122,7 @@ def cape(bias: Any, q: Tensor, k: Tensor) -> Tensor:
 
 def xpos() -> str:
     """Compare products of queries and keys 40 positions apart with RoPE's, pair by pair times zeta^(40 / 512)."""
-    from ..positions import RotaryPositions, XPositions
+    from ...positions import RotaryPositions, XPositions
 
     ours, rotary, q, k = XPositions(D), RotaryPositions(D), drawn(1, 1, 1, D), drawn(1, 1, 1, D, seed=1)
     (t, s), half = (torch.tensor([[n]]) for n in (70, 30)), D // 2

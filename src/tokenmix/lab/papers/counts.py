@@ -29,7 +29,7 @@ def on_meta(build: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 def named(name: str) -> Any:
     """Build a named model without memory for its tensors."""
-    from ..models import build_model
+    from ...models import build_model
 
     return on_meta(build_model, name)
 
@@ -53,28 +53,28 @@ def millions(name: str) -> Measure:
 
 def giga_macs(name: str, size: Any = None) -> Measure:
     """Count the multiply-accumulates of a named model on one image, in billions."""
-    from ..models import macs
+    from ...models import macs
 
     return lambda: macs(named(name), size).total / 1e9
 
 
 def mixing_share(name: str, size: Any = None) -> Measure:
     """Compute the share of token mixing in the multiply-accumulates of a named model, in percent."""
-    from ..models import macs
+    from ...models import macs
 
     return lambda: 100 * macs(named(name), size).share
 
 
 def mixing_ratio(name: str, other: str, size: Any) -> Measure:
     """Compute how many times the multiply-accumulates of mixing of one model are those of another."""
-    from ..models import macs
+    from ...models import macs
 
     return lambda: macs(named(name), size).mixing / macs(named(other), size).mixing
 
 
 def saved(name: str, other: str, size: Any) -> Measure:
     """Compute the multiply-accumulates that ``other`` saves over ``name`` on one image, in percent."""
-    from ..models import macs
+    from ...models import macs
 
     return lambda: 100 * (1 - macs(named(other), size).total / macs(named(name), size).total)
 
@@ -83,7 +83,7 @@ def tokens(name: str, size: int, **options: Any) -> Measure:
     """Count the tokens that a ViT mixes on a square image: its prefix and its patches."""
 
     def count() -> int:
-        from ..models import build_model
+        from ...models import build_model
 
         config = on_meta(build_model, name, **options).config
         return config.prefix + prod(-(-n // config.patch) for n in (size, size))
@@ -93,7 +93,7 @@ def tokens(name: str, size: int, **options: Any) -> Measure:
 
 def layer(name: str, dim: int, **options: Any) -> int:
     """Count the parameters of one mixer."""
-    from ..mixers import build_mixer
+    from ...mixers import build_mixer
 
     return held(on_meta(build_mixer, name, dim, **options))
 
@@ -109,7 +109,7 @@ def grows(name: str, options: Options, *, by: str = "N", of: str = "mixing", sta
         by: name of the number of tokens in the result.
         of: "mixing" for FLOPs, "activations" for what is kept for the backward pass.
     """
-    from ..mixers import build_mixer
+    from ...mixers import build_mixer
 
     dim = fixed.pop("dim", 64)
     sizes = [start * 4**i for i in range(3)]
@@ -133,7 +133,7 @@ def growth(name: str, options: Options | None = None, **more: Any) -> Measure:
 
 def of_width(name: str, **options: Any) -> str:
     """Classify how a mixer's cost grows with its width d, at 256 tokens."""
-    from ..mixers import build_mixer
+    from ...mixers import build_mixer
 
     sizes = [64, 256, 1024]
     costs = [on_meta(build_mixer, name, d, **options).cost(256).mixing / d for d in sizes]
@@ -155,8 +155,8 @@ def decodes(name: str) -> Measure:
     """Say "yes" if a causal mixer gives the same token by token as for the whole sequence, else "no"."""
 
     def measure() -> str:
-        from ..errors import MixerError
-        from ..mixers.examples import example_mixer
+        from ...errors import MixerError
+        from ...mixers.examples import example_mixer
 
         try:
             mixer: Any = example_mixer(name, 16, T=12, causal=True).double().eval()
@@ -173,7 +173,7 @@ def decodes(name: str) -> Measure:
 
 def option(name: str, of: str) -> Measure:
     """Return the default of a mixer's option."""
-    from ..mixers import MIXERS
-    from ..mixers.facts import mixer_options
+    from ...mixers import MIXERS
+    from ...mixers.facts import mixer_options
 
     return stated(lambda: mixer_options(MIXERS[name])[of])

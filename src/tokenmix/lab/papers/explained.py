@@ -19,7 +19,7 @@ MILK = (
 
 def query_size() -> int:
     """Return the width of one head in a model of 6 features and 2 heads."""
-    from ..mixers import build_mixer
+    from ...mixers import build_mixer
 
     mixer: Any = build_mixer("attention", 6, heads=2)
     return int(mixer.q_proj.out_features // mixer.heads)

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import MixerError
+from ...errors import MixerError
 
 Value = float | int | str
 Measure = Callable[[], Value]

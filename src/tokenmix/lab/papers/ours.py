@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..lab.sweep.evidence import compare, plural
-from ..lab.sweep.plan import SweepPlan
-from ..lab.sweep.results import Results
+from ..sweep.evidence import compare, plural
+from ..sweep.plan import SweepPlan
+from ..sweep.results import Results
 from .claim import CONFIRMED, CONTRADICTED, NO_DIFFERENCE, TOO_LARGE, Claim, Paper, Trial, Value
 
 RECORD = Path(__file__).parent / "ours.json"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..errors import MixerError
-from ..system.config import nearest
+from ...errors import MixerError
+from ...system.config import nearest
 from .abacus import PAPER as _abacus
 from .aft import PAPER as _aft
 from .claim import (

@@ -24,7 +24,7 @@ def total(classes: int, most: int, factor: float) -> Measure:
     """Return a measure of the images of all classes together."""
 
     def measure() -> int:
-        from ..lab.data.long_tail import long_tail_counts
+        from ..data.long_tail import long_tail_counts
 
         return sum(long_tail_counts(most, classes, factor))
 
@@ -33,7 +33,7 @@ def total(classes: int, most: int, factor: float) -> Measure:
 
 def balanced_bce() -> str:
     """Compare the loss with the equation, on soft targets."""
-    from ..lab.train.class_losses import ClassLoss
+    from ..train.class_losses import ClassLoss
 
     counts, z, y = [500, 60, 9, 1], drawn(6, 4), drawn(6, 4, seed=1).softmax(1)
     pi = torch.tensor(counts, dtype=torch.float64) / sum(counts)
@@ -44,9 +44,9 @@ def balanced_bce() -> str:
 
 def pretraining() -> str:
     """Return epochs, share of hidden patches, and width and layers of the decoder of our recipe."""
-    from ..lab.recipes import RECIPES
-    from ..lab.recipes.livt_pretrain import IMAGENET_LT_IMAGES
-    from ..models import MAEConfig
+    from ...models import MAEConfig
+    from ..recipes import RECIPES
+    from ..recipes.livt_pretrain import IMAGENET_LT_IMAGES
 
     config = RECIPES["livt_pretrain"].config(size="paper")
     loop, model = config.train, cast(MAEConfig, config.model)
@@ -56,8 +56,8 @@ def pretraining() -> str:
 
 def balanced_training() -> str:
     """Return epochs and layer decay of our recipe for the second stage."""
-    from ..lab.recipes import RECIPES
-    from ..lab.recipes.livt_pretrain import IMAGENET_LT_IMAGES
+    from ..recipes import RECIPES
+    from ..recipes.livt_pretrain import IMAGENET_LT_IMAGES
 
     config = RECIPES["livt_imagenet_lt"].config(size="paper")
     epochs = (config.train.steps or 0) // (IMAGENET_LT_IMAGES // config.train.batch_size)

@@ -95,7 +95,7 @@ def last_tokens() -> int:
 
 def pairs() -> int:
     """Count the multiply-accumulates between queries and reduced keys, and with values, in stage 1 at 224."""
-    from ..mixers import build_mixer
+    from ...mixers import build_mixer
     from .counts import on_meta
 
     mixer = on_meta(build_mixer, "spatial_reduction", 64, heads=1, ratio=8, ndim=2)

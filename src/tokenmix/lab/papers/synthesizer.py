@@ -51,7 +51,7 @@ def in_t5(name: str, **options: Any) -> Measure:
     """
 
     def count() -> float:
-        from ..models import Seq2Seq, Seq2SeqConfig
+        from ...models import Seq2Seq, Seq2SeqConfig
 
         across = {"name": "attention", "heads": 12, "qkv_bias": False, "out_bias": False}
         config = Seq2SeqConfig(

@@ -1,4 +1,4 @@
-"""Write our values and the page of claims: ``python -m tokenmix.papers docs/claims.md``."""
+"""Write our values and the page of claims: ``python -m tokenmix.lab.papers docs/claims.md``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .ours import write
 from .page import page
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m tokenmix.papers", description="Write our values and the page.")
+    parser = argparse.ArgumentParser(prog="python -m tokenmix.lab.papers", description="Write our values and the page.")
     parser.add_argument("files", nargs="*", type=Path, help="where to write the page of claims")
     given, every = parser.parse_args(), tuple(PAPERS.values())
     write(every)

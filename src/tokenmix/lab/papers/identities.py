@@ -41,7 +41,7 @@ def weighted(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
 
 def aft_full() -> str:
     """Compare AFT-full with Eq. 2."""
-    from ..functional import aft_full
+    from ...functional import aft_full
 
     (q, k, v), w = qkv(), drawn(T, T)
     return compared(aft_full(q, k, v, w), weighted(q, k, v, w))
@@ -49,7 +49,7 @@ def aft_full() -> str:
 
 def aft_rows() -> int:
     """Count the outputs of AFT-full, divided by the gate, that leave the range of the values (Eq. 3)."""
-    from ..functional import aft_full
+    from ...functional import aft_full
 
     (q, k, v), w = qkv(), drawn(T, T)
     mean = aft_full(q, k, v, w) / q.sigmoid()
@@ -59,7 +59,7 @@ def aft_rows() -> int:
 
 def aft_local() -> str:
     """Compare AFT-local of window 3 with Eq. 2 and a bias that is 0 where |t - t'| >= 3 (Eq. 4)."""
-    from ..functional import aft_local
+    from ...functional import aft_local
 
     (q, k, v), w = qkv(), drawn(T, T)
     far = (torch.arange(T)[:, None] - torch.arange(T)).abs() >= 3
@@ -68,7 +68,7 @@ def aft_local() -> str:
 
 def aft_local_widest() -> str:
     """Compare AFT-local whose window is the length with AFT-full."""
-    from ..functional import aft_full, aft_local
+    from ...functional import aft_full, aft_local
 
     (q, k, v), w = qkv(), drawn(T, T)
     return compared(aft_local(q, k, v, w, window=T), aft_full(q, k, v, w))
@@ -76,7 +76,7 @@ def aft_local_widest() -> str:
 
 def aft_local_zero() -> str:
     """Compare AFT-local of window 0 with AFT-simple."""
-    from ..functional import aft_local, aft_simple
+    from ...functional import aft_local, aft_simple
 
     (q, k, v), w = qkv(), drawn(T, T)
     return compared(aft_local(q, k, v, w, window=0), aft_simple(q, k, v))
@@ -84,7 +84,7 @@ def aft_local_zero() -> str:
 
 def aft_simple() -> str:
     """Compare AFT-simple with Eq. 5, the softmax of the keys over time."""
-    from ..functional import aft_simple
+    from ...functional import aft_simple
 
     q, k, v = qkv()
     return compared(aft_simple(q, k, v), q.sigmoid() * (k.softmax(1) * v).sum(1, keepdim=True))
@@ -92,7 +92,7 @@ def aft_simple() -> str:
 
 def aft_conv() -> str:
     """Compare AFT-conv with Eq. 6 as printed, convolutions with exp(w) - 1 beside the sums over all tokens."""
-    from ..functional import aft_conv
+    from ...functional import aft_conv
 
     q, _, v = qkv()
     k, w = drawn(B, T, HEADS), drawn(HEADS, 3)
@@ -108,8 +108,8 @@ def aft_conv() -> str:
 
 def aft_conv_start() -> str:
     """Compare a fresh AFT-conv, whose gamma and beta are 0, with AFT-simple on its keys, one per head."""
-    from ..functional import aft_simple
-    from ..mixers import build_mixer
+    from ...functional import aft_simple
+    from ...mixers import build_mixer
 
     mixer: Any = build_mixer("aft_conv", D, heads=HEADS, kernel_size=3, ndim=1).double()
     x = drawn(B, T, D)
@@ -119,7 +119,7 @@ def aft_conv_start() -> str:
 
 def hydra() -> str:
     """Compare Hydra with the sum written out, with the cosine kernel."""
-    from ..functional import hydra
+    from ...functional import hydra
 
     q, k, v = qkv()
     unit = [x / x.norm(dim=-1, keepdim=True) for x in (q, k)]
@@ -128,7 +128,7 @@ def hydra() -> str:
 
 def hydra_lengths() -> str:
     """Compare Hydra of queries and keys three times as long, and of values twice as long, with twice Hydra."""
-    from ..functional import hydra
+    from ...functional import hydra
 
     q, k, v = qkv()
     return compared(hydra(3 * q, 3 * k, 2 * v, eps=0.0), 2 * hydra(q, k, v, eps=0.0))
@@ -136,7 +136,7 @@ def hydra_lengths() -> str:
 
 def hydra_heads() -> str:
     """Compare Hydra with kernel attention of as many heads as features."""
-    from ..functional import hydra, multihead_linear
+    from ...functional import hydra, multihead_linear
 
     q, k, v = qkv()
     return compared(hydra(q, k, v), multihead_linear(q, k, v, heads=D))
@@ -144,7 +144,7 @@ def hydra_heads() -> str:
 
 def hydra_aft() -> str:
     """Compare Hydra of sigmoid queries and softmax keys with AFT-simple."""
-    from ..functional import aft_simple, hydra
+    from ...functional import aft_simple, hydra
 
     q, k, v = qkv()
     return compared(hydra(q, k, v, feature="sigmoid/softmax"), aft_simple(q, k, v))
@@ -152,7 +152,7 @@ def hydra_aft() -> str:
 
 def external() -> str:
     """Compare External attention with its double normalisation written out."""
-    from ..functional import external
+    from ...functional import external
 
     x, memory_k, memory_v = drawn(B, T, D), drawn(5, D), drawn(5, D, seed=1)
     weights = (x @ memory_k.mT).softmax(1)
@@ -162,7 +162,7 @@ def external() -> str:
 
 def external_rows() -> str:
     """Compare what a memory of ones reads, the sum of each row of weights, with 1."""
-    from ..functional import external
+    from ...functional import external
 
     ones = torch.ones(5, D, dtype=torch.float64)
     read = external(drawn(B, T, D), drawn(5, D), ones, eps=0.0)
@@ -171,7 +171,7 @@ def external_rows() -> str:
 
 def dense_rows() -> str:
     """Compare the dense logits of a token before and after all other tokens change."""
-    from ..functional.synthesizer import dense_logits
+    from ...functional.synthesizer import dense_logits
 
     q, tables, at = drawn(B, T, D), (drawn(HEADS, D // HEADS, T),), torch.arange(T).expand(B, T)
     other = q.clone()
@@ -181,7 +181,7 @@ def dense_rows() -> str:
 
 def dense() -> str:
     """Compare the dense form of one head with softmax(W2 relu(W1 x)) times the values."""
-    from ..functional import synthesizer_dense
+    from ...functional import synthesizer_dense
 
     q, _, v = qkv()
     table = drawn(1, D, T)
@@ -190,7 +190,7 @@ def dense() -> str:
 
 def random() -> str:
     """Compare the random form of one head with softmax(R) times the values."""
-    from ..functional import synthesizer_random
+    from ...functional import synthesizer_random
 
     v, table = drawn(B, T, D), drawn(1, T, T)
     return compared(synthesizer_random(v, table), table[0].softmax(-1) @ v)
@@ -198,7 +198,7 @@ def random() -> str:
 
 def factorized_random() -> str:
     """Compare the factorised random form with the random form of R1 R2^T."""
-    from ..functional import synthesizer_factorized_random, synthesizer_random
+    from ...functional import synthesizer_factorized_random, synthesizer_random
 
     v, factors = drawn(B, T, D), (drawn(1, T, 3), drawn(1, T, 3, seed=1))
     return compared(synthesizer_factorized_random(v, factors), synthesizer_random(v, factors[0] @ factors[1].mT))
@@ -206,7 +206,7 @@ def factorized_random() -> str:
 
 def mixture() -> str:
     """Compare a mixture of random logits and dot products with the softmax of the weighted sum of logits."""
-    from ..mixers import build_mixer
+    from ...mixers import build_mixer
 
     mixer: Any = build_mixer("synthesizer_mixture", D, heads=1, max_len=T, qkv_bias=False, out_bias=False).double()
     x, (random_weight, dot_weight) = drawn(B, T, D), (0.3, 0.7)
@@ -220,7 +220,7 @@ def mixture() -> str:
 
 def gate_at_start() -> float:
     """Return the weight of the synthetic logits in a fresh gated mixture."""
-    from ..mixers import build_mixer
+    from ...mixers import build_mixer
 
     mixer: Any = build_mixer("synthesizer_mixture", D, heads=1, max_len=T, join="gated")
     return float(mixer.alpha.detach().sigmoid())
@@ -228,7 +228,7 @@ def gate_at_start() -> float:
 
 def reduced_attention() -> str:
     """Compare spatial reduction on a grid of 4 x 4 with attention whose keys are a normalised strided convolution."""
-    from ..functional import attention, spatial_reduction
+    from ...functional import attention, spatial_reduction
 
     q, x = drawn(B, 16, D), drawn(B, 16, D, seed=1)
     conv, norm = (drawn(D, D, 2, 2), drawn(D)), (drawn(D, seed=2), drawn(D, seed=3))
@@ -241,7 +241,7 @@ def reduced_attention() -> str:
 
 def linear_recurrence() -> str:
     """Compare causal linear attention with its recurrence over S and Z."""
-    from ..functional import linear_attention
+    from ...functional import linear_attention
 
     q, k, v = qkv()
     fq, fk = (torch.nn.functional.elu(x) + 1 for x in (q, k))
@@ -252,7 +252,7 @@ def linear_recurrence() -> str:
 
 def set_equivariance() -> str:
     """Compare an induced set attention of permuted tokens with its permuted outputs."""
-    from ..mixers import build_mixer
+    from ...mixers import build_mixer
 
     mixer, x = build_mixer("set", D, points=3, heads=HEADS).double(), drawn(B, T, D)
     order = torch.arange(T - 1, -1, -1)
@@ -261,7 +261,7 @@ def set_equivariance() -> str:
 
 def heads_are_cuts() -> str:
     """Compare attention of two heads on whole queries, keys and values with one head on each half of the features."""
-    from ..functional import attention
+    from ...functional import attention
 
     parts = [x.chunk(2, -1) for x in qkv()]
     return compared(
@@ -271,7 +271,7 @@ def heads_are_cuts() -> str:
 
 def attention() -> str:
     """Compare attention of one head with softmax(Q K^T / sqrt(d)) V."""
-    from ..functional import attention
+    from ...functional import attention
 
     q, k, v = qkv()
     return compared(attention(q, k, v, heads=1), (q @ k.mT / math.sqrt(D)).softmax(-1) @ v)
@@ -279,7 +279,7 @@ def attention() -> str:
 
 def future_is_hidden() -> str:
     """Compare the causal output of the first tokens before and after the last one changes."""
-    from ..functional import attention
+    from ...functional import attention
 
     q, k, v = qkv()
     changed = [torch.cat([x[:, :-1], x[:, -1:] + 1], 1) for x in (q, k, v)]
@@ -289,7 +289,7 @@ def future_is_hidden() -> str:
 
 def rotary_is_relative() -> str:
     """Compare products of rotated queries and keys at positions 3 and 5 with those at 103 and 105."""
-    from ..positions import RotaryPositions
+    from ...positions import RotaryPositions
 
     rotary, (q, k, _) = RotaryPositions(D), (x[:1, :1] for x in qkv())
 
@@ -303,7 +303,7 @@ def pair_bias(name: str, equation: Callable[[Any, Tensor, Tensor], Tensor], **op
     """Return a measure that compares a bias for pairs of positions with its equation of the positions t and s."""
 
     def measure() -> str:
-        from ..positions import build_pair_positions
+        from ...positions import build_pair_positions
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -317,7 +317,7 @@ def pair_bias(name: str, equation: Callable[[Any, Tensor, Tensor], Tensor], **op
 
 def t5_bucket_count() -> int:
     """Count the buckets that T5's bias gives to distances 0 .. 128 at its defaults."""
-    from ..positions import T5Bias
+    from ...positions import T5Bias
 
     return len(T5Bias(1).bucket(torch.arange(129)).unique())
 
@@ -349,7 +349,7 @@ def fire(bias: Any, far: Tensor, t: Tensor) -> Tensor:
 
 def scaled(rule: str, **options: Any) -> list[float]:
     """Return the frequencies of 64 rotated features at base 10,000 under a rule; "" for none."""
-    from ..positions.rotary import scaled_frequencies
+    from ...positions.rotary import scaled_frequencies
 
     return scaled_frequencies(64, 10_000.0, {"name": rule, **options} if rule else None)[0]
 
@@ -383,7 +383,7 @@ def yarn_ends() -> str:
 
 def sinusoids() -> str:
     """Compare the fixed positions of EAMLP with sines and cosines written out."""
-    from ..models.eamlp import sinusoids
+    from ...models.eamlp import sinusoids
 
     table = [[(math.sin, math.cos)[i % 2](t / 10_000 ** ((i - i % 2) / 6)) for i in range(6)] for t in range(7)]
     off = float((sinusoids(7, 6).double() - torch.tensor(table, dtype=torch.float64)).abs().max())

@@ -34,7 +34,7 @@ def of_recipe(
         label: what is appended to the name of a row.
         without: their verdict: quality cannot be tested at this size, ``NOT_YET`` is that of speed and memory.
     """
-    from ..lab.recipes import RECIPES
+    from ..recipes import RECIPES
 
     found = []
     for name, row in RECIPES[recipe].rows.items():
