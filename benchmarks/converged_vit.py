@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from tokenmix.anatomy import dissect
-from tokenmix.anatomy.images import load_images
-from tokenmix.anatomy.loading import open_subject
 from tokenmix.hosts.vit.convert import convert_vit
+from tokenmix.lab.anatomy import dissect
+from tokenmix.lab.anatomy.images import load_images
+from tokenmix.lab.anatomy.loading import open_subject
 from tokenmix.lab.train import RunConfig, load_run, train
 from tokenmix.lab.train.tasks import open_task
 from tokenmix.models import replace_layers

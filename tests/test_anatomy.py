@@ -25,12 +25,12 @@ from transformers import (
 import vit_anatomy
 from test_vision_pictures import make, pictures_of
 from tokenmix import MixerError, cli
-from tokenmix.anatomy import dissect, looks, lost, outliers, probes, read
-from tokenmix.anatomy.images import Images, load_images
-from tokenmix.anatomy.loading import open_subject
-from tokenmix.anatomy.ours import our_vit
-from tokenmix.anatomy.page import summary, write_page
-from tokenmix.anatomy.theirs import their_vit
+from tokenmix.lab.anatomy import dissect, looks, lost, outliers, probes, read
+from tokenmix.lab.anatomy.images import Images, load_images
+from tokenmix.lab.anatomy.loading import open_subject
+from tokenmix.lab.anatomy.ours import our_vit
+from tokenmix.lab.anatomy.page import summary, write_page
+from tokenmix.lab.anatomy.theirs import their_vit
 from tokenmix.lab.data.augment import Augment
 from tokenmix.lab.report.maps import attention_weights, look_into
 from tokenmix.lab.report.norms import Norms, neighbour_similarity, patch_similarity, token_norms

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ..lab.report.figures import Picture, check_drawing
-from ..lab.report.page import environment
-from ..system.files import whole_file
-from ..system.text import Table
+from ...system.files import whole_file
+from ...system.text import Table
+from ..report.figures import Picture, check_drawing
+from ..report.page import environment
 from . import pictures as draw
 from .measure import Anatomy
 from .probes import Classified, Compared, Probes
@@ -37,7 +37,7 @@ def write_page(anatomy: Anatomy, out: Path | str, tell: Callable[[str], None] = 
     check_drawing()
     tell("anatomy: drawing")
     page = (
-        environment("tokenmix.anatomy")
+        environment("tokenmix.lab.anatomy")
         .get_template("anatomy.html")
         .render(
             title=f"Anatomy of {anatomy.subject.name}",

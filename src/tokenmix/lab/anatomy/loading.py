@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import MixerError
-from ..hosts.surgery.save_load import open_host
-from ..hosts.vit.checkpoints import read_json
-from ..models import ViT
-from ..system.torchvision import ensure_torchvision
+from ...errors import MixerError
+from ...hosts.surgery.save_load import open_host
+from ...hosts.vit.checkpoints import read_json
+from ...models import ViT
+from ...system.torchvision import ensure_torchvision
 from .ours import OurViT, our_vit
 from .subject import Subject
 from .theirs import their_vit
@@ -68,7 +68,7 @@ def _ours(folder: Path, config: dict[str, Any]) -> Subject:
     if kind != "vit":
         what = f"a model of kind {kind!r}" if kind else "no model that is known"
         raise MixerError(f"anatomy: {folder / 'config.json'} describes {what}, not a ViT; a model is {FORMS}.")
-    from ..lab.train import load_model
+    from ..train import load_model
 
     found, _ = load_model(folder)
     assert isinstance(found, ViT)

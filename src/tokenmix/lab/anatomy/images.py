@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..errors import MixerError
-from ..lab.data import eval_batches, open_images
-from ..lab.data.image_source import image_endings, is_image
-from ..lab.data.images import IMAGE_SETS
-from ..lab.report.vision import load_image
+from ...errors import MixerError
+from ..data import eval_batches, open_images
+from ..data.image_source import image_endings, is_image
+from ..data.images import IMAGE_SETS
+from ..report.vision import load_image
 from .subject import BATCH, Subject
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import MixerError
+from ...errors import MixerError
 from .outliers import mean_of
 
 STRENGTH = 1e-3

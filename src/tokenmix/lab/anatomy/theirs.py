@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import MixerError
-from ..functional.layout.heads import by_head
-from ..hosts.surgery.probe import Proofs
-from ..hosts.surgery.sites import Site, find_attention
-from ..lab.report.maps import reading
+from ...errors import MixerError
+from ...functional.layout.heads import by_head
+from ...hosts.surgery.probe import Proofs
+from ...hosts.surgery.sites import Site, find_attention
+from ..report.maps import reading
 from .subject import Projected, Subject, prefix_names
 
 SEPARATE = ("q_proj", "k_proj", "v_proj")

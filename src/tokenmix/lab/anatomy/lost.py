@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import MixerError
+from ...errors import MixerError
 
 MOST = 100
 """Patches of the lowest degree from which a seed is expanded, at most: the paper's k."""

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..lab.report.figures import COLOURS, Picture, both
-from ..lab.report.image_grid import as_shown, image_grid
-from ..lab.report.image_pictures import draw_norms, similarity_picture
-from ..lab.report.maps import spread
+from ..report.figures import COLOURS, Picture, both
+from ..report.image_grid import as_shown, image_grid
+from ..report.image_pictures import draw_norms, similarity_picture
+from ..report.maps import spread
 from .looks import Look
 from .lost import Found
 from .measure import Anatomy

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..errors import MixerError
-from ..lab.report.norms import Norms, outlier_cutoff, share_above
+from ...errors import MixerError
+from ..report.norms import Norms, outlier_cutoff, share_above
 
 
 class Outliers(NamedTuple):

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..lab.report.maps import Layer, look_into
-from ..lab.report.pictures import effective_attention
-from ..models import ViT
+from ...models import ViT
+from ..report.maps import Layer, look_into
+from ..report.pictures import effective_attention
 from .subject import Projected, Subject, prefix_names
 
 
@@ -48,7 +48,7 @@ class OurViT(Subject):
 
 def our_vit(name: str, model: ViT, mean: Any = None, std: Any = None) -> OurViT:
     """Make a subject of a ViT; means and deviations that are not given are those of its default."""
-    from ..lab.data.augment import moments
+    from ..data.augment import moments
 
     config = model.config
     mean, std = moments("anatomy", config.channels, mean, std)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import MixerError
+from ...errors import MixerError
 from .images import Images
 from .looks import Look, token_looks
 from .lost import Found, discover

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..errors import MixerError
-from ..lab.report.maps import reading
-from ..lab.report.norms import Norms, patch_similarity
-from ..models.stem import ConvStem
+from ...errors import MixerError
+from ...models.stem import ConvStem
+from ..report.maps import reading
+from ..report.norms import Norms, patch_similarity
 
 BATCH = 32  # images read at a time
 
