@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tokenmix.bench.roofline import machine
+from tokenmix.lab.bench.roofline import machine
 from tokenmix.lab.data import Sampler, open_corpus
 from tokenmix.lab.recipes import find_recipe
 from tokenmix.lab.train import RunConfig, evaluate, load_run, resume, train

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from tokenmix.bench import decoding
-from tokenmix.bench.roofline import machine
+from tokenmix.lab.bench import decoding
+from tokenmix.lab.bench.roofline import machine
 from tokenmix.lab.report.figures import COLOURS
 from tokenmix.lab.sweep.evidence import compare, plural
 from tokenmix.lab.sweep.modules import load_modules

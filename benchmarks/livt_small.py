@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.image_rows import finish
 
-from tokenmix.bench.roofline import machine
+from tokenmix.lab.bench.roofline import machine
 from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.report.reconstructions import reconstruction_pictures
 from tokenmix.lab.report.runs import read_run

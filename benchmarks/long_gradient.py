@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tokenmix import long_backward
-from tokenmix.bench.roofline import machine
+from tokenmix.lab.bench.roofline import machine
 from tokenmix.lab.train import load_run
 from tokenmix.parallel import LongStep
 

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenmix.bench.roofline import machine
+from tokenmix.lab.bench.roofline import machine
 from tokenmix.lab.data import Sampler, open_corpus
 from tokenmix.lab.recipes import find_recipe
 from tokenmix.lab.train.optim import build_optimizers, parameter_roles, update

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenmix.bench.roofline import machine
+from tokenmix.lab.bench.roofline import machine
 from tokenmix.lab.train import OptimConfig
 from tokenmix.lab.train.optim import build_optimizers, update
 from tokenmix.mixers import Attention

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tokenmix.bench.roofline import machine
+from tokenmix.lab.bench.roofline import machine
 from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.recipes.recipe import shrink_spec
 from tokenmix.lab.train.optim import build_optimizers, update

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from tokenmix import demo
-from tokenmix.bench import Decoding
 from tokenmix.demo.lanes import interrupts_later
 from tokenmix.demo.plan import RATES
 from tokenmix.demo.tables import ALONE, SPREAD, against_gzip, best, fastest, ranking
+from tokenmix.lab.bench import Decoding
 from tokenmix.lab.report import read_run
 from tokenmix.lab.report.checks import check_page
 from tokenmix.system.machine import busy_cores

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from math import inf, log
 from typing import Any
 
-from ..bench.cases import Subject
-from ..bench.roofline import machine
 from ..errors import MixerError
+from ..lab.bench.cases import Subject
+from ..lab.bench.roofline import machine
 from ..system.machine import memory_available
 from .amdahl import Crossing, expected, first_length, share_for
 from .attention_modules import AttentionModule, modules_of

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..bench.timing import measure, peak_memory, sampler
 from ..errors import MixerError
 from ..hosts.surgery.quality import Quality, measure_quality
+from ..lab.bench.timing import measure, peak_memory, sampler
 from ..system.text import Table, number, size
 from .candidates import Tell
 from .decoding import Decoded, decode

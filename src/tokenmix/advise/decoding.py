@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..bench import decoding
-from ..bench.timing import quartile
 from ..errors import MixerError
 from ..hosts.cache_names import CACHE_NAMES, returned_cache
+from ..lab.bench import decoding
+from ..lab.bench.timing import quartile
 from ..models import LM
 from .inputs import Inputs
 

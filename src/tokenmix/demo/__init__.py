@@ -17,8 +17,8 @@ import torch
 from ..advise import advise, load_host
 from ..advise.text import findings as advice_findings
 from ..advise.text import shares_table
-from ..bench import decoding, training_rate
 from ..errors import MixerError
+from ..lab.bench import decoding, training_rate
 from ..lab.data import open_corpus
 from ..lab.report import Run, Table, read_run, write_report
 from ..models import build_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..bench import Decoding
+from ..lab.bench import Decoding
 from ..lab.train import DataConfig, OptimConfig, RunConfig, TrainConfig
 from ..models import LMConfig, in_shell
 

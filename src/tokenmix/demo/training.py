@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..bench.timing import measure, sampler
+from ..lab.bench.timing import measure, sampler
 from ..lab.train import sample_run, train
 from ..lab.train.optim import build_optimizers, update
 from ..lab.train.rundir import RunDir

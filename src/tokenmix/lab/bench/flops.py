@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import MixerError
-from ..mixers import Mixer
-from ..models import LM
+from ...errors import MixerError
+from ...mixers import Mixer
+from ...models import LM
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ..errors import MixerError
+from ...errors import MixerError
 from .cases import Subject
 from .flops import Setting
 from .timing import Sampler
@@ -51,7 +51,7 @@ class Revision:
             _git(self.root, "worktree", "add", "--quiet", "--detach", str(self.tree), self.commit)
             self._build()
             self._copy()
-            command = [sys.executable, "-W", "ignore", "-m", "tokenmix.bench.worker"]
+            command = [sys.executable, "-W", "ignore", "-m", "tokenmix.lab.bench.worker"]
             self.worker = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -76,7 +76,7 @@ class Revision:
             shutil.copy(HERE.parents[2] / MEASURE, self.tree / MEASURE)
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(HERE, self.tree / "src/tokenmix/bench", dirs_exist_ok=True, ignore=ignore)
-        trial = [sys.executable, "-W", "ignore", "-c", "import tokenmix.bench.worker"]
+        trial = [sys.executable, "-W", "ignore", "-c", "import tokenmix.lab.bench.worker"]
         if subprocess.run(trial, env=self._environment(), cwd=self.tree, capture_output=True).returncode:
             self.tell(f"{self.revision} is laid out differently: it runs its own benchmark")
             for command in (("clean", "-fdq", "src"), ("checkout", "--quiet", "--", "src")):

@@ -11,10 +11,10 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ..errors import MixerError
-from ..kernels.fast_linear import fast_linear
-from ..system.cuda_graph import graphed
-from ..system.machine import memory_available, torch_threads
+from ...errors import MixerError
+from ...kernels.fast_linear import fast_linear
+from ...system.cuda_graph import graphed
+from ...system.machine import memory_available, torch_threads
 from .cases import SDPA, Prepared, Subject, is_causal, needed_bytes, prepare
 from .correctness import Verdict, gate
 from .flops import Setting, Work

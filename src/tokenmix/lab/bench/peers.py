@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import MixerError
+from ...errors import MixerError
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import functional
-from ..errors import MixerError
-from ..functional.layout.heads import by_head
-from ..kernels.backend import Backend
-from ..mixers import MIXERS, Mixer, build_mixer
-from ..models import LM, LMConfig
-from ..testing.measure import leaves_of
+from ... import functional
+from ...errors import MixerError
+from ...functional.layout.heads import by_head
+from ...kernels.backend import Backend
+from ...mixers import MIXERS, Mixer, build_mixer
+from ...models import LM, LMConfig
+from ...testing.measure import leaves_of
 from .flops import Setting, Work, layer_work, model_work, op_work, work_of
 from .peers import PEERS, build_peer
 from .timing import Call
@@ -100,7 +100,7 @@ def _subject(text: str) -> Subject:
         options[key] = _value(value)
     known = [*MIXERS, SDPA, *PEERS]
     if name not in known:
-        from ..system.config import nearest
+        from ...system.config import nearest
 
         raise MixerError(f"bench: {name!r} is not a subject that can be measured; {nearest(name, known)}.")
     return Subject(name, options, backend or "auto")

@@ -1,6 +1,6 @@
 """Tables for pages, from results recorded with ``--json`` or by ``benchmarks/{whole,image}_models.py``.
 
-``python -m tokenmix.bench.page RESULTS PAGE...`` updates the tables of pages. A page asks for a result by name, ``<!--
+``python -m tokenmix.lab.bench.page RESULTS PAGE...`` updates the tables of pages. A page asks for a result by name, ``<!--
 speed: NAME -->`` to ``<!-- /speed -->``.
 """
 
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..system.text import seconds
+from ...system.text import seconds
 from .cases import SDPA
 
 MARKED = re.compile(r"(<!-- speed: ([\w-]+) -->\n).*?(\n<!-- /speed -->)", re.DOTALL)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..mixers import State, state_bytes
+from ...mixers import State, state_bytes
 
 CHUNK = 256
 

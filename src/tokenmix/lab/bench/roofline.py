@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..system.machine import cpu_name, memory_total, read_text
-from ..system.version import __version__
+from ...system.machine import cpu_name, memory_total, read_text
+from ...system.version import __version__
 from .flops import Work
 from .timing import measure, sampler
 
@@ -203,7 +203,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     """Describe the machine: name, cores, threads, memory, versions, kernels in use, and every setting known to change
     speed.
     """
-    from ..kernels import cpu, triton
+    from ...kernels import cpu, triton
 
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else cpu_name(),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..kernels.fast_linear import LinearRoutes
-from ..system.text import seconds, size
+from ...kernels.fast_linear import LinearRoutes
+from ...system.text import seconds, size
 
 KINDS = ("read", "write", "copy")
 HEAD = ("subject", "p25", "min", "cpu", "x sdpa", "in cpu", "x base", "peak", "limit", "error", "runs on")

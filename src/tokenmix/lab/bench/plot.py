@@ -1,6 +1,6 @@
 """A plot of time against length on logarithmic axes; the slope of each line is the exponent of its cost.
 
-python -m tokenmix.bench.plot RESULTS.json OUT.png    # draws a file that `tokenmix bench --json` wrote
+python -m tokenmix.lab.bench.plot RESULTS.json OUT.png    # draws a file that `tokenmix bench --json` wrote
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..errors import MixerError
+from ...errors import MixerError
 
 WIDTH, HEIGHT, LINE = 4.8, 2.7, 0.19
 """Inches of the plot, of a panel, and of a line of its legend: small, so that text stays legible on a telephone."""
@@ -33,7 +33,7 @@ def plot(found: dict[str, Any], path: Path) -> Path:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        from ..lab.report.figures import THEMES
+        from ..report.figures import THEMES
     except ImportError as why:
         raise MixerError(f"bench: --plot needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
     paper, ink = THEMES["light"]
@@ -60,7 +60,7 @@ def label(row: dict[str, Any]) -> str:
 
 
 def _panel(ax: Any, found: dict[str, Any], each: str) -> None:
-    from ..lab.report.figures import COLOURS, STYLES
+    from ..report.figures import COLOURS, STYLES
 
     rows = [r for r in found["rows"] if r["pass"] == each and "wall_s" in r]
     slopes = {f["subject"]: f["exponent"] for f in found["fits"] if f["pass"] == each}

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import functional
-from ..errors import MixerError
-from ..kernels.cpu import decode as step
-from ..mixers import MIXERS
-from ..system.machine import torch_threads
-from ..testing.inputs import adversarial_keys, noise
-from ..testing.measure import SIZE, TOLERANCE, Measure, adversarial_cases, cast, largest
-from ..testing.subject import roles
+from ... import functional
+from ...errors import MixerError
+from ...kernels.cpu import decode as step
+from ...mixers import MIXERS
+from ...system.machine import torch_threads
+from ...testing.inputs import adversarial_keys, noise
+from ...testing.measure import SIZE, TOLERANCE, Measure, adversarial_cases, cast, largest
+from ...testing.subject import roles
 from .cases import ATTENTION, SDPA, Subject, build, first_of, fused_attention, is_causal, op_args
 from .flops import Setting
 from .peers import PEERS
