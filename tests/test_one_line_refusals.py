@@ -11,8 +11,8 @@ import torch
 
 from image_sets import noise, save
 from tokenmix import MixerError
-from tokenmix.advise.loading import load_host
 from tokenmix.hosts.huggingface.require import check_transformers
+from tokenmix.lab.advise.loading import load_host
 from tokenmix.lab.anatomy.loading import open_subject
 from tokenmix.lab.data.point_files import read_points
 from tokenmix.lab.report import draw_pictures

@@ -80,10 +80,10 @@ class Advise:
 
     def run(self) -> int:
         """Load, measure, distil and print the model's advice, and write the page."""
-        from ..advise.advice import advise
-        from ..advise.distill import check_distillation, distill_fastest, split_text
-        from ..advise.loading import load_host
-        from ..advise.text import as_json, text
+        from ..lab.advise.advice import advise
+        from ..lab.advise.distill import check_distillation, distill_fastest, split_text
+        from ..lab.advise.loading import load_host
+        from ..lab.advise.text import as_json, text
         from ..system.machine import pick_device
 
         if not 0 < self.minutes < inf:
@@ -125,7 +125,7 @@ class Advise:
         else:
             say(text(found))
         if self.out is not None:
-            from ..advise.page import write_page
+            from ..lab.advise.page import write_page
 
             write_page(found, self.out)
         return 0 if found.refused is None else 1

@@ -29,9 +29,9 @@ def is_host_folder(folder: Path | str) -> bool:
 
 def compare_converted(source: str, out: Path, data: Path | None, lengths: Sequence[int]) -> Any:
     """Compare the host that was converted with the folder that was written."""
-    from ..advise.compare import compare
     from ..hosts.surgery import load_converted, open_host
     from ..hosts.surgery.texts import text_batches
+    from ..lab.advise.compare import compare
 
     if not is_host_folder(out):
         raise MixerError(f"convert: {out} is written; --data and --lengths compare hosts, and this is a ViT of ours.")

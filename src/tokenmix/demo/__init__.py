@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from ..advise import advise, load_host
-from ..advise.text import findings as advice_findings
-from ..advise.text import shares_table
 from ..errors import MixerError
+from ..lab.advise import advise, load_host
+from ..lab.advise.text import findings as advice_findings
+from ..lab.advise.text import shares_table
 from ..lab.bench import decoding, training_rate
 from ..lab.data import open_corpus
 from ..lab.report import Run, Table, read_run, write_report

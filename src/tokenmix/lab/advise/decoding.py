@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..errors import MixerError
-from ..hosts.cache_names import CACHE_NAMES, returned_cache
-from ..lab.bench import decoding
-from ..lab.bench.timing import quartile
-from ..models import LM
+from ...errors import MixerError
+from ...hosts.cache_names import CACHE_NAMES, returned_cache
+from ...models import LM
+from ..bench import decoding
+from ..bench.timing import quartile
 from .inputs import Inputs
 
 STEPS = 12

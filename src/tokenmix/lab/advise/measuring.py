@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..lab.bench.timing import peak_memory, quartile
+from ..bench.timing import peak_memory, quartile
 from .amdahl import bound
 from .attention_modules import AttentionModule, torch_projections
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 
-from ..errors import MixerError
+from ...errors import MixerError
 
 
 def bound(share: float, left: float = 0.0) -> float:

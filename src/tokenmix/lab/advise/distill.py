@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import MixerError
-from ..hosts.surgery import find_attention, replace_mixers
-from ..hosts.surgery.save_load import save_replaced
-from ..hosts.surgery.texts import check_vocabulary, text_tokens
-from ..lab.train.distill_mixers import distill
-from ..lab.train.rundir import RunDir
+from ...errors import MixerError
+from ...hosts.surgery import find_attention, replace_mixers
+from ...hosts.surgery.save_load import save_replaced
+from ...hosts.surgery.texts import check_vocabulary, text_tokens
+from ..train.distill_mixers import distill
+from ..train.rundir import RunDir
 from .advice import Advice
 from .candidates import OWN
 from .compare import compare

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..hosts.surgery.capture import Call, adapters_by_site, captured, layer_losses
-from ..hosts.surgery.quality import call_model
-from ..kernels.precision import at_least_float32
-from ..lab.bench.cases import Subject
+from ...hosts.surgery.capture import Call, adapters_by_site, captured, layer_losses
+from ...hosts.surgery.quality import call_model
+from ...kernels.precision import at_least_float32
+from ..bench.cases import Subject
 from .candidates import replaced
 from .loading import Host
 from .measuring import FAILURES

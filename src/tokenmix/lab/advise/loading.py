@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import MixerError
-from ..models import KINDS, MODELS, build_model, config_from_json
-from ..system.config import nearest
-from ..system.modules import here_on_path
-from ..system.torchvision import ensure_torchvision, torchvision_hint
-from ..testing.loading import place_of
+from ...errors import MixerError
+from ...models import KINDS, MODELS, build_model, config_from_json
+from ...system.config import nearest
+from ...system.modules import here_on_path
+from ...system.torchvision import ensure_torchvision, torchvision_hint
+from ...testing.loading import place_of
 from .inputs import Inputs, inputs_of, own_inputs
 
 FORMS = "a run directory, a folder of transformers, a name of `tokenmix list`, "
@@ -171,7 +171,7 @@ def _folder(folder: Path, options: dict[str, Any]) -> Host:
             options,
             "the config was changed, so its weights are random",
         )
-    from ..lab.train import load_model
+    from ..train import load_model
 
     return _our_host(str(folder), load_model(folder)[0])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..system.text import Table, number, seconds, size
+from ...system.text import Table, number, seconds, size
 from .advice import Advice
 from .amdahl import bound, share_for
 from .candidates import OWN, Row

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import MixerError
-from ..hosts.surgery import replace_mixers
-from ..lab.bench.cases import Subject, parse_subjects
-from ..lab.bench.timing import measure, peak_memory, sampler
-from ..mixers import MIXERS, is_softmax
-from ..models import build_model
+from ...errors import MixerError
+from ...hosts.surgery import replace_mixers
+from ...mixers import MIXERS, is_softmax
+from ...models import build_model
+from ..bench.cases import Subject, parse_subjects
+from ..bench.timing import measure, peak_memory, sampler
 from .attention_modules import AttentionModule
 from .decoding import Decoded, decode
 from .loading import Host

@@ -9,11 +9,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import nn
 
-from ..errors import MixerError
-from ..hosts.surgery import find_attention
-from ..hosts.surgery.sites import unknown_hint
-from ..mixers import MIXERS, Mixer
-from ..mixers.attention import Attention
+from ...errors import MixerError
+from ...hosts.surgery import find_attention
+from ...hosts.surgery.sites import unknown_hint
+from ...mixers import MIXERS, Mixer
+from ...mixers.attention import Attention
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from math import inf, log
 from typing import Any
 
-from ..errors import MixerError
-from ..lab.bench.cases import Subject
-from ..lab.bench.roofline import machine
-from ..system.machine import memory_available
+from ...errors import MixerError
+from ...system.machine import memory_available
+from ..bench.cases import Subject
+from ..bench.roofline import machine
 from .amdahl import Crossing, expected, first_length, share_for
 from .attention_modules import AttentionModule, modules_of
 from .candidates import OWN, Row, Tell, measure_candidates, parse_candidates, usual
@@ -35,7 +35,7 @@ class Skipped:
 
 @dataclass
 class Advice:
-    """The results. ``tokenmix.advise.text`` formats them as sentences and tables; ``to_json`` has every number."""
+    """The results. ``tokenmix.lab.advise.text`` formats them as sentences and tables; ``to_json`` has every number."""
 
     host: Host
     modules: list[AttentionModule]

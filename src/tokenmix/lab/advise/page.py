@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import MixerError
-from ..system.files import whole_file
+from ...errors import MixerError
+from ...system.files import whole_file
 from .advice import Advice
 from .candidates import OWN
 from .text import about, candidate_tables, comparison_tables, findings, setting, shares_table
@@ -18,10 +18,10 @@ def write_page(advice: Advice, out: Path | str) -> Path:
     try:
         import matplotlib  # noqa: F401  (figures need it; checked before any work)
 
-        from ..lab.report.page import environment
+        from ..report.page import environment
     except ImportError as why:
         raise MixerError(f"advise: --out needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
-    template = environment("tokenmix.advise").get_template("advice.html")
+    template = environment("tokenmix.lab.advise").get_template("advice.html")
     page = template.render(
         title=f"Should the attention of {advice.host.name} be replaced?",
         lead=[*findings(advice), about(advice)],
@@ -98,7 +98,7 @@ def _lines(
     at: list[int], lines: dict[str, Any], x: str, y: str, caption: str, *, log: bool = False, zero: bool = False
 ) -> Any:
     """Draw a line chart with lengths in octaves."""
-    from ..lab.report.figures import COLOURS, STYLES, Picture, both
+    from ..report.figures import COLOURS, STYLES, Picture, both
 
     def draw(ax: Any) -> None:
         for i, (name, values) in enumerate(lines.items()):
@@ -136,7 +136,7 @@ def _lines(
 
 
 def _facts(advice: Advice) -> Any:
-    from ..lab.report import Table
+    from ..report import Table
 
     flat = {k: v for k, v in advice.machine.items() if not isinstance(v, dict) and v is not None}
     flat |= {f"kernels, {k}": v for k, v in advice.machine["kernels"].items()}

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import MixerError
-from ..hosts.surgery import find_attention
-from ..models import LM, ViT
+from ...errors import MixerError
+from ...hosts.surgery import find_attention
+from ...models import LM, ViT
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments of a call."""

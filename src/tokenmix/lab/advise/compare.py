@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import MixerError
-from ..hosts.surgery.quality import Quality, measure_quality
-from ..lab.bench.timing import measure, peak_memory, sampler
-from ..system.text import Table, number, size
+from ...errors import MixerError
+from ...hosts.surgery.quality import Quality, measure_quality
+from ...system.text import Table, number, size
+from ..bench.timing import measure, peak_memory, sampler
 from .candidates import Tell
 from .decoding import Decoded, decode
 from .inputs import Inputs, inputs_of
