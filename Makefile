@@ -29,7 +29,7 @@ $(LIBRARY): $(wildcard $(KERNELS)/src/*.[ch]) $(KERNELS)/build.py | $(VENV)/.ok
 	$(BIN)/python $(KERNELS)/build.py --if-needed
 
 demo: setup
-	$(BIN)/python -m tokenmix.demo --out runs/demo
+	$(BIN)/python -m tokenmix.lab.demo --out runs/demo
 
 lint: setup
 	$(BIN)/ruff check --no-cache .  # no cache: which imports are first-party depends on files it does not track

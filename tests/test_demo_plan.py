@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tokenmix.demo.lanes import Lanes
-from tokenmix.demo.plan import MODELS, RATES, Plan, Schedule
-from tokenmix.demo.training import LONGER, schedules, training_seconds
+from tokenmix.lab.demo.lanes import Lanes
+from tokenmix.lab.demo.plan import MODELS, RATES, Plan, Schedule
+from tokenmix.lab.demo.training import LONGER, schedules, training_seconds
 from tokenmix.lab.sweep.plan import SweepPlan
 from tokenmix.lab.sweep.results import Results
 

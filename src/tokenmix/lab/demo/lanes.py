@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..errors import MixerError
+from ...errors import MixerError
 
 CONTEXT = multiprocessing.get_context("spawn")
 

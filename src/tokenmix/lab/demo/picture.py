@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..lab.report import Run
-from ..lab.report.figures import COLOURS, Picture, both
-from ..system.text import number, size
+from ...system.text import number, size
+from ..report import Run
+from ..report.figures import COLOURS, Picture, both
 from .plan import Measured, Plan
 from .tables import SPREAD, best, shown_contexts, yardsticks
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..lab.bench.timing import measure, sampler
-from ..lab.train import sample_run, train
-from ..lab.train.optim import build_optimizers, update
-from ..lab.train.rundir import RunDir
-from ..models import build_model
-from ..system.files import whole_file
+from ...models import build_model
+from ...system.files import whole_file
+from ..bench.timing import measure, sampler
+from ..train import sample_run, train
+from ..train.optim import build_optimizers, update
+from ..train.rundir import RunDir
 from .lanes import Lanes, side_by_side
 from .plan import MODELS, Plan, Schedule
 

@@ -1,4 +1,4 @@
-"""`python -m tokenmix.demo --out DIR`."""
+"""`python -m tokenmix.lab.demo --out DIR`."""
 
 import sys
 

@@ -1,6 +1,6 @@
 """``make demo``: small language models, compared after equal training time on one page.
 
-It runs as ``python -m tokenmix.demo``.
+It runs as ``python -m tokenmix.lab.demo``.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 
 import torch
 
-from ..errors import MixerError
-from ..lab.advise import advise, load_host
-from ..lab.advise.text import findings as advice_findings
-from ..lab.advise.text import shares_table
-from ..lab.bench import decoding, training_rate
-from ..lab.data import open_corpus
-from ..lab.report import Run, Table, read_run, write_report
-from ..models import build_model
-from ..system.machine import busy_cores
+from ...errors import MixerError
+from ...models import build_model
+from ...system.machine import busy_cores
+from ..advise import advise, load_host
+from ..advise.text import findings as advice_findings
+from ..advise.text import shares_table
+from ..bench import decoding, training_rate
+from ..data import open_corpus
+from ..report import Run, Table, read_run, write_report
 from .lanes import Lanes, alone, lanes_for
 from .picture import pictures
 from .plan import MODELS, Measured, Plan
@@ -58,7 +58,7 @@ NOTES = (
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line and run the demo."""
     parser = argparse.ArgumentParser(
-        prog="python -m tokenmix.demo",
+        prog="python -m tokenmix.lab.demo",
         description=f"Train {len(MODELS)} small byte language models and compare them in one page.",
     )
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory for the runs and report.html")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import lzma
 
-from ..lab.data import open_corpus
-from ..lab.report import Run, Table
-from ..system.text import number, size
+from ...system.text import number, size
+from ..data import open_corpus
+from ..report import Run, Table
 from .plan import SHELL, Measured, Plan
 
 Scores = dict[str, float | None]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..lab.bench import Decoding
-from ..lab.train import DataConfig, OptimConfig, RunConfig, TrainConfig
-from ..models import LMConfig, in_shell
+from ...models import LMConfig, in_shell
+from ..bench import Decoding
+from ..train import DataConfig, OptimConfig, RunConfig, TrainConfig
 
 LOCAL = {"name": "aft_local", "window": 32, "rank": 32}
 FORGET = {"name": "aft_forget", "norm_heads": 4}
