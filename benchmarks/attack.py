@@ -280,7 +280,7 @@ def attack_archive(rng: random.Random) -> str:
 
 def said(*args: str) -> tuple[int, str]:
     """Return the exit code and output of a command."""
-    from tokenmix.cli import main
+    from tokenmix.lab.cli import main
 
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):

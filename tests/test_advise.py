@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from surgery_models import make
-from tokenmix import MixerError, cli
-from tokenmix.cli.arguments import parse_lengths
+from tokenmix import MixerError
 from tokenmix.hosts.surgery import replace_mixers
+from tokenmix.lab import cli
 from tokenmix.lab.advise import Share, bound, first_length, load_host, measuring
 from tokenmix.lab.advise import advice as advice_module
 from tokenmix.lab.advise import advise as ask
@@ -33,6 +33,7 @@ from tokenmix.lab.advise.loading import Host
 from tokenmix.lab.advise.measuring import Clock, measure_share
 from tokenmix.lab.advise.probe import Nearness, probe
 from tokenmix.lab.advise.text import above_bound, answer, as_json, candidate_tables, findings, text
+from tokenmix.lab.cli.arguments import parse_lengths
 from tokenmix.lab.report.checks import check_page
 from tokenmix.mixers.attention import Attention
 from tokenmix.models import LMConfig, ViTConfig, build_model

@@ -24,7 +24,8 @@ from transformers import (
 
 import vit_anatomy
 from test_vision_pictures import make, pictures_of
-from tokenmix import MixerError, cli
+from tokenmix import MixerError
+from tokenmix.lab import cli
 from tokenmix.lab.anatomy import dissect, looks, lost, outliers, probes, read
 from tokenmix.lab.anatomy.images import Images, load_images
 from tokenmix.lab.anatomy.loading import open_subject

@@ -20,12 +20,12 @@ import types
 import pytest
 
 import tokenmix
-from tokenmix import MIXERS, MixerError, cli
-from tokenmix.cli import output
-from tokenmix.cli.entry import take_overrides
-from tokenmix.cli.extras import EXTRAS
-from tokenmix.cli.verbs import VERBS
-from tokenmix.lab import data
+from tokenmix import MIXERS, MixerError
+from tokenmix.lab import cli, data
+from tokenmix.lab.cli import output
+from tokenmix.lab.cli.entry import take_overrides
+from tokenmix.lab.cli.extras import EXTRAS
+from tokenmix.lab.cli.verbs import VERBS
 from tokenmix.system.text import si, size
 
 TINY = [
@@ -216,7 +216,7 @@ def test_costs_of_a_length_beyond_memory(capsys):
 
 
 def test_doctor(capsys, monkeypatch):
-    monkeypatch.setattr("tokenmix.cli.doctor.try_extras", lambda: (dict.fromkeys(EXTRAS, "ok"), ""))
+    monkeypatch.setattr("tokenmix.lab.cli.doctor.try_extras", lambda: (dict.fromkeys(EXTRAS, "ok"), ""))
     assert cli.main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert f"{len(MIXERS)} mixers" in text
@@ -233,7 +233,7 @@ def test_doctor(capsys, monkeypatch):
 
 
 def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
-    monkeypatch.setattr("tokenmix.cli.doctor.try_extras", lambda: ({}, ""))
+    monkeypatch.setattr("tokenmix.lab.cli.doctor.try_extras", lambda: ({}, ""))
 
     def broken(self, *args, **kwargs):
         raise RuntimeError("no such kernel")
@@ -362,7 +362,7 @@ def test_a_signal_ends_a_command_with_its_code_and_the_real_path(text, tmp_path)
     """The signal is sent from inside a step, so that no clock decides where it lands."""
     code = """
 import os, signal, sys
-from tokenmix.cli import main
+from tokenmix.lab.cli import main
 from tokenmix.lab.train.loop import Trainer
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs start without
@@ -430,10 +430,8 @@ def test_importing_the_library_needs_torch_only():
     block += "        if name.split('.')[0] in BLOCKED: raise ModuleNotFoundError(name)\n"
     names = {"numpy", "tyro", "rich", "safetensors", "yaml", "matplotlib", "jinja2"}
     code = f"BLOCKED = {names!r}\n{block}sys.meta_path.insert(0, No())\n"
-    code += (
-        "import tokenmix, tokenmix.models, tokenmix.lab.data, tokenmix.lab.train, tokenmix.lab.recipes, tokenmix.cli\n"
-    )
-    code += "sys.exit(tokenmix.cli.main(['list']))"
+    code += "import tokenmix, tokenmix.models, tokenmix.lab.data, tokenmix.lab.train, tokenmix.lab.recipes, tokenmix.lab.cli\n"
+    code += "sys.exit(tokenmix.lab.cli.main(['list']))"
     ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert ended.returncode == 2, ended.stderr
     assert (
@@ -524,7 +522,7 @@ def test_every_option_of_a_verb_has_its_help(name):
 def test_the_verbs_import_nothing_heavy():
     """`tokenmix --help` and `tokenmix list` do not wait for what only other verbs need."""
     rooms = ("advise", "bench", "data", "hosts", "models", "recipes", "report", "testing", "train")
-    code = "import sys, tokenmix\nbefore = set(sys.modules)\nimport tokenmix.cli.verbs\n"
+    code = "import sys, tokenmix\nbefore = set(sys.modules)\nimport tokenmix.lab.cli.verbs\n"
     code += f"sys.exit(str({ ({f'tokenmix.{room}' for room in rooms}) } & set(sys.modules) - before or ''))"
     ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert ended.stderr.strip() == ""

@@ -191,7 +191,7 @@ def test_the_kernel_is_what_runs(name, monkeypatch):
 
 WITHOUT = """
 import torch, tokenmix
-from tokenmix import cli
+from tokenmix.lab import cli
 from tokenmix.kernels import cpu
 assert not cpu.available() and cpu.why_not() == "TOKENMIX_NO_KERNELS is set"
 assert cpu.isa() is None and cpu.built_from() is None

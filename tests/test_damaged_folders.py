@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from tokenmix import MixerError
-from tokenmix.cli.host_folders import is_host_folder
+from tokenmix.lab.cli.host_folders import is_host_folder
 from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.train import load_model
 from tokenmix.lab.train.config import RunConfig

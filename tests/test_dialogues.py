@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tokenmix import MixerError
-from tokenmix.cli import main
+from tokenmix.lab.cli import main
 from tokenmix.lab.data import Subwords, open_parallel
 from tokenmix.lab.data.dialogues import fitted, is_dialogues, read_dialogues
 from tokenmix.lab.recipes import RECIPES

@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tokenmix import MixerError, cli
+from tokenmix import MixerError
+from tokenmix.lab import cli
 from tokenmix.lab.data import Augment
 from tokenmix.lab.data.augment import as_bytes, normalise
 from tokenmix.lab.recipes import RECIPES

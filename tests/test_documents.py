@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tokenmix import MixerError
-from tokenmix.cli import main
+from tokenmix.lab.cli import main
 from tokenmix.lab.data import Subwords, open_documents, open_labelled
 from tokenmix.lab.data.masking import corrupt_spans, mask_tokens
 from tokenmix.lab.data.packing import PackedRows, pack

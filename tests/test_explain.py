@@ -9,7 +9,8 @@ import re
 import pytest
 import torch
 
-from tokenmix import MixerError, cli
+from tokenmix import MixerError
+from tokenmix.lab import cli
 from tokenmix.lab.data.grammar import sentence_pairs
 from tokenmix.lab.explain import Explained, explain, render, runs, translation, write_page
 from tokenmix.lab.explain.example import END, START, train_example

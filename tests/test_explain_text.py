@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from run_dirs import tiny_run
-from tokenmix import MixerError, cli
+from tokenmix import MixerError
+from tokenmix.lab import cli
 from tokenmix.lab.data.subwords import END, MASK, START, Subwords
 from tokenmix.lab.explain import explain, render, runs, write_page
 from tokenmix.lab.explain.characters import Bytes, Characters

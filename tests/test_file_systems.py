@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 from tokenmix import MixerError
-from tokenmix.cli.host_folders import is_host_folder
+from tokenmix.lab.cli.host_folders import is_host_folder
 from tokenmix.system import files, lock
 from tokenmix.system.checkpoint import list_steps, save_checkpoint
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from run_dirs import tiny_run
-from tokenmix import MixerError, cli
+from tokenmix import MixerError
 from tokenmix.hosts.huggingface.export import to_transformers
+from tokenmix.lab import cli
 from tokenmix.lab.data import Subwords, open_images
 from tokenmix.lab.data.augment import eval_batches
 from tokenmix.lab.data.subwords import END, START

@@ -14,7 +14,8 @@ import pytest
 
 import kill_nine
 from run_dirs import SPECS
-from tokenmix import MixerError, cli
+from tokenmix import MixerError
+from tokenmix.lab import cli
 from tokenmix.lab.data.metrics_csv import append_csv, write_csv
 from tokenmix.lab.train import DataConfig, RunConfig, TrainConfig, evaluate_run, resume, train
 from tokenmix.lab.train.loop import Trainer

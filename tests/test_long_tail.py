@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from image_sets import folder, noise
-from tokenmix import MixerError, cli
+from tokenmix import MixerError
+from tokenmix.lab import cli
 from tokenmix.lab.data import Augment, ImageSampler, long_tail_counts, long_tailed, open_images
 from tokenmix.lab.data.long_tail import class_counts, shots_of
 from tokenmix.lab.recipes import RECIPES

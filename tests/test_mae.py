@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from cases import BOTH_WAYS, CASES
-from tokenmix import MixerError, cli
+from tokenmix import MixerError
+from tokenmix.lab import cli
 from tokenmix.lab.data import Augment, long_tail_counts
 from tokenmix.lab.data.masking import draws_of, kept_patches
 from tokenmix.lab.recipes import RECIPES

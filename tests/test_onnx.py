@@ -15,11 +15,12 @@ import torch
 
 from cases import CASES, FIRST, GRIDS
 from perturb import perturb_mixers
-from tokenmix import MIXERS, Mixer, MixerError, build_mixer, cli
+from tokenmix import MIXERS, Mixer, MixerError, build_mixer
 from tokenmix.export import OnnxModel, export_onnx, export_program
 from tokenmix.export.dynamic_shapes import Sizes
 from tokenmix.export.inputs import find_port
 from tokenmix.export.onnx_model import difference
+from tokenmix.lab import cli
 from tokenmix.mixers import CORE
 from tokenmix.models import LM, DiTConfig, LMConfig, LoopConfig, build_model
 from tokenmix.testing.subject import perturb

@@ -12,7 +12,7 @@ import torch
 
 from own_mixer import WeighedMean
 from tokenmix import MIXERS, MixerError, build_mixer, register_mixer
-from tokenmix.cli import main
+from tokenmix.lab.cli import main
 
 NAME = "weighed_mean"
 SPEC = {"name": NAME, "floor": 0.25}

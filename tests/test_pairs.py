@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tokenmix import MixerError
-from tokenmix.cli import main
+from tokenmix.lab.cli import main
 from tokenmix.lab.data import Subwords, open_parallel
 from tokenmix.lab.data.docstrings import docstring_pairs
 from tokenmix.lab.data.grammar import sentence_pairs

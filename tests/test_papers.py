@@ -12,8 +12,8 @@ import torch
 import tyro
 
 from tokenmix import MixerError
-from tokenmix.cli.entry import main, take_overrides
-from tokenmix.cli.verbs import VERBS
+from tokenmix.lab.cli.entry import main, take_overrides
+from tokenmix.lab.cli.verbs import VERBS
 from tokenmix.lab.papers import (
     PAPERS,
     VERDICTS,

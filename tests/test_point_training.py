@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tokenmix import MixerError
-from tokenmix.cli import main
+from tokenmix.lab.cli import main
 from tokenmix.lab.data.points import Cloud, PointSet
 from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.report import write_report

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenmix import MixerError, cli
+from tokenmix import MixerError
+from tokenmix.lab import cli
 from tokenmix.lab.recipes import RECIPES, SIZES, amounts, experiment
 from tokenmix.lab.sweep import SweepPlan, sweep
 from tokenmix.lab.sweep.plan import Jobs, check_plan, run_key

@@ -9,7 +9,8 @@ import shutil
 import pytest
 import torch
 
-from tokenmix import MixerError, cli
+from tokenmix import MixerError
+from tokenmix.lab import cli
 from tokenmix.lab.data.records import read_records
 from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.report.runs import load_model, read_run

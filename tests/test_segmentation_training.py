@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from image_sets import noise, save
-from tokenmix import MixerError, cli
+from tokenmix import MixerError
+from tokenmix.lab import cli
 from tokenmix.lab.data import MaskAugment, MaskSplit
 from tokenmix.lab.data.masks import coloured
 from tokenmix.lab.data.pair_sampler import IGNORED

@@ -11,11 +11,11 @@ import torch
 
 from surgery_models import SHIFTED, built, make, padded, tf
 from tokenmix import MixerError
-from tokenmix.cli import main
 from tokenmix.export import OnnxModel, export_onnx, export_program
 from tokenmix.export.onnx_model import difference
 from tokenmix.hosts.surgery import load_converted, replace_mixers
 from tokenmix.hosts.surgery.ports import host_port
+from tokenmix.lab.cli import main
 
 
 def replaced(name: str, mixers: Any, **options: Any) -> Any:

@@ -13,7 +13,6 @@ import torch
 
 from surgery_models import make, padded, shared
 from tokenmix import MixerError
-from tokenmix.cli import main
 from tokenmix.hosts.surgery import (
     convert_host,
     find_attention,
@@ -24,6 +23,7 @@ from tokenmix.hosts.surgery import (
 )
 from tokenmix.hosts.vit import checkpoints as files
 from tokenmix.lab.advise import load_host
+from tokenmix.lab.cli import main
 
 
 @pytest.fixture

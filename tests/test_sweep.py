@@ -20,7 +20,8 @@ import torch
 from matplotlib.figure import Figure
 
 from image_sets import noise, save
-from tokenmix import MixerError, cli
+from tokenmix import MixerError
+from tokenmix.lab import cli
 from tokenmix.lab.report.checks import check_page
 from tokenmix.lab.report.figures import Picture
 from tokenmix.lab.sweep import Results, SweepPlan, compare, curves, results_table, shortcomings, sweep, worker

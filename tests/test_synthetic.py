@@ -13,7 +13,8 @@ from torch import nn
 
 import kill_nine
 from test_sweep import in_this_process
-from tokenmix import MixerError, cli
+from tokenmix import MixerError
+from tokenmix.lab import cli
 from tokenmix.lab.data import SYNTHETIC_TASKS, Synthetic
 from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.report import read_run

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from tokenmix import MixerError, cli
-from tokenmix.cli.output import shows
+from tokenmix import MixerError
+from tokenmix.lab import cli
+from tokenmix.lab.cli.output import shows
 from tokenmix.lab.report import curves
 from tokenmix.lab.report.curves import Screen, clock, frame, table
 from tokenmix.lab.report.live import Page

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmix import MIXERS, MixerError, cli
+from tokenmix import MIXERS, MixerError
+from tokenmix.lab import cli
 from tokenmix.lab.data import Subwords, open_documents, open_images, open_labelled, open_masks, open_points
 from tokenmix.lab.train import DataConfig, OptimConfig, RunConfig, TrainConfig, resume, train
 from tokenmix.mixers import example_mixer

@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tokenmix import cli
+from tokenmix.lab import cli
 from tokenmix.lab.train import DataConfig, OptimConfig, RunConfig, TrainConfig, train
 from tokenmix.models import LMConfig
 

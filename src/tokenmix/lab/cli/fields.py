@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, get_type_hints
 
-from ..errors import MixerError
-from ..system.config import nearest
+from ...errors import MixerError
+from ...system.config import nearest
 from .output import wrapped
 
 SECTIONS = ("model", "data", "optim", "train")
@@ -29,7 +29,7 @@ def recipe_help(argv: list[str]) -> str:
     """
     if len(argv) < 2 or argv[1].startswith("-"):
         return "`tokenmix train RECIPE --help` shows the rows of a recipe and all fields of its config."
-    from ..lab.recipes import find_recipe
+    from ..recipes import find_recipe
 
     recipe, given = find_recipe(argv[1]), _given(argv)
     config = recipe.config(given.get("row"), given.get("size", "smoke"), given.get("shell"))
@@ -105,7 +105,7 @@ def _given(argv: list[str]) -> dict[str, str]:
 
 def _known(argv: list[str]) -> list[str]:
     """Return the fields of the config that a command is about, or of the recipe for text where that is unknown."""
-    from ..lab.recipes import RECIPES
+    from ..recipes import RECIPES
 
     recipe = RECIPES.get(argv[1] if len(argv) > 1 else "", RECIPES["text"])
     row = _given(argv).get("row")

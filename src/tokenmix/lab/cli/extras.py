@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 
-from ..system.torchvision import REPAIR, reinstall_torchvision
+from ...system.torchvision import REPAIR, reinstall_torchvision
 
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "train": (

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from ..errors import MixerError
-from ..system.machine import is_first_rank
+from ...errors import MixerError
+from ...system.machine import is_first_rank
 from . import output
 from .arguments import parse_object
 from .host_folders import evaluate_host, is_host_folder
@@ -59,8 +59,8 @@ class Train:
 
     def run(self, changes: dict[str, Any]) -> int:
         """Train, with ``changes`` to the fields of the config, and print a summary."""
-        from ..lab.recipes import described, find_recipe
-        from ..lab.train import match_data, train
+        from ..recipes import described, find_recipe
+        from ..train import match_data, train
 
         changes = log_fields(self) | changes
         recipe = find_recipe(self.recipe)
@@ -95,7 +95,7 @@ def data_fields(data: dict[str, Any], given: str) -> dict[str, Any]:
     A name sets ``data.source``, and so does a path, unless the recipe expects a set that is usually downloaded: then
     the path is that of a local copy, and sets ``data.path``. For synthetic sequences it is the name of the task.
     """
-    from ..lab.data import CORPORA, DOCUMENT_SETS, IMAGE_SETS, LABELLED_SETS, MASK_SETS, PARALLEL_SETS, POINT_SETS
+    from ..data import CORPORA, DOCUMENT_SETS, IMAGE_SETS, LABELLED_SETS, MASK_SETS, PARALLEL_SETS, POINT_SETS
 
     if data["kind"] == "synthetic":
         return {"data.task": given}
@@ -137,7 +137,7 @@ class Resume:
 
     def run(self, changes: dict[str, Any]) -> int:
         """Continue the run, with ``changes`` to the fields of the config, and print a summary."""
-        from ..lab.train import resume
+        from ..train import resume
 
         changes = log_fields(self) | changes
         print_summary(resume(self.dir, from_step=self.from_step, changes=changes), self.json)
@@ -221,8 +221,8 @@ class Evaluate:
 
     def run(self) -> int:
         """Score the run and print the result."""
-        from ..lab.train import evaluate_run
-        from ..lab.train.rundir import RunDir
+        from ..train import evaluate_run
+        from ..train.rundir import RunDir
 
         if is_host_folder(self.dir):
             return evaluate_host(self)
@@ -273,21 +273,21 @@ class Report:
 
     def run(self) -> int:
         """Write the page, the table or both, and print their paths."""
-        from ..lab.train.rundir import RunDir
-        from ..system.files import check_writable
+        from ...system.files import check_writable
+        from ..train.rundir import RunDir
 
         if not self.dirs:
             raise MixerError("report: give at least one run directory.")
         for path in self.dirs:
             RunDir.open(path)
         if self.csv is not None:
-            from ..lab.report.runs import write_metrics
+            from ..report.runs import write_metrics
 
             say(write_metrics(self.dirs, self.csv))
             if self.out is None:
                 return 0
         try:
-            from ..lab.report import write_report
+            from ..report import write_report
         except ImportError as why:
             raise MixerError(f"report needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
         page = self.out or self.dirs[0] / "report.html"
@@ -326,9 +326,9 @@ class Pictures:
 
     def run(self) -> int:
         """Draw the pictures and print their paths."""
-        from ..lab.report import draw_pictures
-        from ..lab.train import load_model
-        from ..lab.train.rundir import RunDir
+        from ..report import draw_pictures
+        from ..train import load_model
+        from ..train.rundir import RunDir
 
         if not self.images:
             raise MixerError("pictures: give at least one image file.")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from ..errors import MixerError
+from ...errors import MixerError
 from .arguments import check_folder, parse_lengths, parse_object
 from .output import progress, say, say_json
 
@@ -80,11 +80,11 @@ class Advise:
 
     def run(self) -> int:
         """Load, measure, distil and print the model's advice, and write the page."""
-        from ..lab.advise.advice import advise
-        from ..lab.advise.distill import check_distillation, distill_fastest, split_text
-        from ..lab.advise.loading import load_host
-        from ..lab.advise.text import as_json, text
-        from ..system.machine import pick_device
+        from ...system.machine import pick_device
+        from ..advise.advice import advise
+        from ..advise.distill import check_distillation, distill_fastest, split_text
+        from ..advise.loading import load_host
+        from ..advise.text import as_json, text
 
         if not 0 < self.minutes < inf:
             raise MixerError(f"advise: --minutes must be a positive number, got {self.minutes}.")
@@ -125,7 +125,7 @@ class Advise:
         else:
             say(text(found))
         if self.out is not None:
-            from ..lab.advise.page import write_page
+            from ..advise.page import write_page
 
             write_page(found, self.out)
         return 0 if found.refused is None else 1

@@ -14,10 +14,10 @@ import warnings
 from dataclasses import fields
 from typing import Any
 
-from ..errors import MixerError
-from ..system.memory import KINDS, lack_of_memory
-from ..system.text import printable
-from ..system.version import __version__
+from ...errors import MixerError
+from ...system.memory import KINDS, lack_of_memory
+from ...system.text import printable
+from ...system.version import __version__
 from .output import say
 
 OVERRIDE = re.compile(r"--([a-z_-]+(?:\.[a-z0-9_-]+)+)(?:=(.*))?", re.DOTALL)
@@ -73,8 +73,8 @@ def _dispatch(argv: list[str]) -> int:
         import tyro
     except ImportError:
         raise MixerError("the command line needs the extra 'train': pip install 'tokenmix[train]'.") from None
-    from ..mixers.outside import typed_names
-    from ..system.config import nearest
+    from ...mixers.outside import typed_names
+    from ...system.config import nearest
     from .fields import recipe_help
     from .verbs import VERBS
 
@@ -123,7 +123,7 @@ def take_overrides(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
     """
     if not argv or argv[0] not in CHANGING:
         return argv, {}
-    from ..lab.train.config import parse_value
+    from ..train.config import parse_value
     from .fields import check_json
 
     rest: list[str] = []

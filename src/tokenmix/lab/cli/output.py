@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..system.text import TERMINAL
+from ...system.text import TERMINAL
 
 REPEAT = 2.0
 """Seconds between two lines of progress where the terminal cannot overwrite one."""

@@ -22,10 +22,10 @@ SETS = {
 
 def catalogue() -> dict[str, Any]:
     """Return the mixers, recipes, models and sets of data of this version."""
-    from ..lab import data
-    from ..lab.recipes import RECIPES, SIZES
-    from ..mixers import MIXERS, mixer_options, state_growth
-    from ..models import MODELS
+    from ...mixers import MIXERS, mixer_options, state_growth
+    from ...models import MODELS
+    from .. import data
+    from ..recipes import RECIPES, SIZES
 
     mixers = {}
     for name, cls in MIXERS.items():

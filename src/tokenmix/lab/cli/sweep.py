@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from ..errors import MixerError
+from ...errors import MixerError
 from .output import say
 
 
@@ -79,8 +79,8 @@ class Sweep:
 
     def run(self, changes: dict[str, Any]) -> int:
         """Carry out the sweep and print its table."""
-        from ..lab.sweep import sweep
-        from ..lab.sweep.results import results_table
+        from ..sweep import sweep
+        from ..sweep.results import results_table
         from .output import say_error
 
         plan = self._plan(changes)
@@ -101,7 +101,7 @@ class Sweep:
         return 0
 
     def _plan(self, changes: dict[str, Any]) -> Any:
-        from ..lab.sweep import SweepPlan
+        from ..sweep import SweepPlan
 
         if self.what.endswith(".json"):
             default = Sweep(self.what, self.out, seeds=self.seeds)._of_plan()
@@ -126,7 +126,7 @@ class Sweep:
     @staticmethod
     def _say_comparisons(found: Any) -> None:
         """Print how each row compares with the first, by the protocol."""
-        from ..lab.sweep import compare
+        from ..sweep import compare
 
         first, *others = found.plan.rows
         for row in others:

@@ -35,8 +35,8 @@ class Explain:
 
     def run(self) -> int:
         """Let each model read the sentence and write the page."""
-        from ..lab.explain.page import write_page
-        from ..lab.explain.runs import explain_runs
+        from ..explain.page import write_page
+        from ..explain.runs import explain_runs
 
         check_folder("explain", self.out)
         tell = progress()

@@ -6,7 +6,7 @@ import os
 import platform
 from typing import Any
 
-from ..system.version import __version__
+from ...system.version import __version__
 from .extras import EXTRAS, installed_version, try_extras, versions
 from .output import wrapped
 
@@ -23,7 +23,7 @@ def diagnose() -> dict[str, Any]:
     """Return the state of this installation; ``broken`` lists what fails, each with its fix."""
     import torch
 
-    from ..kernels.backend import AUTO_RULE, check_backend
+    from ...kernels.backend import AUTO_RULE, check_backend
 
     broken = []
     if tuple(int(n) for n in torch.__version__.split(".")[:2]) < TORCH_NEEDED:
@@ -59,8 +59,8 @@ def diagnose() -> dict[str, Any]:
 
 def _kernels() -> dict[str, dict[str, Any]]:
     """Return for the C and Triton kernels whether they can be used, or why not, and which operators have them."""
-    from ..kernels import cpu, triton
-    from ..kernels.operator import OPERATORS
+    from ...kernels import cpu, triton
+    from ...kernels.operator import OPERATORS
 
     return {
         "cpu": {
@@ -97,7 +97,7 @@ def _trials() -> dict[str, str]:
     """Run a forward pass of every mixer in each form that it has; return "ok" or the failure by name."""
     import torch
 
-    from ..mixers import MIXERS, build_mixer
+    from ...mixers import MIXERS, build_mixer
 
     found = {}
     for name, cls in MIXERS.items():

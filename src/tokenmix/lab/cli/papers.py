@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 from .output import say, say_json, shortened, wrapped
 
 if TYPE_CHECKING:
-    from ..lab.papers import Claim, Number, Paper, Value
+    from ..papers import Claim, Number, Paper, Value
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Papers:
 
     def run(self) -> int:
         """Print one line for each source."""
-        from ..lab.papers import NOT_BUILT, PAPERS, STATED, TOO_LARGE, VERDICTS, recorded, tried
+        from ..papers import NOT_BUILT, PAPERS, STATED, TOO_LARGE, VERDICTS, recorded, tried
 
         found: list[dict[str, Any]] = [
             {
@@ -66,9 +66,9 @@ class ShowPaper:
 
     def run(self) -> int:
         """Print the claims."""
-        from ..errors import MixerError
-        from ..lab.papers import computed, find_paper, recorded
-        from ..system.config import nearest
+        from ...errors import MixerError
+        from ...system.config import nearest
+        from ..papers import computed, find_paper, recorded
 
         paper = find_paper(self.key)
         wanted = (self.section or "").lower()
@@ -87,7 +87,7 @@ class ShowPaper:
 
 def as_json(paper: Paper, claims: tuple[Claim, ...], ours: dict[str, Value]) -> dict[str, Any]:
     """Return the claims as plain values."""
-    from ..lab.papers import located, outcomes
+    from ..papers import located, outcomes
 
     def numbers(claim: Claim) -> list[dict[str, Any]]:
         return [
@@ -140,7 +140,7 @@ def as_text(paper: Paper, claims: tuple[Claim, ...], ours: dict[str, Value]) -> 
 
 def _claim_lines(paper: Paper, claim: Claim, ours: dict[str, Value]) -> list[str]:
     """Return the lines of one claim: its sentence, equation, code and command, then a row for each number."""
-    from ..lab.papers import located, outcomes
+    from ..papers import located, outcomes
 
     lines = ["", claim.section, *wrapped("  ", claim.says, 2)]
     if claim.equation:
@@ -149,7 +149,7 @@ def _claim_lines(paper: Paper, claim: Claim, ours: dict[str, Value]) -> list[str
         lines += wrapped("  code  ", "{}:{}".format(*located(claim.code)), 8)
     if command := paper.command(claim):
         lines += wrapped("  run   ", command, 8)
-    from ..lab.papers.page import shown, with_unit
+    from ..papers.page import shown, with_unit
 
     rows: list[tuple[Number, str, str, str]] = []
     for number in claim.numbers:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from ..errors import MixerError
-from ..kernels.backend import BACKENDS
+from ...errors import MixerError
+from ...kernels.backend import BACKENDS
 from .arguments import check_folder
 from .output import progress, say, say_json
 
 if TYPE_CHECKING:
-    from ..lab.bench.cases import Subject
-    from ..lab.bench.run import Plan
+    from ..bench.cases import Subject
+    from ..bench.run import Plan
 
 OPS = "aft_simple,aft_local:window=32,aft_full,hydra,linear,local"
 LENGTHS = {"op": "256,1024,4096", "layer": "256,1024,4096", "decode": "256,1024,4096,16384", "model": "256,1024"}
@@ -103,10 +103,10 @@ class Bench:
 
     def run(self) -> int:
         """Plan, measure and print; 1 if a mixer fails the correctness check."""
-        from ..lab.bench.plot import plot
-        from ..lab.bench.revision import find
-        from ..lab.bench.run import run
-        from ..lab.bench.table import text
+        from ..bench.plot import plot
+        from ..bench.revision import find
+        from ..bench.run import run
+        from ..bench.table import text
 
         plan = make_plan(self)
         check_folder("bench", self.plot)
@@ -132,8 +132,8 @@ def make_plan(options: Bench) -> Plan:
     """Return what to measure, or raise MixerError for options that are wrong or do not fit together."""
     import torch
 
-    from ..lab.bench.flops import Setting
-    from ..lab.bench.run import Plan
+    from ..bench.flops import Setting
+    from ..bench.run import Plan
 
     devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     device = devices[-1] if options.device == "auto" else options.device
@@ -176,8 +176,8 @@ def make_plan(options: Bench) -> Plan:
 
 def choose_subjects(options: Bench) -> tuple[list[Subject], str | None]:
     """Return all subjects, each once and sdpa first, and the label of the baseline."""
-    from ..lab.bench.cases import SDPA, Subject, parse_subjects
-    from ..lab.bench.peers import PEERS
+    from ..bench.cases import SDPA, Subject, parse_subjects
+    from ..bench.peers import PEERS
 
     backends = [b.strip() for b in options.backends.split(",") if b.strip()]
     for name in backends:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from ..errors import MixerError
+from ...errors import MixerError
 from .host_folders import is_host_folder, sample_host
 from .output import say
 
@@ -88,7 +88,7 @@ class Sample:
 
     def run(self) -> int:
         """Generate what the run's model generates."""
-        from ..lab.train.rundir import RunDir
+        from ..train.rundir import RunDir
 
         if is_host_folder(self.dir):
             return sample_host(self)
@@ -131,7 +131,7 @@ class Sample:
         return {**chosen, "step": self.step, "device": self.device}
 
     def _write(self, temperature: float) -> int:
-        from ..lab.train import sample_run
+        from ..train import sample_run
 
         start = os.fsencode(self.prompt)  # the bytes that were typed, whether or not they are valid text
         text = sample_run(self.dir, n=self.bytes, prompt=start, **self._sampling(temperature))
@@ -142,7 +142,7 @@ class Sample:
         return 0
 
     def _translate(self) -> int:
-        from ..lab.train import translate_run
+        from ..train import translate_run
 
         written = translate_run(
             self.dir, self.prompt, beams=1 if self.beams is None else self.beams, **self._sampling(0.0)
@@ -151,7 +151,7 @@ class Sample:
         return 0
 
     def _fill(self) -> int:
-        from ..lab.train import fill_run
+        from ..train import fill_run
 
         found = fill_run(self.dir, self.prompt, step=self.step, device=self.device)
         lines = (f"{i}: " + ", ".join(f"{word} {share:.3f}" for word, share in each) for i, each in enumerate(found, 1))
@@ -159,7 +159,7 @@ class Sample:
         return 0
 
     def _classify(self) -> int:
-        from ..lab.train import classify_run
+        from ..train import classify_run
 
         found = classify_run(self.dir, *self.prompt.split("\t"), step=self.step, device=self.device)
         lines = (f"{label} {share:.3f}" for label, share in found)
@@ -167,9 +167,9 @@ class Sample:
         return 0
 
     def _draw(self) -> int:
-        from ..lab.train import draw_run
-        from ..lab.train.image_tasks import write_grid
-        from ..system.files import check_writable
+        from ...system.files import check_writable
+        from ..train import draw_run
+        from ..train.image_tasks import write_grid
 
         out = self.out or self.dir / "sample.png"
         check_writable(out)
@@ -179,10 +179,10 @@ class Sample:
         return 0
 
     def _generate(self) -> int:
-        from ..lab.train import generate_run
-        from ..lab.train.flow_task import columns_of
-        from ..lab.train.image_tasks import write_grid
-        from ..system.files import check_writable
+        from ...system.files import check_writable
+        from ..train import generate_run
+        from ..train.flow_task import columns_of
+        from ..train.image_tasks import write_grid
 
         out = self.out or self.dir / "sample.png"
         check_writable(out)
@@ -201,7 +201,7 @@ class Sample:
 
 def legend(names: list[str]) -> str:
     """Describe which images of a picture show which of the classes, drawn in turn."""
-    from ..lab.train.flow_task import columns_of
+    from ..train.flow_task import columns_of
 
     several = list(dict.fromkeys(names))
     if len(several) == 1:

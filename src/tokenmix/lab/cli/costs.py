@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ..errors import MixerError
-from ..mixers import MIXERS, example_mixer
-from ..system.text import si, size
+from ...errors import MixerError
+from ...mixers import MIXERS, example_mixer
+from ...system.text import si, size
 
 
 def costs(T: int, dim: int) -> dict[str, dict[str, Any]]:

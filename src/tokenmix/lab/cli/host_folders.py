@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from ..errors import MixerError
+from ...errors import MixerError
 from .output import say
 
 TEXT = {"dir", "data", "seq_len", "max_bytes", "device", "json"}
@@ -29,9 +29,9 @@ def is_host_folder(folder: Path | str) -> bool:
 
 def compare_converted(source: str, out: Path, data: Path | None, lengths: Sequence[int]) -> Any:
     """Compare the host that was converted with the folder that was written."""
-    from ..hosts.surgery import load_converted, open_host
-    from ..hosts.surgery.texts import text_batches
-    from ..lab.advise.compare import compare
+    from ...hosts.surgery import load_converted, open_host
+    from ...hosts.surgery.texts import text_batches
+    from ..advise.compare import compare
 
     if not is_host_folder(out):
         raise MixerError(f"convert: {out} is written; --data and --lengths compare hosts, and this is a ViT of ours.")
@@ -45,8 +45,8 @@ def compare_converted(source: str, out: Path, data: Path | None, lengths: Sequen
 
 def evaluate_host(verb: Any) -> int:
     """Score a text with a host's folder and print the perplexity."""
-    from ..hosts.surgery.texts import evaluate_folder
-    from ..system.machine import pick_device
+    from ...hosts.surgery.texts import evaluate_folder
+    from ...system.machine import pick_device
 
     _refuse_others("eval", verb, TEXT)
     if verb.data is None:
@@ -59,9 +59,9 @@ def evaluate_host(verb: Any) -> int:
 
 def sample_host(verb: Any) -> int:
     """Continue a prompt with a host's folder and print both."""
-    from ..hosts.surgery.texts import sample_folder
-    from ..lab.train.config import check_seed
-    from ..system.machine import pick_device
+    from ...hosts.surgery.texts import sample_folder
+    from ...system.machine import pick_device
+    from ..train.config import check_seed
 
     _refuse_others("sample", verb, SAMPLING)
     check_seed(verb.seed, "sample: seed")

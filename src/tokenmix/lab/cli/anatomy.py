@@ -64,12 +64,12 @@ class AnatomyOf:
 
     def run(self) -> int:
         """Measure the model and write the page."""
-        from ..lab.anatomy.images import load_images
-        from ..lab.anatomy.loading import open_subject
-        from ..lab.anatomy.measure import dissect
-        from ..lab.anatomy.page import summary, write_page
-        from ..lab.report.figures import check_drawing
-        from ..lab.train.config import check_seed
+        from ..anatomy.images import load_images
+        from ..anatomy.loading import open_subject
+        from ..anatomy.measure import dissect
+        from ..anatomy.page import summary, write_page
+        from ..report.figures import check_drawing
+        from ..train.config import check_seed
 
         check_seed(self.seed, "anatomy: seed")
         check_folder("anatomy", self.out)

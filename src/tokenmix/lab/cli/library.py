@@ -89,7 +89,7 @@ class Check:
 
     def run(self) -> int:
         """Check the layer; 1 if it breaks a promise."""
-        from ..testing.cli import main_check
+        from ...testing.cli import main_check
 
         parsed = parse_object(self.options, '{"window": 8}')
         return main_check(self.target, parsed, self.json, self.reference, self.verbose, self.device)
@@ -111,7 +111,7 @@ class NewMixer:
 
     def run(self) -> int:
         """Write the files and print their paths and the next step."""
-        from ..testing.new_mixer import new_mixer
+        from ...testing.new_mixer import new_mixer
 
         root = Path.cwd()
         for file in new_mixer(self.name, root, self.like):

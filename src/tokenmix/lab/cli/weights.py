@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from ..errors import MixerError
+from ...errors import MixerError
 from .arguments import parse_lengths
 from .output import say, say_json
 
@@ -62,8 +62,8 @@ class Convert:
 
     def run(self) -> int:
         """Convert the model and print the report."""
-        from ..hosts.surgery.save_load import convert_any
-        from ..lab.train.config import check_seed
+        from ...hosts.surgery.save_load import convert_any
+        from ..train.config import check_seed
 
         check_seed(self.seed, "convert: seed")
         ours = {"resize": self.resize, "classes": self.classes}
@@ -99,7 +99,7 @@ class ExportHF:
 
     def run(self) -> int:
         """Write the folder and print its path."""
-        from ..lab.hub import export_run
+        from ..hub import export_run
 
         say(export_run(self.dir, self.out, step=self.step))
         return 0
@@ -143,10 +143,10 @@ class ExportONNX:
         """Write the file and print the report."""
         import torch
 
-        from ..export import export_onnx
-        from ..hosts.surgery import load_converted
-        from ..lab.train.config import check_seed
-        from ..models import MODELS, build_model
+        from ...export import export_onnx
+        from ...hosts.surgery import load_converted
+        from ...models import MODELS, build_model
+        from ..train.config import check_seed
 
         check_seed(self.seed, "export-onnx: seed")
         if self.source in MODELS:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..errors import MixerError
+from ...errors import MixerError
 
 LENGTH = re.compile(r"([1-9]\d*)(k?)", re.IGNORECASE)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from ..errors import MixerError
+from ...errors import MixerError
 from .output import say, shows
 
 
@@ -40,7 +40,7 @@ class Watch:
 
     def run(self) -> int:
         """Watch until Ctrl-C, or look once."""
-        from ..lab.report.watch import Watch as Runs
+        from ..report.watch import Watch as Runs
 
         if not self.dirs:
             raise MixerError("watch: give at least one run directory, or a folder that contains some.")
@@ -84,7 +84,7 @@ class Watch:
     def _frame(self, runs: Any, page: Any, height: int | None) -> str:
         from shutil import get_terminal_size
 
-        from ..lab.report.curves import DRAWN, Screen, frame
+        from ..report.curves import DRAWN, Screen, frame
 
         colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         screen = Screen(get_terminal_size((80, 24)).columns, height, colour, shows(DRAWN))
@@ -94,8 +94,8 @@ class Watch:
     def _page(self, live: bool) -> Any:
         if self.page is None:
             return None
-        from ..lab.report.live import Page
-        from ..system.files import check_writable
+        from ...system.files import check_writable
+        from ..report.live import Page
 
         try:
             import jinja2  # noqa: F401  (the page needs them; checked before the first look)
