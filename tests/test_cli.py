@@ -430,7 +430,7 @@ def test_importing_the_library_needs_torch_only():
     block += "        if name.split('.')[0] in BLOCKED: raise ModuleNotFoundError(name)\n"
     names = {"numpy", "tyro", "rich", "safetensors", "yaml", "matplotlib", "jinja2"}
     code = f"BLOCKED = {names!r}\n{block}sys.meta_path.insert(0, No())\n"
-    code += "import tokenmix, tokenmix.models, tokenmix.lab.data, tokenmix.lab.train, tokenmix.lab.recipes, tokenmix.lab.cli\n"
+    code += "import tokenmix.models, tokenmix.lab.data, tokenmix.lab.train, tokenmix.lab.recipes, tokenmix.lab.cli\n"
     code += "sys.exit(tokenmix.lab.cli.main(['list']))"
     ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert ended.returncode == 2, ended.stderr

@@ -98,7 +98,7 @@ BUGS = [
     ),
     Bug(
         "a sum without its carries",
-        "data/characters.py",
+        "lab/data/characters.py",
         "total = sums[:, column] + carry",
         "total = sums[:, column]",
         "test_characters",
@@ -106,7 +106,7 @@ BUGS = [
     ),
     Bug(
         "a sort that is not stable among digits",
-        "data/characters.py",
+        "lab/data/characters.py",
         "order = order.gather(1, key.argsort(dim=1, stable=True))",
         "order = key.argsort(dim=1, stable=True)",
         "test_characters",
@@ -154,7 +154,7 @@ BUGS = [
     ),
     Bug(
         "padding of a target is to be predicted",
-        "data/pair_sampler.py",
+        "lab/data/pair_sampler.py",
         "said.masked_fill(~target_mask, IGNORED)",
         "said",
         "test_pairs",
@@ -162,7 +162,7 @@ BUGS = [
     ),
     Bug(
         "parts of a batch weigh alike, whatever they hold",
-        "train/loop.py",
+        "lab/train/loop.py",
         "(self.task.weight(y) / all_targets)",
         "(1 / parts)",
         "test_pairs",
@@ -170,7 +170,7 @@ BUGS = [
     ),
     Bug(
         "rows of one length come in one order for ever",
-        "data/pair_sampler.py",
+        "lab/data/pair_sampler.py",
         "manual_seed(mix64(self._key(epoch)) & MASK)",
         "manual_seed(0)",
         "test_pairs",
@@ -194,7 +194,7 @@ BUGS = [
     ),
     Bug(
         "tokens of a word are masked one by one",
-        "data/masking.py",
+        "lab/data/masking.py",
         "draws[0][rows, word].masked_fill",
         "draws[0].masked_fill",
         "test_documents",
@@ -202,7 +202,7 @@ BUGS = [
     ),
     Bug(
         "padding is masked",
-        "train/document_task.py",
+        "lab/train/document_task.py",
         "            tokens >= len(SPECIAL),\n            draws,",
         "            tokens >= 0,\n            draws,",
         "test_documents",
@@ -210,7 +210,7 @@ BUGS = [
     ),
     Bug(
         "a packed model predicts the start of the next text",
-        "train/document_task.py",
+        "lab/train/document_task.py",
         "nothing = starts | (tokens == PAD)",
         "nothing = tokens == PAD",
         "test_documents",
@@ -218,7 +218,7 @@ BUGS = [
     ),
     Bug(
         "every span has the same sentinel",
-        "data/masking.py",
+        "lab/data/masking.py",
         "source += [*tokens[at : at + kept], sentinel]",
         "source += [*tokens[at : at + kept], sentinels[0]]",
         "test_documents",
@@ -226,7 +226,7 @@ BUGS = [
     ),
     Bug(
         "the shorter text of a pair is cut",
-        "train/label_task.py",
+        "lab/train/label_task.py",
         "longest = sizes.index(max(sizes))",
         "longest = sizes.index(min(size for size in sizes if size))",
         "test_documents",
@@ -234,7 +234,7 @@ BUGS = [
     ),
     Bug(
         "outliers are sought before the first layer",
-        "anatomy/outliers.py",
+        "lab/anatomy/outliers.py",
         "last = norms.patches[-1]",
         "last = norms.patches[0]",
         "test_anatomy",
@@ -242,7 +242,7 @@ BUGS = [
     ),
     Bug(
         "a random token is any token",
-        "anatomy/probes.py",
+        "lab/anatomy/probes.py",
         "draws.masked_fill(~mask, -1.0).argmax(1)",
         "draws.argmax(1)",
         "test_anatomy",
@@ -250,7 +250,7 @@ BUGS = [
     ),
     Bug(
         "outliers and others are compared on other images",
-        "anatomy/probes.py",
+        "lab/anatomy/probes.py",
         "used = having if outliers else torch.ones_like(having)",
         "used = having | ~mask.any(1) if outliers else torch.ones_like(having)",
         "test_anatomy",
@@ -258,7 +258,7 @@ BUGS = [
     ),
     Bug(
         "the penalty of a ridge does not grow with the tokens",
-        "anatomy/probes.py",
+        "lab/anatomy/probes.py",
         "gram.diagonal().add_(strength * n)",
         "gram.diagonal().add_(strength)",
         "test_anatomy",
@@ -266,7 +266,7 @@ BUGS = [
     ),
     Bug(
         "a seed resembles the most patches",
-        "anatomy/lost.py",
+        "lab/anatomy/lost.py",
         "order = degrees.argsort(stable=True)",
         "order = (-degrees).argsort(stable=True)",
         "test_anatomy",
@@ -274,7 +274,7 @@ BUGS = [
     ),
     Bug(
         "an object has parts that are not connected",
-        "anatomy/lost.py",
+        "lab/anatomy/lost.py",
         "mask = connected(alike.view(grid), (seed // columns, seed % columns))",
         "mask = alike.view(grid)",
         "test_anatomy",
@@ -282,7 +282,7 @@ BUGS = [
     ),
     Bug(
         "smoothness counts each pair once and divides by two of them",
-        "anatomy/looks.py",
+        "lab/anatomy/looks.py",
         "/ (pairs * squares)",
         "/ (2 * pairs * squares)",
         "test_anatomy",
@@ -290,7 +290,7 @@ BUGS = [
     ),
     Bug(
         "queries of timm are read before their norm",
-        "anatomy/theirs.py",
+        "lab/anatomy/theirs.py",
         "q, k = module.q_norm(q), module.k_norm(k)",
         "q, k = q, module.k_norm(k)",
         "test_anatomy",
@@ -322,7 +322,7 @@ BUGS = [
     ),
     Bug(
         "labels stay where points are dropped",
-        "data/points.py",
+        "lab/data/points.py",
         "parts = torch.where(gone, parts[first], parts)",
         "parts = parts.clone()",
         "test_points",
@@ -330,7 +330,7 @@ BUGS = [
     ),
     Bug(
         "a part that is nowhere counts 0",
-        "train/point_task.py",
+        "lab/train/point_task.py",
         "/ union if union else 1.0)",
         "/ max(union, 1))",
         "test_points",
@@ -338,7 +338,7 @@ BUGS = [
     ),
     Bug(
         "validation draws the clouds of the test",
-        "data/points.py",
+        "lab/data/points.py",
         "first += 1 << 32",
         "first += 0",
         "test_points",
@@ -346,7 +346,7 @@ BUGS = [
     ),
     Bug(
         "triangles are filled towards a corner",
-        "data/point_shapes.py",
+        "lab/data/point_shapes.py",
         "root = u.sqrt()",
         "root = u",
         "test_points",
@@ -378,7 +378,7 @@ BUGS = [
     ),
     Bug(
         "every step hides the same patches",
-        "train/masked_image_task.py",
+        "lab/train/masked_image_task.py",
         "generator(self.train.seed, step, MASKS)",
         "generator(self.train.seed, 0, MASKS)",
         "test_mae",
@@ -386,7 +386,7 @@ BUGS = [
     ),
     Bug(
         "layer decay does not reach Muon",
-        "train/optim.py",
+        "lab/train/optim.py",
         'group["scale"] *= config.muon_lr / config.lr',
         'group["scale"] = config.muon_lr / config.lr',
         "test_mae",
@@ -394,7 +394,7 @@ BUGS = [
     ),
     Bug(
         "every image weighs alike in the mIoU",
-        "train/segmentation_task.py",
+        "lab/train/segmentation_task.py",
         "confusion += confusion_matrix(logits.argmax(0), truth, classes).cpu()",
         "one = confusion_matrix(logits.argmax(0), truth, classes).cpu()\n"
         "            confusion += one * 720720 // one.sum().clamp_min(1)",
@@ -403,7 +403,7 @@ BUGS = [
     ),
     Bug(
         "pixels to be ignored count as the first class in scores",
-        "train/mask_scores.py",
+        "lab/train/mask_scores.py",
         "counted = truth != IGNORED",
         "truth = truth.clamp_min(0)\n    counted = truth >= 0",
         "test_segmentation_training",
@@ -411,7 +411,7 @@ BUGS = [
     ),
     Bug(
         "the union counts what is right twice",
-        "train/mask_scores.py",
+        "lab/train/mask_scores.py",
         "(confusion.sum(0) + confusion.sum(1) - confusion.diagonal())",
         "(confusion.sum(0) + confusion.sum(1))",
         "test_segmentation_training",
@@ -419,7 +419,7 @@ BUGS = [
     ),
     Bug(
         "pixels to be ignored are learned as the first class",
-        "train/segmentation_task.py",
+        "lab/train/segmentation_task.py",
         "nats = F.cross_entropy(outputs.float(), targets, ignore_index",
         "nats = F.cross_entropy(outputs.float(), targets.clamp_min(0), ignore_index",
         "test_segmentation_training",
@@ -427,7 +427,7 @@ BUGS = [
     ),
     Bug(
         "masks are interpolated",
-        "data/augment_masks.py",
+        "lab/data/augment_masks.py",
         'mode="nearest-exact"',
         'mode="bilinear"',
         "test_masks",
@@ -435,7 +435,7 @@ BUGS = [
     ),
     Bug(
         "masks are half a pixel away from their images",
-        "data/augment_masks.py",
+        "lab/data/augment_masks.py",
         'mode="nearest-exact"',
         'mode="nearest"',
         "test_masks",
@@ -443,7 +443,7 @@ BUGS = [
     ),
     Bug(
         "images are mirrored without their masks",
-        "data/augment_masks.py",
+        "lab/data/augment_masks.py",
         "x, mask = x.flip(-1), mask.flip(-1)",
         "x = x.flip(-1)",
         "test_masks",
@@ -451,7 +451,7 @@ BUGS = [
     ),
     Bug(
         "the margin of a small image is the first class",
-        "data/augment_masks.py",
+        "lab/data/augment_masks.py",
         "F.pad(mask, place, value=IGNORED)",
         "F.pad(mask, place, value=0)",
         "test_masks",
@@ -459,7 +459,7 @@ BUGS = [
     ),
     Bug(
         "validation scenes are those of training",
-        "data/masks.py",
+        "lab/data/masks.py",
         '"valid": (count, held)',
         '"valid": (0, held)',
         "test_masks",
@@ -587,7 +587,7 @@ BUGS = [
     ),
     Bug(
         "held-out images are all scored at the last times",
-        "train/flow_task.py",
+        "lab/train/flow_task.py",
         "yield (k + t) / BUCKETS",
         "yield (BUCKETS - 1 + t) / BUCKETS",
         "test_diffusion",
@@ -603,7 +603,7 @@ BUGS = [
     ),
     Bug(
         "ranks train on the mean of their means",
-        "train/loop.py",
+        "lab/train/loop.py",
         "* (self.task.weight(y) / all_targets)",
         "/ (parts * self.world.ranks)",
         "test_ranks_training",
@@ -611,7 +611,7 @@ BUGS = [
     ),
     Bug(
         "each rank trains by its own gradients",
-        "train/world.py",
+        "lab/train/world.py",
         "            sum_gradients(model)\n",
         "            pass\n",
         "test_ranks_training",
@@ -619,7 +619,7 @@ BUGS = [
     ),
     Bug(
         "ranks read the same tokens",
-        "train/world.py",
+        "lab/train/world.py",
         "rows.tensor_split(self.cp, 1)[self.rank % self.cp]",
         "rows.tensor_split(self.cp, 1)[0]",
         "test_ranks_training",

@@ -1,7 +1,7 @@
 """Tables for pages, from results recorded with ``--json`` or by ``benchmarks/{whole,image}_models.py``.
 
-``python -m tokenmix.lab.bench.page RESULTS PAGE...`` updates the tables of pages. A page asks for a result by name, ``<!--
-speed: NAME -->`` to ``<!-- /speed -->``.
+``python -m tokenmix.lab.bench.page RESULTS PAGE...`` updates the tables of pages. A page asks for a result by name,
+``<!-- speed: NAME -->`` to ``<!-- /speed -->``.
 """
 
 from __future__ import annotations

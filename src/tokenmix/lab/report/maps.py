@@ -60,7 +60,8 @@ def check_vit(model: nn.Module, who: str) -> ViT:
         return model.encoder
     if not isinstance(model, ViT):
         raise MixerError(
-            f"{who}: pictures of images need a ViT, got {type(model).__name__}; for text see tokenmix.lab.report.pictures."
+            f"{who}: pictures of images need a ViT, got {type(model).__name__}; for text see "
+            + "tokenmix.lab.report.pictures."
         )
     return model
 

@@ -191,7 +191,7 @@ def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def git_revision() -> str | None:
     """Return the revision of the checkout this package runs from; None for an installed copy."""
-    package = Path(__file__).resolve().parents[1]
+    package = Path(__file__).resolve().parents[2]
     try:
         asked = subprocess.run(
             ["git", "rev-parse", "--show-toplevel", "HEAD"],
