@@ -28,7 +28,6 @@ from tokenmix.lab.train import (
     OptimConfig,
     RunConfig,
     TrainConfig,
-    checkpoint,
     evaluate,
     evaluate_run,
     load_run,
@@ -44,6 +43,7 @@ from tokenmix.lab.train.rundir import RunDir
 from tokenmix.lab.train.tasks import open_task
 from tokenmix.mixers.parts.short_conv import ShortConv
 from tokenmix.models import LM, LMConfig
+from tokenmix.system import checkpoint
 
 HYBRID = ({"name": "aft_local", "window": 4, "rank": 3}, {"name": "attention", "heads": 2})
 FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "progress.json")

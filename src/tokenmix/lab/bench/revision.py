@@ -29,6 +29,10 @@ from .timing import Sampler
 HERE = Path(__file__).resolve().parent
 BUILD = "src/tokenmix/kernels/cpu/build.py"
 MEASURE = "src/tokenmix/testing/measure.py"  # what the gate judges by
+WORKERS = [
+    (name, "src/" + name.replace(".", "/") + ".py") for name in ("tokenmix.lab.bench.worker", "tokenmix.bench.worker")
+]
+"""The module of the worker and its file, now and in older trees."""
 SECONDS = 900
 
 
@@ -40,7 +44,7 @@ class Revision:
     def __init__(self, revision: str, tell: Callable[[str], None]):
         self.revision, self.tell = revision, tell
         self.why: dict[str, str] = {}
-        self.commit = ""
+        self.commit, self.module = "", WORKERS[0][0]
 
     def __enter__(self) -> Revision:
         self.root, self.commit = find(self.revision)
@@ -51,7 +55,7 @@ class Revision:
             _git(self.root, "worktree", "add", "--quiet", "--detach", str(self.tree), self.commit)
             self._build()
             self._copy()
-            command = [sys.executable, "-W", "ignore", "-m", "tokenmix.lab.bench.worker"]
+            command = [sys.executable, "-W", "ignore", "-m", self.module]
             self.worker = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -73,14 +77,16 @@ class Revision:
     def _copy(self) -> None:
         """Copy this benchmark over the one of the revision, or leave that one where the copy cannot be imported."""
         if (self.tree / MEASURE).parent.is_dir():
-            shutil.copy(HERE.parents[2] / MEASURE, self.tree / MEASURE)
+            shutil.copy(HERE.parents[3] / MEASURE, self.tree / MEASURE)
         ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(HERE, self.tree / "src/tokenmix/bench", dirs_exist_ok=True, ignore=ignore)
-        trial = [sys.executable, "-W", "ignore", "-c", "import tokenmix.lab.bench.worker"]
+        shutil.copytree(HERE, self.tree / "src/tokenmix/lab/bench", dirs_exist_ok=True, ignore=ignore)
+        (self.tree / "src/tokenmix/lab/__init__.py").touch()
+        trial = [sys.executable, "-W", "ignore", "-c", f"import {self.module}"]
         if subprocess.run(trial, env=self._environment(), cwd=self.tree, capture_output=True).returncode:
             self.tell(f"{self.revision} is laid out differently: it runs its own benchmark")
             for command in (("clean", "-fdq", "src"), ("checkout", "--quiet", "--", "src")):
                 _git(self.tree, *command)
+            self.module = next(name for name, file in WORKERS if (self.tree / file).is_file())
 
     def _build(self) -> None:
         if not (self.tree / BUILD).is_file():

@@ -35,7 +35,7 @@ def encoding() -> tuple[Claim, ...]:
                 Number("98282 + 3859172 = ", "2787472", why="an example; below are the sums of our data"),
                 Number("sums of our data that are wrong so read", "0", measure=reversed_sums, derived=True),
             ),
-            code="data.synthetic.Synthetic",
+            code="lab.data.synthetic.Synthetic",
         ),
         Claim(
             "Abacus embeddings",
@@ -70,7 +70,7 @@ def sums() -> tuple[Claim, ...]:
                 *trained({"longest generalisation, digits": "120", "the same, times": "6"}),
                 Number("errors removed", "87", "%", why="the two printed rows give 87.3", without=TOO_LARGE),
             ),
-            code="recipes.arithmetic.build",
+            code="lab.recipes.arithmetic.build",
             small="quality.md#sums-longer-than-those-of-training",
             trials=(
                 Trial("addition", "abacus", "better", "fire"),
@@ -120,7 +120,7 @@ def comparisons() -> tuple[Claim, ...]:
             "Tables 1 and 2, sorting",
             "Sorting gains from the embeddings too; the numbers are not at hand.",
             trained({"accuracies": "not at hand"}),
-            code="recipes.arithmetic.build",
+            code="lab.recipes.arithmetic.build",
             small="quality.md#products-and-sorted-numbers",
             trials=(Trial("sort", "abacus", "better", "fire"),),
         ),

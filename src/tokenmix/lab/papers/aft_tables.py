@@ -139,7 +139,7 @@ def images() -> tuple[Claim, ...]:
                     "gain of the tiny AFT-conv over DeiT", "2.6", "points", why=GIVE.format("2.6"), without=TOO_LARGE
                 ),
             ),
-            code="recipes.aft_imagenet",
+            code="lab.recipes.aft_imagenet",
             command=TRAIN.format(name, "table7", "table7/aft_conv_tiny_k11_h32") + " --train.steps 200",
             small=SMALL,
             trials=(Trial("cifar10", "aft_conv_k7", "better", "attention"),),
@@ -162,7 +162,7 @@ def images() -> tuple[Claim, ...]:
             "Section 5.3, global connectivity",
             "Without the sum over all tokens outside of a window of 7, accuracy falls.",
             of_recipe("ablations", "global/", ("top1",), "%", "{:.1f}"),
-            code="recipes.ablations",
+            code="lab.recipes.ablations",
             command=TRAIN.format("ablations", "global", "global/k7_window_only") + " --train.steps 200",
             small=SMALL,
             trials=(Trial("cifar10_one_seed", "aft_conv_k7_window", "worse", "aft_conv_k7"),),
@@ -186,7 +186,7 @@ def images() -> tuple[Claim, ...]:
             "The attention of trained ViTs, averaged over queries and images by relative position, is concentrated "
             "near the query; so are the learned biases of AFT.",
             trained({"pictures of 12 layers x 6 heads x 27 x 27": "a picture"}),
-            code="report.maps",
+            code="lab.report.maps",
         ),
     )
 
@@ -212,7 +212,7 @@ def appendix() -> tuple[Claim, ...]:
                 section,
                 says,
                 trained({"direction; the numbers are not at hand": "a direction"}, source=SECOND_HAND),
-                code="recipes.ablations",
+                code="lab.recipes.ablations",
                 command=TRAIN.format("ablations", row.split("/")[0], row) + " --train.steps 200",
                 small=SMALL,
                 trials=(trial,),
@@ -223,6 +223,6 @@ def appendix() -> tuple[Claim, ...]:
             "Appendix, sparse filters",
             "AFT-conv whose filters have a single tap per head still works; the numbers are not at hand.",
             trained({"direction": "a direction"}, source=SECOND_HAND),
-            code="train.sparsity",
+            code="lab.train.sparsity",
         ),
     )

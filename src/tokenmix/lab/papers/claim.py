@@ -214,7 +214,7 @@ def located(code: str) -> tuple[str, int]:
     Returns:
         Its file, relative to the folder above the package, and the line of its definition.
     """
-    found, root = _found(code), Path(__file__).resolve().parents[2]
+    found, root = _found(code), Path(__file__).resolve().parents[3]
     file = Path(inspect.getsourcefile(found) or "").resolve()
     lines, first = inspect.getsourcelines(found)
     ahead = next((i for i, line in enumerate(lines) if line.lstrip().startswith(("def ", "class "))), 0)

@@ -67,7 +67,7 @@ def state() -> tuple[Claim, ...]:
             "Of 'The black cat drank the milk', the factor of milk and drank should be high, that of milk and cat "
             "lower, and that of milk and black near zero.",
             (Number("order of the three factors", "a direction", why=MILK, without=TOO_LARGE),),
-            code="explain.collect.explain",
+            code="lab.explain.collect.explain",
             command=GRAMMAR + ' --text "The black cat drank the milk"',
         ),
         Claim(
@@ -76,7 +76,7 @@ def state() -> tuple[Claim, ...]:
             "explain` shows the products of a model (`tokenmix train grammar --out runs/grammar`), what its maps make "
             "of each word, and what it loses without each head.",
             trained(open_questions),
-            code="explain.collect.explain",
+            code="lab.explain.collect.explain",
             command=GRAMMAR + ' --text "The ball is blue"',
         ),
     )

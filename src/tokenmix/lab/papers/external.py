@@ -128,7 +128,7 @@ def trained_claims() -> tuple[Claim, ...]:
             "External attention in a generator of images (a GAN) helps; the numbers are not at hand. "
             "Here it stands in a diffusion transformer, not in a GAN.",
             trained({"scores": "not at hand"}),
-            code="recipes.image_diffusion",
+            code="lab.recipes.image_diffusion",
             small="generation.md#measured",
         ),
         Claim(

@@ -105,7 +105,7 @@ def costs() -> tuple[Claim, ...]:
                 ),
                 Number("linear, fewer than 3 heads", "out of memory", result="hydra_scale.json:heads/linear, cosine/1"),
             ),
-            code="recipes.hydra_imagenet",
+            code="lab.recipes.hydra_imagenet",
         ),
     )
 
@@ -120,7 +120,7 @@ def accuracy() -> tuple[Claim, ...]:
             "In DeiT-B, softmax attention loses accuracy beyond 12 heads, while kernel attention with the cosine "
             "keeps its accuracy up to 768.",
             trained({"softmax, more than 12 heads": "falls", "cosine, up to 768 heads": "flat"}),
-            code="recipes.hydra_imagenet",
+            code="lab.recipes.hydra_imagenet",
             command=train.format("fig2/linear_96_heads"),
             small="vision.md#heads-slots-and-long-tails",
             trials=(Trial("cifar10_heads", "softmax, 96", "worse", "softmax, 12"),),
@@ -140,7 +140,7 @@ def accuracy() -> tuple[Claim, ...]:
             "Hydra against AFT-simple and PolyNL, the choice of the kernel, fine-tuning at 384: the numbers are not "
             "at hand.",
             trained({"accuracies": "not at hand"}),
-            code="recipes.hydra_imagenet",
+            code="lab.recipes.hydra_imagenet",
             command=train.format("kernel/tanh"),
             small="vision.md#cifar-10-at-equal-cost",
         ),
@@ -150,14 +150,14 @@ def accuracy() -> tuple[Claim, ...]:
             "of the last layer along the gradient of the predicted class.",
             trained({"pictures": "a picture"}),
             "score_t = (phi(Q_cls) . phi(K_t) . V_t) . g",
-            "report.attribution",
+            "lab.report.attribution",
         ),
         Claim(
             "Replication, EasyCV",
             "DeiT-B trained for 300 epochs with DeiT's recipe, top-1: Hydra in the last eight layers and in all is "
             "below plain DeiT-B.",
             trained({"no Hydra": "81.756", "last 8 layers": "79.444", "all 12 layers": "76.67"}, "%", source=easycv),
-            code="recipes.hydra_imagenet",
+            code="lab.recipes.hydra_imagenet",
         ),
         Claim(
             "Replication, EasyCV, speed",

@@ -85,14 +85,14 @@ def state() -> tuple[Claim, ...]:
             "logits as they are.",
             (Number("our loss against the equation", "equal", measure=balanced_bce),),
             "z_c + tau (log pi_c - log(1 - pi_c)), pi_c = n_c / sum n",
-            "train.class_losses.ClassLoss",
+            "lab.train.class_losses.ClassLoss",
         ),
         Claim(
             "CIFAR-LT sets",
             "The classes of the long-tailed CIFAR sets shrink exponentially.",
             tuple(Number(name, printed, "", total(*numbers), OFFICIAL) for name, printed, *numbers in TOTALS),
             "n_c = floor(n_max factor^(-c / (C - 1)))",
-            "data.long_tail.long_tail_counts",
+            "lab.data.long_tail.long_tail_counts",
         ),
         Claim("Other sets", "Sizes of the other long-tailed sets.", trained(sets, source=OFFICIAL, built=False)),
         Claim(
@@ -117,7 +117,7 @@ def state() -> tuple[Claim, ...]:
                 Number("balanced loss: epochs, layer decay", "100 / 0.75", "", stated(balanced_training), OFFICIAL),
             ),
             "",
-            "recipes.livt_imagenet_lt",
+            "lab.recipes.livt_imagenet_lt",
         ),
     )
 

@@ -19,7 +19,7 @@ from ..sweep.results import Results
 from .claim import CONFIRMED, CONTRADICTED, NO_DIFFERENCE, TOO_LARGE, Claim, Paper, Trial, Value
 
 RECORD = Path(__file__).parent / "ours.json"
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[4] / "benchmarks"
 RESULTS = BENCHMARKS / "results"
 
 

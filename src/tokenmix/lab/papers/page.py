@@ -9,7 +9,7 @@ from pathlib import Path
 from .claim import VERDICTS, Claim, Number, Paper, Value, located, written
 from .ours import measured_elsewhere, outcomes, recorded, tried
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+DOCS = Path(__file__).resolve().parents[4] / "docs"
 
 INTRODUCTION = """# Claims of the papers
 

@@ -65,7 +65,7 @@ def state() -> tuple[Claim, ...]:
                 *of_recipe("pvt_imagenet", "", ("top1",), "%", "{:.1f}"),
                 *trained({"released weights of small, top-1 / top-5": "79.764 / 94.950"}, "%", source=OFFICIAL),
             ),
-            code="recipes.pvt_imagenet",
+            code="lab.recipes.pvt_imagenet",
             command="tokenmix train pvt_imagenet --out runs/pvt --row tiny --train.steps 100",
         ),
         Claim(

@@ -54,7 +54,7 @@ def built() -> tuple[Claim, ...]:
                     "DINO ViT-B/16, outliers": "none",
                 }
             ),
-            code="anatomy.outliers.find_outliers",
+            code="lab.anatomy.outliers.find_outliers",
             small="anatomy.md#small-models-trained-here",
         ),
         Claim(
@@ -74,20 +74,20 @@ def tokens_hold() -> tuple[Claim, ...]:
             "Redundancy",
             "Outlier patches resemble their four neighbours right after the patch embedding more than other patches.",
             trained({"similarity; the numbers are not at hand": "a direction"}),
-            code="anatomy.outliers.redundancy",
+            code="lab.anatomy.outliers.redundancy",
         ),
         Claim(
             "What outliers hold",
             "A linear probe finds position and pixels worse in outlier patches than in others, and the class of the "
             "image, by logistic regression from one random token, better.",
             trained({"probes; the numbers are not at hand": "a direction"}),
-            code="anatomy.probes",
+            code="lab.anatomy.probes",
         ),
         Claim(
             "Attention maps",
             "With registers, the maps of the class token and of the registers are smooth; without, outliers show.",
             trained({"smoothness": "a direction"}),
-            code="anatomy.looks.token_looks",
+            code="lab.anatomy.looks.token_looks",
         ),
         Claim(
             "Table 3",
@@ -109,7 +109,7 @@ def tokens_hold() -> tuple[Claim, ...]:
                 ),
                 *trained({"DINOv2, VOC07": "35.3", "DINOv2 + registers, VOC07": "55.4"}, "%"),
             ),
-            code="anatomy.lost.discover",
+            code="lab.anatomy.lost.discover",
         ),
     )
 

@@ -343,7 +343,7 @@ def transfer() -> tuple[Claim, ...]:
             "GLUE and SuperGLUE",
             "Alone, Synthesizers lose clearly on pairs of sentences; with attention they are better than it.",
             trained(glue, source=SECOND_HAND),
-            code="recipes.documents",
+            code="lab.recipes.documents",
             small="text.md#scores",
             trials=(Trial("sentences_sst2", "synthesizer_random", "worse", "attention"),),
         ),
@@ -351,7 +351,7 @@ def transfer() -> tuple[Claim, ...]:
             "Dialogue, summarisation",
             "On PersonaChat the dense form alone is best; on CNN/DM dense with attention is.",
             trained({"directions": "a direction"}, source=SECOND_HAND),
-            code="recipes.translation",
+            code="lab.recipes.translation",
             small="encoder-decoders.md#scores",
             trials=(Trial("docstrings", "dense_vanilla", "better", "attention"),),
         ),
@@ -365,7 +365,7 @@ def transfer() -> tuple[Claim, ...]:
             "Replication, Narang et al., SuperGLUE",
             "The same models fine-tuned.",
             trained(score, source=NARANG),
-            code="recipes.documents",
+            code="lab.recipes.documents",
         ),
     )
 
