@@ -37,7 +37,7 @@ def density() -> tuple[Claim, ...]:
                 *trained(single, "bits/dim"),
                 *of_recipe(name, "table2/", quality, "bits/dim", "{:.2f}", BOTH),
             ),
-            code="recipes.aft_cifar10_density",
+            code="lab.recipes.aft_cifar10_density",
             command=TRAIN.format(name, "density", "table2/aft_local_256_24x256") + " --train.steps 200",
             small="density.md#measured",
             trials=(
@@ -81,7 +81,7 @@ def text() -> tuple[Claim, ...]:
                     "gap to the 24-layer Transformer", "0.024", "bits/char", why=GIVE.format("0.024"), without=TOO_LARGE
                 ),
             ),
-            code="recipes.aft_enwik8",
+            code="lab.recipes.aft_enwik8",
             command=TRAIN.format(name, "table4", "table4/aft_local_32_24x256") + stdlib,
             small="quality.md#in-the-papers-blocks",
             trials=(
