@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from cases import QUICK
+from core import beyond_torch
 from quick import is_about
 from suites import is_more, is_slow
 from tokenmix import MIXERS
@@ -23,6 +24,15 @@ for device in (torch.cuda, torch.xpu, torch.mtia):
         device.manual_seed_all = lambda seed: None  # keeping a seed for later records the stack, for milliseconds
 ensure_torchvision()  # before a test file imports timm or transformers
 logging.getLogger("torch.__trace").propagate = False  # it would add thousands of empty lines to failing tests
+
+
+def pytest_addoption(parser):
+    parser.addoption("--core", action="store_true", help="only the tests that need torch alone")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave out the files that need an extra, with ``--core``."""
+    return True if config.getoption("core") and collection_path.name in beyond_torch() else None
 
 
 @pytest.fixture(autouse=True)
