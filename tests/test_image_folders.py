@@ -375,7 +375,7 @@ def test_a_set_of_many_small_images_is_read_in_bounded_memory(tmp_path):
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 def test_files_read_twice_through_links_are_told_before_training(tmp_path, link):
-    """A class folder that links to another gave every image two labels without a word; such a split is scored as well."""
+    """A class folder that links to another gave every image two labels without a word."""
     for name in ("train/cat", "train/dog", "val/cat", "val/dog"):
         (tmp_path / name).mkdir(parents=True)
     for i, name in enumerate(("train/cat/0", "train/cat/1", "train/dog/2", "val/cat/3", "val/dog/4")):
