@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from tokenmix import MixerError
-from tokenmix.lab.train import DataConfig, OptimConfig, RunConfig, TrainConfig, resume, train
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.train import DataConfig, OptimConfig, RunConfig, TrainConfig, match_data, resume, train
 from tokenmix.models import LMConfig
 
 MIXERS = ({"name": "aft_simple"}, {"name": "aft_local", "window": 3}, {"name": "aft_forget"})
@@ -56,12 +57,16 @@ def config(**changes: Any) -> RunConfig:
     return RunConfig(model, data, optim, loop).override({**few, **changes})
 
 
+def train_losses(out: Path) -> list[float]:
+    """The losses of a run's steps."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [x["loss"] for x in lines if x["kind"] == "train"]
+
+
 def losses(out: Path) -> list[float]:
     """The losses of a run, then the scores of its evaluations."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [x["loss"] for x in lines if x["kind"] == "train"] + [
-        x["bits_per_byte"] for x in lines if x["kind"] == "eval"
-    ]
+    return train_losses(out) + [x["bits_per_byte"] for x in lines if x["kind"] == "eval"]
 
 
 def in_dtype(job: str, out: Path, *, start: Path | None = None, **changes: Any) -> None:
@@ -78,8 +83,21 @@ def in_dtype(job: str, out: Path, *, start: Path | None = None, **changes: Any) 
         torch.set_default_dtype(before)
 
 
+def short(out: Path) -> None:
+    """Train on labelled texts whose last batch of an epoch has one row, which two ranks cannot share."""
+    folder = out.parent / f"labelled{os.getpid()}"
+    folder.mkdir()
+    for split, rows in (("train", 9), ("valid", 3), ("test", 3)):
+        lines = [f"{split} {'cd'[i % 2] * (1 + i % 5)} {i * i},{'xy'[i % 2]}" for i in range(rows)]
+        (folder / f"{split}.csv").write_text("\n".join(["text,label", *lines]))
+    config = RECIPES["sentences"].config("aft_simple").override({"data.source": str(folder), "data.max_tokens": 16})
+    config = match_data(config.override({"model.dim": 8, "model.layers": 1, "model.dropout": 0.0, "model.max_len": 16}))
+    few = {"train.steps": 10, "train.batch_size": 4, "train.log_every": 1, "train.threads": 1, "train.device": "cpu"}
+    train(config.override(few), out, verbose=False)
+
+
 def computed(rank: int, ranks: int, work: tuple[str, ...]) -> dict:
-    """Do each piece of work: "train JOB LAYOUT OUT", "resume JOB LAYOUT OUT FROM" or "refuse NAME OUT"."""
+    """Do each piece of work: "train JOB LAYOUT OUT", "resume JOB LAYOUT OUT FROM", "short OUT" or "refuse NAME OUT"."""
     said = {}
     for each in work:
         verb, *words = each.split("|")
@@ -88,6 +106,9 @@ def computed(rank: int, ranks: int, work: tuple[str, ...]) -> dict:
                 train(config(**BAD[words[0]]), words[1], verbose=False)
             except MixerError as why:
                 said[words[0]] = str(why)
+            continue
+        if verb == "short":
+            short(Path(words[0]))
             continue
         job, layout, out = words[:3]
         start = Path(words[3]) if verb == "resume" else None

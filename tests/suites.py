@@ -50,6 +50,7 @@ TESTS = {
     "test_anatomy.py": ("test_a_run_and_folders_of_other_libraries_are_dissected_from_the_command_line",),
     "test_bench_verb.py": ("test_another_revision_is_timed_in_turns",),
     "test_graphed.py": ("test_equals_extend_for_every_mixer_or_names_what_grows",),
+    "test_hooks.py": ("test_a_hook_on_any_part_acts_alike_on_all_tokens_and_in_a_stream",),
     "test_host_timm.py": (
         "test_registered_models_have_the_papers_shapes",
         "test_every_vit_and_pyramid_of_ours_is_registered_and_none_of_timms_is_lost",

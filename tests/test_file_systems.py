@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -115,3 +117,41 @@ def test_a_disk_that_is_gone_is_no_file_system_that_does_not_flush(tmp_path, mon
     monkeypatch.setattr(os, "fsync", raising(number))
     with pytest.raises(OSError, match=os.strerror(number)):
         files.write_file(tmp_path / "a", b"content")
+
+
+def half_written(out, said):
+    with files.new_folder(out) as folder:
+        (folder / "config.json").write_text("{}")
+        raise KeyError(said)
+
+
+@pytest.mark.parametrize("said", ["Error while serializing: I/O error: No space left on device (os error 28)", "None"])
+def test_a_full_disk_is_one_line_whatever_library_wrote(tmp_path, said):
+    """safetensors and tokenizers raise errors of their own; an error that is none of the disk's stays as it is."""
+    expected = (MixerError, "cannot be written .No space left on device.; give") if "28" in said else (KeyError, said)
+    with pytest.raises(expected[0], match=expected[1]):
+        half_written(tmp_path / "out", said)
+    assert list(tmp_path.iterdir()) == []
+
+
+IN_PLACE = {
+    "report/taxonomy.py": "a page of the documentation",
+    "lab/bench/page.py": "a page of the documentation",
+    "lab/papers/ours.py": "a page of the documentation",
+    "lab/papers/__main__.py": "a page of the documentation",
+    "testing/stub.py": "a source of this library",
+    "testing/new_mixer.py": "a source of this library",
+    "kernels/triton/aot.py": "a kernel built by its maintainers",
+    "lab/hub/export.py": "inside of a folder that is written whole",
+    "lab/train/rundir.py": "inside of a folder that is written whole",
+    "system/machine.py": "a counter of the system",
+    "lab/bench/timing.py": "a counter of the system",
+}
+"""Where a file is written in place, and what it is. A full disk leaves half of such a file, or an empty one."""
+
+
+def test_users_files_are_written_whole():
+    """`bench --json` and the pictures of sweeps and benchmarks were written in place."""
+    package, writes = Path(files.__file__).parents[1], re.compile(r"\.write_(text|bytes)\(|\.savefig\((?!file\b)")
+    found = {str(p.relative_to(package)) for p in package.rglob("*.py") if writes.search(p.read_text())}
+    assert {name for name in found if "skeletons/" not in name} == set(IN_PLACE)

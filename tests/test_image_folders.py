@@ -371,3 +371,31 @@ def test_a_set_of_many_small_images_is_read_in_bounded_memory(tmp_path):
     tracemalloc.stop()
     assert data.describe()["images"] == [1600, 200, 200]
     assert peak < 12e6, "names, labels, and what Python holds of the images that wait"
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_files_read_twice_through_links_are_told_before_training(tmp_path, link):
+    """A class folder that links to another gave every image two labels without a word."""
+    for name in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        (tmp_path / name).mkdir(parents=True)
+    for i, name in enumerate(("train/cat/0", "train/cat/1", "train/dog/2", "val/cat/3", "val/dog/4")):
+        save(tmp_path / f"{name}.png", noise(8, 8, 3, seed=i))
+    alone = open_images(str(tmp_path)).inventory
+    assert not any("links" in name for name in alone.found)
+    for at, to in (("train/dog/5", "train/cat/0"), ("val/cat/6", "train/cat/1"), ("train/cat/7", "train/cat/1")):
+        link((tmp_path / to).with_suffix(".png").resolve(), (tmp_path / at).with_suffix(".png"))
+    told = {name: fact for name, fact in open_images(str(tmp_path)).inventory.found.items() if "links" in name}
+    assert told == {
+        "read twice through links, in one class": "1 (train/cat/7.png is train/cat/1.png)",
+        "read twice through links, in two classes": "1 (train/dog/5.png is train/cat/0.png)",
+        "read twice through links, in two splits": "1 (val/cat/6.png is train/cat/1.png)",
+    }
+
+
+def test_a_class_folder_that_links_to_another_is_told(tmp_path):
+    for i in range(3):
+        (tmp_path / "cat").mkdir(exist_ok=True)
+        save(tmp_path / "cat" / f"{i}.png", noise(8, 8, 3, seed=i))
+    (tmp_path / "dog").symlink_to("cat")
+    (line,) = open_images(str(tmp_path)).inventory.lines()
+    assert "; read twice through links, in two classes: 3 (dog/0.png is cat/0.png, dog/1.png is cat/1.png, dog" in line

@@ -15,9 +15,10 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernel_checks import adversarial
-from tokenmix import MIXERS, use_backend
+from tokenmix import MIXERS, MixerError, use_backend
 from tokenmix.functional import aft_chunk
 from tokenmix.functional import linear as linear_form
+from tokenmix.functional.short_conv import short_conv_chunk
 from tokenmix.functional.sums import kernel_attention as hydra_sums
 from tokenmix.kernels.cpu import aft_full as full
 from tokenmix.kernels.cpu import aft_simple as scan
@@ -373,6 +374,50 @@ def test_shapes_that_do_not_fit_never_reach_the_library():
             feature="elu",
             key_mask=None,
         )
+
+
+CALLED = {"aft_simple": ("simple",), "aft_local": ("ring", "pairs"), "aft_local_none": ("ring", "pairs")}
+CALLED |= {"aft_conv": ("ring", "taps"), "aft_full": ("full",), "hydra": ("hydra",), "linear": ("linear",)}
+CALLED |= {"short_conv": ("conv",)}
+RESIZED = {("pairs", 0, "one row"), ("pairs", 1, "one row"), ("conv", 0, "one short"), ("taps", 0, "one row")}
+RESIZED |= {("taps", i, "one short") for i in range(3)} | {("pairs", i, "one short") for i in (2, 3)}
+"""Tensors whose size is a size of the call, so that another one is another call."""
+
+
+def called(row: str, name: str) -> tuple[list, dict]:
+    """The arguments of the last call of a step kernel that the stream of a row makes."""
+    with mock.patch.object(step, name, wraps=getattr(step, name)) as spy, torch.no_grad():
+        if row == "short_conv":
+            past = torch.randn(3, 2, 8), torch.ones(3, 2).bool(), torch.zeros(3, 2).long()
+            short_conv_chunk(torch.randn(3, 1, 8), torch.randn(8, 3), past[1][:, :1], past[2][:, :1], past)
+        else:
+            stream(built(row), torch.randn(3, 4, 72), (3, 1), key_mask=torch.ones(3, 4, dtype=torch.bool))
+    return list(spy.call_args.args), dict(spy.call_args.kwargs)
+
+
+def spoilt(a: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A tensor in forms that a kernel would read wrong, or beyond."""
+    found = {"another dtype": a.to(torch.int16), "meta": a.to("meta"), "one row": a[:1].contiguous()}
+    found |= {"one short": a[..., :-1].contiguous(), "expanded": a[:1].expand_as(a)}
+    return found | {"a step apart": torch.stack([a, a], -1)[..., 0]}
+
+
+@pytest.mark.parametrize(("row", "name"), [(row, name) for row, names in CALLED.items() for name in names])
+def test_a_step_kernel_called_by_hand_refuses_what_it_would_read_beyond(row, name):
+    """Of every tensor that it takes. The address of one on meta is 0, and the process died of it."""
+    args, options = called(row, name)
+    leaves, spec = pytree.tree_flatten(args)
+    tried = 0
+    for i, leaf in enumerate(leaves):
+        for how, other in (spoilt(leaf) if isinstance(leaf, torch.Tensor) else {}).items():
+            fits = other.dtype is leaf.dtype and other.shape == leaf.shape and other.is_cpu and other.is_contiguous()
+            if fits or (name, i, how) in RESIZED or how == "one row" and leaf.ndim == 4:  # one row serves all
+                continue
+            wrong = pytree.tree_unflatten([*leaves[:i], other, *leaves[i + 1 :]], spec)
+            with pytest.raises(MixerError, match=rf"^the C kernel step_{name} takes .*, got "):
+                getattr(step, name)(*wrong, **options)
+            tried += 1
+    assert tried >= 9
 
 
 def test_a_million_tokens_do_not_drift():

@@ -45,6 +45,8 @@ def two(request, tmp_path_factory):
     pairs = [(job, layout) for job, layout in PAIRS if f"[{job}-{layout}]" in asked or f"[{job}]" in asked]
     work = [f"train|{job}|{layout}|{folder}/{job} {layout}" for job, layout in pairs]
     work += [f"refuse|{name}|{folder}/{name}" for name in jobs.BAD if f"[{name}-" in asked]
+    if "a_rank_without_a_row" in asked:
+        work.append(f"short|{folder}/short")
     return folder, at_ranks.run(folder, 2, *work, compute=jobs.computed)
 
 
@@ -65,6 +67,14 @@ def test_shards_are_read_by_one_process(two, alone, job):
     found, wanted = (load_run(path)[0].state_dict() for path in (two[0] / f"{job} fsdp", alone(job)))
     assert found.keys() == wanted.keys()
     assert all(torch.allclose(found[name], wanted[name], atol=1e-3) for name in found)
+
+
+def test_a_rank_without_a_row_of_a_short_batch_adds_nothing(two, tmp_path):
+    """The last batch of an epoch may have fewer rows than there are ranks; its loss was NaN on those without one."""
+    jobs.short(tmp_path / "one")
+    one, many = (jobs.train_losses(run) for run in (tmp_path / "one", two[0] / "short"))
+    assert len(one) == 10
+    assert many == pytest.approx(one, rel=1e-5)
 
 
 def test_only_the_first_rank_writes(two):

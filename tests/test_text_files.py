@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import tracemalloc
+import zipfile
 
 import pytest
 
@@ -83,7 +84,8 @@ def test_packed_files_within_packed_ones_are_refused(tmp_path, pack):
         (b"Rar!\x1a\x07\x01\0", "a RAR archive"),
         (b"\x04\x22\x4d\x18\x64", "an LZ4 file"),
         (b"%PDF-1.7\n", "a PDF"),
-        (b"PAR1\x15\x04", "a Parquet file"),
+        (b"PAR1\x15\x04", "a Parquet file.*columns of texts are read by .*`tokenmix train subwords`"),
+        (b"FEA1", "a Feather file"),
         (b"\x89PNG\r\n\x1a\n", "a PNG image"),
         (b"SQLite format 3\0", "an SQLite database"),
         (b"\xff\xfeh\0i\0", "in UTF-16"),
@@ -93,6 +95,23 @@ def test_what_is_no_plain_text_is_refused_by_its_content(tmp_path, start, kind):
     (tmp_path / "a.txt").write_bytes(start + b"\0\xff" + TEXT)
     with pytest.raises(MixerError, match=kind):
         open_corpus(str(tmp_path / "a.txt"))
+
+
+@pytest.mark.parametrize(
+    ("within", "kind"),
+    [
+        ("[Content_Types].xml", "an Office document"),
+        ("META-INF/manifest.xml", "an OpenDocument file"),
+        ("archive/data.pkl", "a file of torch.save"),
+    ],
+)
+def test_a_document_that_is_a_zip_archive_is_named(tmp_path, within, kind):
+    """It was said to have too many files in it."""
+    with zipfile.ZipFile(tmp_path / "a.dat", "w") as z:
+        z.writestr(within, "<x/>")
+        z.writestr("more.xml", TEXT)
+    with pytest.raises(MixerError, match=f"a.dat is {kind}, which is not read here; give plain text"):
+        open_corpus(str(tmp_path / "a.dat"))
 
 
 def test_names_promise_and_texts_are_taken_at_their_word(tmp_path):

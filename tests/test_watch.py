@@ -385,3 +385,15 @@ def test_a_page_is_written_when_something_changed(tmp_path, monkeypatch, capsys)
     assert page.read_text() != ""
     with pytest.raises(MixerError, match="does not exist"):
         Watch([tmp_path / "nowhere"])
+
+
+def test_a_page_that_cannot_be_written_is_no_success(tmp_path, monkeypatch, capsys):
+    """A script that asks for the page once is told by the exit code; it was 0."""
+    write(tmp_path / "run", lines_of(20))
+
+    def full(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tokenmix.lab.report.live.write_report", full)
+    assert cli.main(["watch", str(tmp_path), "--once", "--page", str(tmp_path / "page.html")]) == 1
+    assert "page.html: not written: No space left on device" in capsys.readouterr().out

@@ -22,6 +22,7 @@ HEAD = """# Attempts to break it
 Each line is an attempt of `benchmarks/robustness`, run at two revisions: *before*, where it was found, and *after*, \
 once it was mended. The page is written
 by `python -m benchmarks.robustness --as after`, and each line can be repeated with `--only` and a word of its title.
+An ImportError or AttributeError *before* means that the function which the attempt calls did not exist there.
 """
 
 

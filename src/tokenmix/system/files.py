@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -27,6 +28,7 @@ WRITING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # errors that 
 LOST = WRITING | {errno.EIO, errno.ENXIO, errno.ESTALE, errno.ENOMEM, errno.ENOTCONN, errno.ETIMEDOUT}
 """Errors of flushing that mean that what was written may be lost, as a disk or a server is gone. Any other (EINVAL,
 ENOTSUP) means that the file system does not flush on request, as some of networks do not for folders."""
+OS_ERROR = re.compile(r"\(os error (\d+)\)")
 UNFLUSHED: set[int] = set()  # devices of which a warning has said so
 
 
@@ -242,5 +244,17 @@ def new_folder(out: Path, instead: str = "--out") -> Iterator[Path]:
     try:
         with whole_folder(out) as folder:
             yield folder
-    except OSError as why:
-        raise MixerError(f"{out} cannot be written ({why.strerror or why}); give another {instead}.") from why
+    except Exception as why:
+        said = why.strerror or why if isinstance(why, OSError) else said_by_the_system(why)
+        if not said or isinstance(why, MixerError):
+            raise
+        raise MixerError(f"{out} cannot be written ({said}); give another {instead}.") from why
+
+
+def said_by_the_system(why: Exception) -> str | None:
+    """Return what the operating system said where a library in Rust (safetensors, tokenizers) failed to write.
+
+    Such libraries raise errors of their own, which are no OSError and end in "(os error 28)".
+    """
+    number = OS_ERROR.search(str(why))
+    return os.strerror(int(number[1])) if number else None

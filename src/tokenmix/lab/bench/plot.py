@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import MixerError
+from ...system.files import whole_file
 
 WIDTH, HEIGHT, LINE = 4.8, 2.7, 0.19
 """Inches of the plot, of a panel, and of a line of its legend: small, so that text stays legible on a telephone."""
@@ -47,7 +48,8 @@ def plot(found: dict[str, Any], path: Path) -> Path:
     where = f"{m['device']}, {m['threads']} threads, torch {m['torch']}"
     what = f"{LEVELS[s['level']]}, batch {s['batch']}, {s['dim']} features, {s['dtype']}"
     figure.suptitle(f"{what}\n{where}", fontsize=8, color=ink)
-    figure.savefig(path, format="png", metadata={"Software": None})
+    with whole_file(Path(path)) as file:
+        figure.savefig(file, format="png", metadata={"Software": None})
     return path
 
 

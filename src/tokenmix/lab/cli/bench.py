@@ -12,6 +12,7 @@ from tyro.conf import arg
 
 from ...errors import MixerError
 from ...kernels.backend import BACKENDS
+from ...system.files import whole_file
 from .arguments import check_folder
 from .output import progress, say, say_json
 
@@ -121,7 +122,8 @@ class Bench:
             say_json(found)
         else:
             if self.json is not None:
-                Path(self.json).write_text(json.dumps(found, indent=1) + "\n")
+                with whole_file(Path(self.json)) as file:
+                    file.write((json.dumps(found, indent=1) + "\n").encode())
             say(text(found))
         if self.plot is not None:
             plot(found, self.plot)

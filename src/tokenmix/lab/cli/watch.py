@@ -39,7 +39,7 @@ class Watch:
     """HTML file to which the report is written again when something has changed; a browser reloads it by itself."""
 
     def run(self) -> int:
-        """Watch until Ctrl-C, or look once."""
+        """Watch until Ctrl-C, or look once; 1 if the page of the one look could not be written."""
         from ..report.watch import Watch as Runs
 
         if not self.dirs:
@@ -59,7 +59,7 @@ class Watch:
             say(self._frame(runs, page, None) or "nothing to show")
         except KeyboardInterrupt:
             pass
-        return 0
+        return 0 if live or page is None or not page.trouble else 1
 
     def _live(self, runs: Any, page: Any) -> int:
         from rich.console import Console

@@ -122,6 +122,7 @@ def arrange(
     found = _numbered(by_part, asked)
     _check_empty(set(folders) - {name.rpartition("/")[0] for name in names}, found, part_of, level, asked, read)
     _tell(found, level if part_of is not None else -1, read)
+    _tell_links(found, root, read)
     return found
 
 
@@ -250,6 +251,48 @@ def _tell(found: Arranged, level: int, read: Inventory) -> None:
     nested = sum(name.count("/") > depth for files in found.parts.values() for name, _ in files)
     if nested:
         read.count("nested files", nested)
+
+
+def _tell_links(found: Arranged, root: Path, read: Inventory) -> None:
+    """Say how many files are read again under another name, as links let them.
+
+    Such a file has two labels, or is trained on and scored, or counts twice.
+    """
+    again: dict[str, list[str]] = {}
+    firsts: dict[int, tuple[str, int, str]] = {}
+    shared = _shared_files([name for files in found.parts.values() for name, _ in files], root)
+    for part, files in found.parts.items() if shared else ():
+        for name, label in files:
+            key = shared.get(name)
+            if key is None:
+                continue
+            first_part, first_label, first = firsts.setdefault(key, (part, label, name))
+            if first != name:
+                where = "two classes" if first_label != label else "two splits" if first_part != part else "one class"
+                again.setdefault(where, []).append(f"{name} is {first}")
+    for where, pairs in again.items():
+        read.tell(f"read twice through links, in {where}", f"{len(pairs):,} ({first_names(pairs)})")
+
+
+def _shared_files(names: Sequence[str], root: Path) -> dict[str, int]:
+    """Return the files of a folder that are one file with another of them, by a link of either kind, and its number."""
+    if not root.is_dir():  # an archive has no links
+        return {}
+    seen: set[int] = set()
+    shared: set[int] = set()
+    numbers = [_number_of(os.path.join(root, name)) for name in names]
+    for number in numbers:
+        (shared if number in seen else seen).add(number)
+    return {name: n for name, n in zip(names, numbers, strict=True) if n and n in shared}
+
+
+def _number_of(path: str) -> int:
+    """Return the number that a file system gives a file, under all of its names; 0 where it gives none."""
+    try:
+        at = os.stat(path)
+    except OSError:  # said when it is read
+        return 0
+    return at.st_dev << 64 | at.st_ino if at.st_ino else 0
 
 
 def tell_classes(read: Inventory, classes: Sequence[str], labels: Sequence[int]) -> None:

@@ -91,6 +91,9 @@ def _streams(new: Callable[[], Any]) -> Callable[[Any, Path, Bounds, int], Itera
 def _unzipped(f: Any, file: Path, bounds: Bounds, size: int) -> Iterator[bytes]:
     with zipfile.ZipFile(f) as z:
         names = [n for n in z.namelist() if not n.endswith("/") and not n.startswith("__MACOSX/")]
+        kind = next((kind for name, kind in INSIDE.items() if any(f"/{n}".endswith(f"/{name}") for n in names)), None)
+        if kind is not None:
+            raise refused_kind("data", file, kind)
         if len(names) != 1:
             raise MixerError(f"data: {file} must contain exactly one file, but contains {len(names)}.")
         bounds.check(file, z.getinfo(names[0]).file_size)
@@ -127,6 +130,7 @@ FOREIGN = {
     b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "an old Office document",
     b"PAR1": "a Parquet file",
     b"ARROW1": "an Arrow file",
+    b"FEA1": "a Feather file",
     b"ORC": "an ORC file",
     b"Obj\x01": "an Avro file",
     b"SQLite format 3\0": "an SQLite database",
@@ -141,7 +145,14 @@ FOREIGN = {
     b"GGUF": "a model in GGUF",
 }
 """What holds no plain text, by its first bytes."""
-MAYBE_TEXT = (b"LZIP", b"MSCF", b"ORC", b"PAR1", b"GIF8", b"GGUF")  # which a text may begin with too
+MAYBE_TEXT = (b"LZIP", b"MSCF", b"ORC", b"PAR1", b"FEA1", b"GIF8", b"GGUF")  # which a text may begin with too
+INSIDE = {
+    "[Content_Types].xml": "an Office document",
+    "META-INF/manifest.xml": "an OpenDocument file",
+    "META-INF/container.xml": "an EPUB",
+    "data.pkl": "a file of torch.save",
+}
+"""What zip archives hold no plain text, by a file in them."""
 FOREIGN_ENDINGS = {
     ".br": "a Brotli file",
     ".zst": "a Zstandard file",
@@ -184,14 +195,20 @@ def is_utf8(start: bytes) -> bool:
     return b"\0" not in start
 
 
+def refused_kind(who: str, file: Path, kind: str) -> MixerError:
+    """Return the error that a file holds no plain text, with what would work."""
+    known = ", ".join(packing.endings[0] for packing in PACKINGS)
+    works = f"give plain text, or one file packed as {known}"
+    if kind == FOREIGN[b"PAR1"]:
+        works += "; columns of texts are read by recipes in subwords, such as `tokenmix train subwords`"
+    return MixerError(f"{who}: {file} is {kind}, which is not read here; {works}.")
+
+
 def check_content(who: str, file: Path, start: bytes) -> None:
     """Refuse what holds no plain text, or should be packed by its name and is not."""
     kind = foreign_kind(start, file.name)
     if kind is not None:
-        known = ", ".join(packing.endings[0] for packing in PACKINGS)
-        raise MixerError(
-            f"{who}: {file} is {kind}, which is not read here; give plain text, or one file packed as {known}."
-        )
+        raise refused_kind(who, file, kind)
     named = next((p for p in PACKINGS if file.suffix.lower() in p.endings), None)
     if named is not None and start and packing_of(start) is None:
         raise MixerError(f"{who}: {file} cannot be read: by its first bytes it is not a readable {named.name}.")

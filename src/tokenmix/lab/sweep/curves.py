@@ -11,6 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from ...system.files import whole_file
 from ..report.figures import COLOURS, STYLES, Picture, both
 from .results import Record, Results
 
@@ -35,7 +36,8 @@ def draw_curves(results: Results, path: Path) -> None:
     right.set_ylabel("")
     place = {"loc": "outside lower center", "ncols": columns} if extra else {"loc": "outside right upper"}
     figure.legend(*left.get_legend_handles_labels(), fontsize=8, frameon=False, **place)
-    figure.savefig(path)
+    with whole_file(path) as file:
+        figure.savefig(file, format="png")
 
 
 def _below(lines: int, columns: int) -> float:
