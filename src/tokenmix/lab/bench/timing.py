@@ -10,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from ...system.machine import process_memory, reset_peak
 
 Call = Callable[[], Any]
 Sample = tuple[float, float]
@@ -30,7 +30,6 @@ INNER_SECONDS = 0.004
 LONG_CALL = 0.2
 """For calls of at least this many seconds one call is enough warm-up."""
 MAX_INNER, MIN_ROUNDS, MAX_SAMPLES = 5000, 3, 8
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
@@ -146,31 +145,15 @@ def peak_memory(
             kept = call()
             torch.cuda.synchronize()
             return torch.cuda.max_memory_allocated() - before
-        if not _resets():
+        with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+        if not reset_peak(torch.device("cpu")):
             return None
-        resident = _status("VmRSS")
+        resident = process_memory("VmRSS") or 0
         kept = call()
-        peak = _status("VmHWM")
+        peak = process_memory("VmHWM") or 0
         del kept
     return max(0, peak - resident)
-
-
-def _resets() -> bool:
-    """Return free memory to the system and reset the high-water mark; return False where that is impossible."""
-    if not sys.platform.startswith("linux"):
-        return False
-    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-    try:
-        CLEAR.write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def _status(field: str) -> int:
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(field + ":"))
-    return int(line.split()[1]) * 1024
 
 
 def exponent(lengths: list[int], seconds: list[float]) -> float | None:

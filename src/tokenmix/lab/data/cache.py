@@ -8,7 +8,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,42 @@ def cache_write_error(who: str, file: Path, why: OSError) -> Exception:
     return MixerError(
         f"{who}: cannot write {file} ({why.strerror or why}); make room, or set XDG_CACHE_HOME to another folder."
     )
+
+
+def download_file(who: str, url: str, file: Path, known: tuple[int, str] | None = None) -> None:
+    """Download a file into the cache, completely or not at all.
+
+    Args:
+        known: the size in bytes and the MD5 of the right file; None: its reader checks it.
+
+    Raises:
+        MixerError: the connection fails or breaks, the file is not the right one, or it cannot be written.
+    """
+    import http.client
+    import urllib.request
+
+    def chunks(answer: Any) -> Iterator[bytes]:
+        digest, size = hashlib.md5(usedforsecurity=False), 0
+        for chunk in read_chunks(answer):
+            digest.update(chunk)
+            size += len(chunk)
+            yield chunk
+        if missing := getattr(answer, "length", 0):  # http.client raises no error here
+            raise OSError(f"the connection broke {missing} bytes before the end")
+        if known is not None and known != (size, digest.hexdigest()):
+            raise MixerError(
+                f"{who}: {url} gave {size} bytes with md5 {digest.hexdigest()}, expected {known[0]} with {known[1]}."
+            )
+
+    try:
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            write_chunks(file, chunks(answer))
+    except (OSError, http.client.HTTPException) as why:
+        if isinstance(why, OSError) and why.filename == os.path.realpath(file):
+            raise cache_write_error(who, file, why) from why
+        raise MixerError(
+            f"{who}: could not download {url} ({why}); fetch it elsewhere and give its path: --data PATH."
+        ) from why
 
 
 def cached_file(file: Path, who: str, chunks: Callable[[], Iterable[bytes]]) -> Path:

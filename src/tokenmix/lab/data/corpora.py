@@ -14,11 +14,11 @@ from pathlib import Path
 from ...errors import MixerError
 from ...system.files import readable_name
 from .bounds import Bounds, check_regular
-from .cache import SMALL, cache_dir, cache_write_error, cached_file, sha256_of, write_chunks
+from .cache import SMALL, cache_dir, cache_write_error, cached_file, download_file, sha256_of, write_chunks
 from .corpus import SPLITS, Corpus, cut
 from .inventory import Inventory
 from .lines import wide_encoding
-from .packed import HEAD, check_content, is_utf8, packing_of, read_chunks, unpacked_chunks
+from .packed import HEAD, check_content, is_utf8, packing_of, unpacked_chunks
 from .text_folders import START, split_text_files, walked
 
 ENWIK8_URL = "http://mattmahoney.net/dc/enwik8.zip"
@@ -126,19 +126,8 @@ def _download_enwik8(file: Path, download: bool) -> None:
         raise MixerError(
             f"enwik8: it is not in the cache ({file}); give a local copy as data.path, or fetch {ENWIK8_URL}."
         )
-    import urllib.request
-
     archive = file.with_suffix(".zip")
-    try:
-        with urllib.request.urlopen(ENWIK8_URL, timeout=60) as answer:
-            write_chunks(archive, read_chunks(answer))
-    except OSError as why:
-        if why.filename == os.path.realpath(archive):
-            raise cache_write_error("enwik8", archive, why) from why
-        raise MixerError(
-            f"enwik8: could not download {ENWIK8_URL} ({why}); fetch it elsewhere and give its path: "
-            + "--data /path/to/enwik8.gz."
-        ) from why
+    download_file("enwik8", ENWIK8_URL, archive)
     try:
         write_chunks(file, unpacked_chunks(archive))
     except OSError as why:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import MixerError
-from .cache import cache_dir, cache_write_error, write_chunks
-from .packed import read_chunks
+from .cache import cache_dir, download_file
 
 TORONTO = "https://www.cs.toronto.edu/~kriz/"
 MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
@@ -66,32 +62,5 @@ def fetch(name: str, download: bool) -> Path:
                 f"images: {name} is not in the cache ({file}); give a local copy (--data PATH), or fetch "
                 + f"{official.url}."
             )
-        try:
-            write_chunks(file, _checked(official))
-        except OSError as why:
-            if why.filename == os.path.realpath(file):
-                raise cache_write_error("images", file, why) from why
-            raise MixerError(
-                f"images: could not download {official.url} ({why}); fetch it elsewhere and give its path: --data PATH."
-            ) from why
+        download_file("images", official.url, file, (official.size, official.md5))
     return folder if len(OFFICIAL[name]) > 1 else folder / OFFICIAL[name][0].name
-
-
-def _checked(official: Official) -> Iterator[bytes]:
-    """Yield the bytes of a download.
-
-    It raises at their end, before the file gets its name, if they are not the official ones.
-    """
-    import urllib.request
-
-    digest, size = hashlib.md5(usedforsecurity=False), 0
-    with urllib.request.urlopen(official.url, timeout=60) as answer:
-        for chunk in read_chunks(answer):
-            digest.update(chunk)
-            size += len(chunk)
-            yield chunk
-    if (size, digest.hexdigest()) != (official.size, official.md5):
-        raise MixerError(
-            f"images: {official.url} gave {size} bytes with md5 {digest.hexdigest()}, expected {official.size} with "
-            + f"{official.md5}."
-        )
