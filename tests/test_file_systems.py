@@ -135,7 +135,7 @@ def test_a_full_disk_is_one_line_whatever_library_wrote(tmp_path, said):
 
 
 IN_PLACE = {
-    "report/taxonomy.py": "a page of the documentation",
+    "lab/report/taxonomy.py": "a page of the documentation",
     "lab/bench/page.py": "a page of the documentation",
     "lab/papers/ours.py": "a page of the documentation",
     "lab/papers/__main__.py": "a page of the documentation",
@@ -145,7 +145,6 @@ IN_PLACE = {
     "lab/hub/export.py": "inside of a folder that is written whole",
     "lab/train/rundir.py": "inside of a folder that is written whole",
     "system/machine.py": "a counter of the system",
-    "lab/bench/timing.py": "a counter of the system",
 }
 """Where a file is written in place, and what it is. A full disk leaves half of such a file, or an empty one."""
 
