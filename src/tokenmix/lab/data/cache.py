@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ...errors import MixerError
 from ...system.files import whole_file
-from .packed import read_chunks, shown
+from .packed import read_chunks
+from .progress import with_progress
 
 SMALL = 64 << 20  # bytes; smaller files are hashed each time, the hashes of larger ones are cached
 SETTLED = 2.0  # seconds, the slowest tick of a file system's clock; a second change within a tick leaves no trace
@@ -165,7 +166,7 @@ def _identity(path: Path) -> tuple[str, int, int, int, int, int]:
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as f:
-        for chunk in shown(path, read_chunks(f), f.tell, path.stat().st_size):
+        for chunk in with_progress(read_chunks(f), path.stat().st_size, f"reading {path}", f.tell):
             digest.update(chunk)
     return digest.hexdigest()
 

@@ -8,20 +8,17 @@ import gzip
 import lzma
 import os
 import struct
-import sys
-import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import MixerError
 from .bounds import Bounds, check_regular
+from .progress import with_progress
 
 CHUNK = 1 << 20
-PATIENCE = 2.0  # seconds of reading before the first line of progress
-EVERY = 5.0  # seconds between two lines of progress
 HEAD = 512  # bytes that tell what a file holds
 BAD_ZIP = (
     zipfile.BadZipFile,
@@ -235,7 +232,7 @@ def unpacked_chunks(file: Path, bounds: Bounds = Bounds(), who: str = "data", si
                 chunks = read_chunks(f, size)
             else:
                 chunks = bounds.stream(file, packing.chunks(f, file, bounds, size))
-            chunks = shown(file, chunks, f.tell, os.fstat(f.fileno()).st_size)
+            chunks = with_progress(chunks, os.fstat(f.fileno()).st_size, f"reading {file}", f.tell)
             first = next(chunks, b"")
             if packing is not None and (within := packing_of(first) or foreign_kind(first[:HEAD])):
                 kind = within if isinstance(within, str) else f"another {within.name}"
@@ -248,13 +245,3 @@ def unpacked_chunks(file: Path, bounds: Bounds = Bounds(), who: str = "data", si
             raise MixerError(f"{who}: {file} cannot be read ({why.strerror or why}).") from None
         name = packing.name if packing is not None else "file"
         raise MixerError(f"{who}: {file} cannot be read: {file.name} is not a readable {name} ({why}).") from None
-
-
-def shown(file: Path, chunks: Iterable[bytes], where: Callable[[], int], size: int) -> Iterator[bytes]:
-    """Yield chunks of a file; where it takes longer than a moment, say on stderr how much of it is read."""
-    due = time.monotonic() + PATIENCE
-    for chunk in chunks:
-        yield chunk
-        if time.monotonic() > due:
-            print(f"data: reading {file}: {where() / max(size, 1):.0%}", file=sys.stderr, flush=True)
-            due = time.monotonic() + EVERY
