@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from page_checks import check_page
 from surgery_models import make
 from tokenmix import MixerError
 from tokenmix.hosts.surgery import replace_mixers
@@ -34,7 +35,6 @@ from tokenmix.lab.advise.measuring import Clock, measure_share
 from tokenmix.lab.advise.probe import Nearness, probe
 from tokenmix.lab.advise.text import above_bound, answer, as_json, candidate_tables, findings, text
 from tokenmix.lab.cli.arguments import parse_lengths
-from tokenmix.lab.report.checks import check_page
 from tokenmix.mixers.attention import Attention
 from tokenmix.models import LMConfig, ViTConfig, build_model
 

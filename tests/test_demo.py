@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from page_checks import check_page
 from tokenmix.lab import demo
 from tokenmix.lab.bench import Decoding
 from tokenmix.lab.demo.lanes import interrupts_later
 from tokenmix.lab.demo.plan import RATES
 from tokenmix.lab.demo.tables import ALONE, SPREAD, against_gzip, best, fastest, ranking
 from tokenmix.lab.report import read_run
-from tokenmix.lab.report.checks import check_page
 from tokenmix.system.machine import busy_cores
 
 SIZES = {"dim": 16, "layers": 4, "seq_len": 32, "batch_size": 2, "eval_bytes": 600, "sample_bytes": 8}

@@ -10,13 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
+from page_checks import check_page
 from tokenmix import MixerError
 from tokenmix.lab import cli
 from tokenmix.lab.data import Augment
 from tokenmix.lab.data.augment import as_bytes, normalise
 from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.report import read_run, write_report
-from tokenmix.lab.report.checks import check_page
 from tokenmix.lab.train import (
     ImageDataConfig,
     OptimConfig,

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from page_checks import check_page
 from tokenmix import MixerError
 from tokenmix.lab import cli
 from tokenmix.lab.data import Augment, open_images
 from tokenmix.lab.report import read_run, write_report
-from tokenmix.lab.report.checks import check_page
 from tokenmix.lab.train import (
     ImageDataConfig,
     OptimConfig,

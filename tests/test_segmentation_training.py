@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from image_sets import noise, save
+from page_checks import check_page
 from tokenmix import MixerError
 from tokenmix.lab import cli
 from tokenmix.lab.data import MaskAugment, MaskSplit
@@ -19,7 +20,6 @@ from tokenmix.lab.data.masks import coloured
 from tokenmix.lab.data.pair_sampler import IGNORED
 from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.report import read_run, write_report
-from tokenmix.lab.report.checks import check_page
 from tokenmix.lab.train import (
     MaskDataConfig,
     OptimConfig,

@@ -20,9 +20,9 @@ import torch
 from matplotlib.figure import Figure
 
 from image_sets import noise, save
+from page_checks import check_page
 from tokenmix import MixerError
 from tokenmix.lab import cli
-from tokenmix.lab.report.checks import check_page
 from tokenmix.lab.report.figures import Picture
 from tokenmix.lab.sweep import Results, SweepPlan, compare, curves, results_table, shortcomings, sweep, worker
 from tokenmix.lab.sweep import run as run_module

@@ -8,11 +8,11 @@ from itertools import product
 import pytest
 import torch
 
+from page_checks import PNG, _undecodable
 from tokenmix import MixerError
 from tokenmix.lab.report import image_pictures, maps
 from tokenmix.lab.report.attribution import focus, slot_reads, slot_similarity
 from tokenmix.lab.report.biases import bias_pictures, filters
-from tokenmix.lab.report.checks import PNG, _undecodable
 from tokenmix.lab.report.image_grid import as_shown, image_grid
 from tokenmix.lab.report.norms import neighbour_similarity, outlier_cutoff, share_above, token_norms
 from tokenmix.lab.report.pictures import effective_attention

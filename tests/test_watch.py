@@ -358,7 +358,7 @@ def test_a_live_frame_is_left_cleanly(tmp_path, monkeypatch):
 
 
 def test_a_page_is_written_when_something_changed(tmp_path, monkeypatch, capsys):
-    from tokenmix.lab.report.checks import check_page
+    from page_checks import check_page
 
     run, page = write(tmp_path / "runs" / "run", lines_of(20)), tmp_path / "page.html"
     once(capsys, str(tmp_path / "runs"), "--page", str(page))
