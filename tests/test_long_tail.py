@@ -306,7 +306,7 @@ def test_runs_with_different_losses_share_their_accuracy_but_not_their_loss(tmp_
     assert all(f"{name} " in accuracy[0] for name in "ab")
     pytest.importorskip("plotext")
     capsys.readouterr()
-    assert cli.main(["watch", str(tmp_path), "--once"]) == 0
+    assert cli.main(["report", "--watch", str(tmp_path), "--once"]) == 0
     shown = capsys.readouterr().out
     assert "training loss, balanced BCE in nats, smoothed; points: valid cross-entropy\n" in shown
     assert "training loss, cross-entropy in nats, smoothed; points: validation\n" in shown
