@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -51,7 +51,6 @@ class DiTConfig(Json):
         drop_path: drop path rate of the last layer, in [0, 1); it rises linearly from 0 in the first layer.
         norm_eps: epsilon of the norms.
         init_std: standard deviation of the initial weights.
-        kind: "dit".
     """
 
     dim: int
@@ -68,7 +67,7 @@ class DiTConfig(Json):
     drop_path: float = 0.0
     norm_eps: float = 1e-6
     init_std: float = 0.02
-    kind: str = "dit"
+    kind: ClassVar[str] = "dit"
 
     def __post_init__(self) -> None:
         normalise_image_config(self, "dim", "layers", "patch", "channels")

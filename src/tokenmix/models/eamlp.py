@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +58,6 @@ class EAMLPConfig(Json):
             stages have none.
         norm_eps: epsilon of the norms.
         init_std: standard deviation of the initial weights.
-        kind: "eamlp".
     """
 
     dim: int
@@ -75,7 +74,7 @@ class EAMLPConfig(Json):
     drop_path: float = 0.0
     norm_eps: float = 1e-5
     init_std: float = 0.02
-    kind: str = "eamlp"
+    kind: ClassVar[str] = "eamlp"
 
     def __post_init__(self) -> None:
         normalise_image_config(self, "dim", "layers", "channels", "token_dim", "token_slots")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,7 +45,6 @@ class ImageDensityConfig(Json):
         tied: whether the head shares the embedding's weight.
         dropout: dropout rate in [0, 1), of the embedded sub-pixels and each branch.
         init_std: standard deviation of the initial weights, as in ``LMConfig``.
-        kind: "image_density".
     """
 
     dim: int
@@ -64,7 +63,7 @@ class ImageDensityConfig(Json):
     tied: bool = False
     dropout: float = 0.0
     init_std: float = 0.02
-    kind: str = "image_density"
+    kind: ClassVar[str] = "image_density"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mixers", tuple(self.mixers))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 from operator import mul
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +61,6 @@ class PyramidConfig(Json):
             layer.
         norm_eps: epsilon of the norms in blocks and before the head.
         init_std: standard deviation of the initial weights.
-        kind: "pyramid".
     """
 
     depths: tuple[int, ...]
@@ -78,7 +77,7 @@ class PyramidConfig(Json):
     drop_path: float = 0.0
     norm_eps: float = 1e-6
     init_std: float = 0.02
-    kind: str = "pyramid"
+    kind: ClassVar[str] = "pyramid"
 
     def __post_init__(self) -> None:
         normalise_image_config(self, "channels")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ...errors import MixerError
 from ...system.config import Json
@@ -28,7 +28,6 @@ class DataConfig(Json):
         seq_len: bytes per training sequence, from 1 to the model's ``max_len``.
         max_unpacked: bytes that an archive may unpack to, at least 1; None: 64 MiB or 100 times the archive's size,
             whichever is more.
-        kind: "text"; tells this config from ``ImageDataConfig``.
     """
 
     source: str = "stdlib"
@@ -36,7 +35,7 @@ class DataConfig(Json):
     split: tuple[float, ...] | None = None
     seq_len: int = 256
     max_unpacked: int | None = None
-    kind: str = "text"
+    kind: ClassVar[str] = "text"
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,6 @@ class ImageDataConfig(Json):
         max_unpacked: bytes that an archive may unpack to, at least 1; None: 64 MiB or 100 times the archive's size,
             whichever is more.
         max_pixels: pixels that an image file may have, at least 1; default 89,478,485, where Pillow begins to warn.
-        kind: "images"; tells this config from ``DataConfig``.
     """
 
     source: str = "digits"
@@ -93,7 +91,7 @@ class ImageDataConfig(Json):
     layout: str | None = None
     max_unpacked: int | None = None
     max_pixels: int = MAX_PIXELS
-    kind: str = "images"
+    kind: ClassVar[str] = "images"
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,6 @@ class SyntheticDataConfig(Json):
             every batch is drawn anew.
         vocab: number of tokens in the vocabulary, at most the model's; None: the model's.
         held_out: sequences of the validation split, and of the test split, at least 1.
-        kind: "synthetic"; tells this config from ``DataConfig``.
     """
 
     task: str = "recall"
@@ -127,7 +124,7 @@ class SyntheticDataConfig(Json):
     examples: int | None = None
     vocab: int | None = None
     held_out: int = 512
-    kind: str = "synthetic"
+    kind: ClassVar[str] = "synthetic"
 
     def sequences(self, vocab: int) -> Synthetic:
         """Return the sequences for a model with this vocabulary.
@@ -175,7 +172,6 @@ class PairDataConfig(Json):
             ``train.batch_size`` pairs.
         smoothing: label smoothing in training, in [0, 1); 0: none.
         metrics: what is computed of the texts that the model writes: "bleu", "chrf", "rouge".
-        kind: "pairs".
     """
 
     source: str | None = None
@@ -190,7 +186,7 @@ class PairDataConfig(Json):
     batch_tokens: int | None = None
     smoothing: float = 0.1
     metrics: tuple[str, ...] = ("bleu", "chrf")
-    kind: str = "pairs"
+    kind: ClassVar[str] = "pairs"
 
 
 @dataclass(frozen=True)
@@ -219,7 +215,6 @@ class DocumentDataConfig(Json):
         whole_words: mask all tokens of a word together.
         span: mean length of a span that a sentinel replaces, at least 1.
         sentinels: sentinels that a new tokenizer has, for encoder-decoders.
-        kind: "documents".
     """
 
     source: str = "stdlib"
@@ -236,7 +231,7 @@ class DocumentDataConfig(Json):
     whole_words: bool = True
     span: float = 3.0
     sentinels: int = 100
-    kind: str = "documents"
+    kind: ClassVar[str] = "documents"
 
 
 @dataclass(frozen=True)
@@ -257,7 +252,6 @@ class LabelDataConfig(Json):
             cut; of a pair, the longer text first.
         batch_tokens: most tokens in a batch, with padding; None: no limit but ``train.batch_size`` rows.
         smoothing: label smoothing in training, in [0, 1); 0: none.
-        kind: "labels".
     """
 
     source: str = "docstring_match"
@@ -269,7 +263,7 @@ class LabelDataConfig(Json):
     max_tokens: int = 128
     batch_tokens: int | None = None
     smoothing: float = 0.0
-    kind: str = "labels"
+    kind: ClassVar[str] = "labels"
 
 
 METRICS = ("bleu", "chrf", "rouge")

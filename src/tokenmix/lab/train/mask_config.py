@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ...errors import MixerError
 from ...system.config import Json
@@ -31,7 +31,6 @@ class MaskDataConfig(Json):
         augment: what happens to training images and masks.
         mean, std: of each channel, for normalisation; None: ImageNet's for 3 channels, 0.5 for grey.
         max_pixels: most pixels of an image file.
-        kind: "masks".
     """
 
     source: str | None = "scenes"
@@ -46,7 +45,7 @@ class MaskDataConfig(Json):
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     max_pixels: int = MAX_PIXELS
-    kind: str = "masks"
+    kind: ClassVar[str] = "masks"
 
 
 def check_masks(data: MaskDataConfig, model: Any) -> None:

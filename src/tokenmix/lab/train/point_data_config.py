@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ...errors import MixerError
 from ...system.config import Json
@@ -25,7 +25,6 @@ class PointsDataConfig(Json):
         held_out: clouds for validation of a synthetic set, and as many others for its test.
         jitter: how clouds are changed in training: noise, scale, shift, drop, rotate.
         smoothing: label smoothing in training, in [0, 1); 0: none.
-        kind: "points".
     """
 
     source: str = "solids"
@@ -36,7 +35,7 @@ class PointsDataConfig(Json):
     held_out: int = 200
     jitter: Jitter = field(default_factory=Jitter)
     smoothing: float = 0.0
-    kind: str = "points"
+    kind: ClassVar[str] = "points"
 
     def open(self) -> PointSet:
         """Open the set."""
