@@ -12,6 +12,7 @@ import typing
 from typing import Any, TypeVar
 
 from ..errors import MixerError
+from .removed_fields import removed_fields
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Json")
@@ -63,6 +64,10 @@ def from_json(cls: type[T], data: Any, *, where: str = "") -> T:
         if data.get("kind", kind["kind"]) != kind["kind"]:
             raise MixerError(f"config: {name} is of kind {kind['kind']!r}, got {data['kind']!r}.")
         data = {key: value for key, value in data.items() if key != "kind"}
+    for key, value in removed_fields(cls).items():
+        if data.get(key, value) != value:
+            raise MixerError(f"config: {name}.{key} is no longer an option, always {value!r}, got {data[key]!r}.")
+    data = {key: value for key, value in data.items() if key not in removed_fields(cls)}
     for key in data:
         if key not in fields:
             raise MixerError(f"config: {name} has no field {key!r}; {nearest(key, fields)}.")
@@ -118,6 +123,18 @@ def _of_kind(classes: list[Any], value: Any, where: str) -> Any:
 
 def _frozen(value: Any) -> Any:
     return tuple(_frozen(v) for v in value) if isinstance(value, list) else value
+
+
+def without_removed(config: Any, dotted: dict[str, Any]) -> dict[str, Any]:
+    """Return recorded values by dotted name without those of fields that were removed since, at their old default."""
+    return {name: value for name, value in dotted.items() if not _is_removed(config, name.split("."), value)}
+
+
+def _is_removed(config: Any, names: list[str], value: Any) -> bool:
+    for name in names[:-1]:
+        config = getattr(config, name, None)
+    former = removed_fields(type(config))
+    return names[-1] in former and former[names[-1]] == value
 
 
 def dotted_fields(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:

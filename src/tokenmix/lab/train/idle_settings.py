@@ -78,7 +78,6 @@ def _of_optim(optim: OptimConfig) -> list[str]:
     usual, found = OptimConfig(), []
     for name, used, where in (
         ("muon_lr", optim.name == "muon", "optim.name='muon'"),
-        ("muon_momentum", optim.name == "muon", "optim.name='muon'"),
         ("decay", optim.schedule == "wsd", "optim.schedule='wsd'"),
         ("min_lr_ratio", optim.schedule in ENDING, f"optim.schedule in {', '.join(ENDING)}"),
     ):

@@ -1,0 +1,15 @@
+"""The fields that configs once had, with their defaults: runs made before still load if they have these values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+REMOVED: dict[str, dict[str, Any]] = {
+    "OptimConfig": {"muon_momentum": 0.95},
+}
+"""Class of a config -> its former fields, with the one value that they still may have in a file."""
+
+
+def removed_fields(cls: type) -> dict[str, Any]:
+    """Return the former fields of a config and of the classes that it inherits from."""
+    return {name: value for base in cls.__mro__ for name, value in REMOVED.get(base.__name__, {}).items()}
