@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 REMOVED: dict[str, dict[str, Any]] = {
+    "MaskDataConfig": {"scene_seed": 0},
     "OptimConfig": {"muon_momentum": 0.95},
 }
 """Class of a config -> its former fields, with the one value that they still may have in a file."""

@@ -20,7 +20,6 @@ class MaskDataConfig(Json):
             be given (``--data``).
         scenes: training scenes, at least 10; a tenth as many are for validation, and as many for the test. They have
             the model's image size.
-        scene_seed: seed of the scenes, not of the run.
         valid: share of the images of a folder without splits that is held out for validation, and again for the test,
             above 0 and below 0.5.
         ignore: label in masks of pixels that are neither learned nor scored; None: every label is a class.
@@ -35,7 +34,6 @@ class MaskDataConfig(Json):
 
     source: str | None = "scenes"
     scenes: int = 2000
-    scene_seed: int = 0
     valid: float = 0.1
     ignore: int | None = 255
     first_label: int = 0
