@@ -51,7 +51,6 @@ class ImageDataConfig(Json):
         long_tail: imbalance factor, 1 or more. Of the training images, class c of C keeps
             n * long_tail^(-c / (C - 1)), so that the last one has n / long_tail; 1: as many of each. None: all images.
         per_class: the n of ``long_tail``, at least 1; None: as many as the classes have.
-        subset_seed: seed by which the images of ``long_tail`` are drawn.
         shrink: factor by which height and width are divided, at least 1: each square of shrink x shrink pixels becomes
             one, their mean, rounded. Height and width must be multiples of it. 1: images as they are.
         loss: loss of a classifier: "cross_entropy", "balanced_cross_entropy", "bce", "class_balanced_bce" or
@@ -78,7 +77,6 @@ class ImageDataConfig(Json):
     valid: float | None = None
     long_tail: float | None = None
     per_class: int | None = None
-    subset_seed: int = 0
     shrink: int = 1
     loss: str = "cross_entropy"
     loss_tau: float = 1.0

@@ -339,7 +339,7 @@ def open_set(data: ImageDataConfig, channels: int | None) -> ImageData:
         bounds=bounds,
     )
     if data.long_tail is not None:
-        images = long_tailed(images, data.long_tail, largest=data.per_class, seed=data.subset_seed)
+        images = long_tailed(images, data.long_tail, largest=data.per_class)
     return images if data.shrink == 1 else shrunk(images, data.shrink)
 
 
