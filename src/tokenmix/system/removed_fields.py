@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 REMOVED: dict[str, dict[str, Any]] = {
-    "ImageDataConfig": {"subset_seed": 0},
+    "ImageDataConfig": {"subset_seed": 0, "loss_shift": 0.0},
     "MaskDataConfig": {"scene_seed": 0},
     "OptimConfig": {"muon_momentum": 0.95},
 }

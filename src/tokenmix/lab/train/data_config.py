@@ -56,7 +56,6 @@ class ImageDataConfig(Json):
         loss: loss of a classifier: "cross_entropy", "balanced_cross_entropy", "bce", "class_balanced_bce" or
             "balanced_bce"; see ``train.ClassLoss``.
         loss_tau: scale of the bias of the balanced losses, 0 or more.
-        loss_shift: constant added to the bias of "balanced_bce", such as the logarithm of the number of classes.
         augment: what happens to training images (see ``Augment``), by default nothing. A density model takes ``flip``,
             ``shift`` and ``repeats`` only; a diffusion transformer all but ``mixup``, ``cutmix``, ``erasing`` and
             ``randaugment``.
@@ -80,7 +79,6 @@ class ImageDataConfig(Json):
     shrink: int = 1
     loss: str = "cross_entropy"
     loss_tau: float = 1.0
-    loss_shift: float = 0.0
     augment: Augment = field(default_factory=Augment)
     smoothing: float = 0.0
     mean: tuple[float, ...] | None = None
@@ -377,15 +375,8 @@ def _check_loss(data: ImageDataConfig, model: Any) -> None:
         raise MixerError(
             f"config: data.loss={data.loss!r} is for classifiers; a model of kind 'image_density' has cross_entropy."
         )
-    if not (0 <= data.loss_tau < math.inf and math.isfinite(data.loss_shift)):
-        raise MixerError(
-            "config: data.loss_tau must be finite and >= 0, and data.loss_shift finite, got "
-            + f"{data.loss_tau} and {data.loss_shift}."
-        )
-    if data.loss_shift and data.loss != "balanced_bce":
-        raise MixerError(
-            f"config: data.loss_shift={data.loss_shift} belongs to data.loss='balanced_bce', got {data.loss!r}."
-        )
+    if not 0 <= data.loss_tau < math.inf:
+        raise MixerError(f"config: data.loss_tau must be finite and >= 0, got {data.loss_tau}.")
     if data.loss_tau != 1 and data.loss not in BALANCED:
         raise MixerError(
             f"config: data.loss_tau={data.loss_tau} belongs to data.loss {' or '.join(map(repr, BALANCED))}, got "

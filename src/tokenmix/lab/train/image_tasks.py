@@ -174,7 +174,7 @@ class ClassifyTask(ImageTask):
         self.sampler = ImageSampler(train, classes=classes, **options)
         self.counts = class_counts(train, classes)
         self.shots = shots_of(self.counts)
-        self.of_class = ClassLoss(self.data.loss, self.counts, tau=self.data.loss_tau, shift=self.data.loss_shift)
+        self.of_class = ClassLoss(self.data.loss, self.counts, tau=self.data.loss_tau)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         return self.prepared_batch(step)
