@@ -53,7 +53,12 @@ def test_an_old_run_is_scored_and_resumed_to_the_bit(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_bytes(b"the cat sat on the mat. " * 200)
     model = LMConfig(dim=8, max_len=16, mixers=({"name": "aft_simple"},), layers=1)
     how = TrainConfig(steps=4, batch_size=2, eval_every=4, save_every=2, threads=1)
-    config = RunConfig(model, DataConfig(str(tmp_path / "text.txt"), seq_len=16), OptimConfig(warmup=1), how)
+    config = RunConfig(
+        model,
+        DataConfig(str(tmp_path / "text.txt"), seq_len=16),
+        OptimConfig(name="muon", warmup=1, schedule="constant"),
+        how,
+    )
     train(config, tmp_path / "whole", verbose=False)
     now, then = dotted_fields(config.to_json()), dotted_fields(old(config))
     recorded = {name: value for name, value in then.items() if name not in now}

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 REMOVED: dict[str, dict[str, Any]] = {
+    "DocumentDataConfig": {"masked": 0.8, "random": 0.1, "sentinels": 100},
     "ImageDataConfig": {"subset_seed": 0, "loss_shift": 0.0},
+    "LabelDataConfig": {"smoothing": 0.0},
     "MaskDataConfig": {"scene_seed": 0},
     "OptimConfig": {"muon_momentum": 0.95},
+    "PointsDataConfig": {"smoothing": 0.0},
 }
 """Class of a config -> its former fields, with the one value that they still may have in a file."""
 

@@ -206,11 +206,8 @@ class DocumentDataConfig(Json):
         packed: put several texts, each of which sees itself only, into each of ``train.batch_size`` rows of
             ``max_tokens`` in place of padding; not for encoder-decoders.
         rate: share of the tokens that is masked, or replaced by sentinels, in (0, 1).
-        masked: share of those that becomes ``<mask>``.
-        random: share of those that becomes another token; the rest of them stays as it is.
         whole_words: mask all tokens of a word together.
         span: mean length of a span that a sentinel replaces, at least 1.
-        sentinels: sentinels that a new tokenizer has, for encoder-decoders.
     """
 
     source: str = "stdlib"
@@ -222,11 +219,8 @@ class DocumentDataConfig(Json):
     batch_tokens: int | None = None
     packed: bool = False
     rate: float = 0.15
-    masked: float = 0.8
-    random: float = 0.1
     whole_words: bool = True
     span: float = 3.0
-    sentinels: int = 100
     kind: ClassVar[str] = "documents"
 
 
@@ -247,7 +241,6 @@ class LabelDataConfig(Json):
         max_tokens: most tokens of a row with its start and ends, from 4 to the model's ``max_len``. Longer texts are
             cut; of a pair, the longer text first.
         batch_tokens: most tokens in a batch, with padding; None: no limit but ``train.batch_size`` rows.
-        smoothing: label smoothing in training, in [0, 1); 0: none.
     """
 
     source: str = "docstring_match"
@@ -258,7 +251,6 @@ class LabelDataConfig(Json):
     tokenizer: str | None = None
     max_tokens: int = 128
     batch_tokens: int | None = None
-    smoothing: float = 0.0
     kind: ClassVar[str] = "labels"
 
 
@@ -273,8 +265,6 @@ def check_subwords(data: PairDataConfig | DocumentDataConfig | LabelDataConfig, 
         )
     if data.batch_tokens is not None and data.batch_tokens < 4:
         raise MixerError(f"config: data.batch_tokens must be at least 4, got {data.batch_tokens}.")
-    if not 0 <= getattr(data, "smoothing", 0) < 1:
-        raise MixerError(f"config: data.smoothing must be in [0, 1), got {data.smoothing}.")  # type: ignore[union-attr]
     ends = getattr(model, "start", START), getattr(model, "end", END)
     if ends != (START, END):
         raise MixerError(
@@ -297,15 +287,10 @@ def check_documents(data: DocumentDataConfig, model: Any) -> None:
             f"config: data.packed fills train.batch_size rows of data.max_tokens, which {why} does not take; "
             + "choose one of the two."
         )
-    if not 0 < data.rate < 1 or min(data.masked, data.random) < 0 or data.masked + data.random > 1:
-        raise MixerError(
-            "config: data.rate must be in (0, 1), and data.masked and data.random at least 0 and together at most 1; "
-            + f"got {data.rate}, {data.masked} and {data.random}."
-        )
-    if data.span < 1 or data.sentinels < 1:
-        raise MixerError(
-            f"config: data.span and data.sentinels must be at least 1, got {data.span} and {data.sentinels}."
-        )
+    if not 0 < data.rate < 1:
+        raise MixerError(f"config: data.rate must be in (0, 1), got {data.rate}.")
+    if data.span < 1:
+        raise MixerError(f"config: data.span must be at least 1, got {data.span}.")
 
 
 def check_labels(data: LabelDataConfig, model: Any) -> None:
@@ -321,6 +306,8 @@ def check_labels(data: LabelDataConfig, model: Any) -> None:
 def check_pairs(data: PairDataConfig, model: Any) -> None:
     """Refuse options of pairs that are out of range."""
     check_subwords(data, model, 2)
+    if not 0 <= data.smoothing < 1:
+        raise MixerError(f"config: data.smoothing must be in [0, 1), got {data.smoothing}.")
     for name in data.metrics:
         if name not in METRICS:
             raise MixerError(f"config: data.metrics has no {name!r}; choose among {', '.join(METRICS)}.")

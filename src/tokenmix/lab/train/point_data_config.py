@@ -24,7 +24,6 @@ class PointsDataConfig(Json):
         clouds: clouds for training of a synthetic set.
         held_out: clouds for validation of a synthetic set, and as many others for its test.
         jitter: how clouds are changed in training: noise, scale, shift, drop, rotate.
-        smoothing: label smoothing in training, in [0, 1); 0: none.
     """
 
     source: str = "solids"
@@ -34,7 +33,6 @@ class PointsDataConfig(Json):
     clouds: int = 1000
     held_out: int = 200
     jitter: Jitter = field(default_factory=Jitter)
-    smoothing: float = 0.0
     kind: ClassVar[str] = "points"
 
     def open(self) -> PointSet:
@@ -51,5 +49,3 @@ def check_points(data: PointsDataConfig, model: Any) -> None:
             f"config: data.points={data.points}, but model.samples={list(model.samples)} and model.neighbours="
             + f"{list(model.neighbours)} need clouds of at least {model.least()} points."
         )
-    if not 0 <= data.smoothing < 1:
-        raise MixerError(f"config: data.smoothing must be in [0, 1), got {data.smoothing}.")
