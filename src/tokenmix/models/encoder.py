@@ -42,12 +42,12 @@ class EncoderConfig(Json):
     mlp: MLPKind = "gelu"
     mlp_bias: bool = True
     positions: str | None = "learned"
-    logit_cap: float | None = None
     tied: bool = True
     dropout: float = 0.0
     init_std: float = 0.02
     loop: LoopConfig | None = None
     kind: ClassVar[str] = "encoder"
+    logit_cap: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mixers", tuple(self.mixers))

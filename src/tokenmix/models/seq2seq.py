@@ -62,13 +62,13 @@ class Seq2SeqConfig(Json):
     mlp_bias: bool = True
     positions: str | None = "sinusoidal"
     embed_scale: float = 1.0
-    logit_cap: float | None = None
     tied: bool = True
     dropout: float = 0.0
     init_std: float = 0.02
     start: int = 1
     end: int = 2
     kind: ClassVar[str] = "seq2seq"
+    logit_cap: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
         for name in ("mixers", "encoder_mixers", "cross_mixers"):

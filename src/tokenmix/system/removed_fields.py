@@ -5,12 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 REMOVED: dict[str, dict[str, Any]] = {
+    "DiTConfig": {"norm_eps": 1e-6, "init_std": 0.02},
     "DocumentDataConfig": {"masked": 0.8, "random": 0.1, "sentinels": 100},
+    "EAMLPConfig": {"token_dim": 64, "token_slots": 128, "norm_eps": 1e-5, "init_std": 0.02},
+    "EncoderConfig": {"logit_cap": None},
     "ImageDataConfig": {"subset_seed": 0, "loss_shift": 0.0},
+    "ImageDensityConfig": {"logit_cap": None, "mlp_bias": True},
     "LabelDataConfig": {"smoothing": 0.0},
     "MaskDataConfig": {"scene_seed": 0},
     "OptimConfig": {"muon_momentum": 0.95},
     "PointsDataConfig": {"smoothing": 0.0},
+    "PyramidConfig": {"norm_eps": 1e-6, "init_std": 0.02},
+    "ResNetConfig": {"init_std": 0.02},
+    "Seq2SeqConfig": {"logit_cap": None},
 }
 """Class of a config -> its former fields, with the one value that they still may have in a file."""
 
