@@ -1,4 +1,4 @@
-"""Define the hook of mkdocs that trains two small models and adds the page of `tokenmix explain` about them."""
+"""Define the hook of mkdocs that trains two small models and adds the page of `tokenmix look sentence` about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tokenmix anatomy`: each measure against its equation or a planted truth, ViTs of three libraries, the page."""
+"""`tokenmix look tokens`: each measure against its equation or a planted truth, ViTs of three libraries, the page."""
 
 from __future__ import annotations
 
@@ -434,7 +434,10 @@ def test_planted_outliers_show_in_all_measures_and_on_the_page(tmp_path):
 
 
 def test_a_run_and_folders_of_other_libraries_are_dissected_from_the_command_line(run, tmp_path, capsys):
-    assert cli.main(["anatomy", str(run), "digits", "--out", str(tmp_path / "a.html"), "--json", "--limit", "60"]) == 0
+    assert (
+        cli.main(["look", "tokens", str(run), "digits", "--out", str(tmp_path / "a.html"), "--json", "--limit", "60"])
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert found["kind"] == "a ViT of tokenmix with aft_conv"
     assert found["tokens_before_patches"] == ["register 1"]
@@ -446,7 +449,7 @@ def test_a_run_and_folders_of_other_libraries_are_dissected_from_the_command_lin
         pixels = numpy.random.default_rng(i).integers(0, 255, (20 + i, 30, 3), numpy.uint8)
         Image.fromarray(pixels).save(tmp_path / f"{i}.png")
         files.append(str(tmp_path / f"{i}.png"))
-    asked = ["anatomy", str(tmp_path / "hf"), *files, "--out", str(tmp_path / "b.html"), "--top", "10"]
+    asked = ["look", "tokens", str(tmp_path / "hf"), *files, "--out", str(tmp_path / "b.html"), "--top", "10"]
     assert cli.main([*asked, "--image-size", "24", "--features", "values"]) == 0
     said = capsys.readouterr().out
     assert "0.5 is assumed for both" in said
@@ -515,8 +518,8 @@ def test_what_cannot_be_read_is_refused_in_one_line(run, tmp_path):
         with pytest.raises(MixerError, match=message) as why:
             call()
         assert "\n" not in str(why.value), message
-    assert cli.main(["anatomy", str(run)]) == 2
-    assert cli.main(["anatomy", str(run), "digits", "--out", str(tmp_path / "no" / "a.html")]) == 2
+    assert cli.main(["look", "tokens", str(run)]) == 2
+    assert cli.main(["look", "tokens", str(run), "digits", "--out", str(tmp_path / "no" / "a.html")]) == 2
 
 
 def test_the_table_of_the_page_is_what_was_measured():

@@ -18,6 +18,7 @@ import textwrap
 import types
 
 import pytest
+import tyro
 
 import tokenmix
 from tokenmix import MIXERS, MixerError
@@ -25,7 +26,8 @@ from tokenmix.lab import cli, data
 from tokenmix.lab.cli import output
 from tokenmix.lab.cli.entry import take_overrides
 from tokenmix.lab.cli.extras import EXTRAS
-from tokenmix.lab.cli.verbs import VERBS
+from tokenmix.lab.cli.look import LOOKS
+from tokenmix.lab.cli.verbs import OLD_VERBS, VERBS
 from tokenmix.system.text import si, size
 
 TINY = [
@@ -324,6 +326,16 @@ def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
         (["check", "set", "--options", '{"grid": [4], "prefix": "x"}'], "prefix is the number of tokens"),
         (["check", "attention", "--options", '{"heads": 3}'], "heads=3 must divide dim=16"),
         (["report", "OUT"], "not a run directory"),
+        (["report", "RUN", "--once", "--x", "step"], "--x, --once is for --watch, which was not given"),
+        (["report", "RUN", "--watch", "--csv", "OUT"], "--csv and --watch exclude each other"),
+        (["export", "RUN", "OUT", "--decode", "--chunk", "2"], "--decode, --chunk is for ONNX, and "),
+        (["export", "RUN", "m.onnx", "--format", "hf", "--fixed"], "m.onnx becomes a Hugging Face folder"),
+        (["export", "RUN", "OUT", "--format", "onnx", "--step", "best"], "--step is for Hugging Face folders"),
+        (["look", "RUN"], "Available subcommands: sentence, tokens, images; see `tokenmix look --help`"),
+        (["look", "tokens"], "look tokens: Missing from tokenmix look tokens: MODEL"),
+        (["look", "sentence", "RUN", "--txt", "a"], "look sentence: there is no option --txt; nearest: --text"),
+        (["export-hf", "RUN", "OUT"], "error: `export-hf` is now `export`: tokenmix export RUN OUT."),
+        (["explain", "RUN"], "`explain` is now `look sentence`: tokenmix look sentence RUN --text TEXT."),
     ],
 )
 def test_what_does_not_work_is_one_line_and_exit_2(argv, words, capsys, tmp_path, text, run):
@@ -505,9 +517,14 @@ def test_a_mixer_of_a_module_of_ones_own_trains_and_is_scored(text, tmp_path, ca
         sys.modules.pop("mine_of_test_cli", None)
 
 
-@pytest.mark.parametrize("name", VERBS)
+def test_old_verbs_name_commands_that_parse():
+    for usage in OLD_VERBS.values():
+        tyro.extras.subcommand_cli_from_dict(VERBS, args=usage.split() + ["KEY"] * (usage == "paper"))
+
+
+@pytest.mark.parametrize("name", [*VERBS, *LOOKS])
 def test_every_option_of_a_verb_has_its_help(name):
-    verb = VERBS[name]
+    verb = (VERBS | LOOKS)[name]
     assert dataclasses.is_dataclass(verb)
     assert verb.__dataclass_params__.frozen
     body = ast.parse(textwrap.dedent(inspect.getsource(verb))).body[0].body
@@ -536,7 +553,7 @@ def test_the_package_runs_as_a_module():
 
 def test_pictures_of_a_text_run_are_refused_in_one_line(run, tmp_path, capsys):
     assert "pictures of images need a ViT, got LM" in refused(
-        capsys, "pictures", run, str(tmp_path / "a.png"), "--out", str(tmp_path / "drawn")
+        capsys, "look", "images", run, str(tmp_path / "a.png"), "--out", str(tmp_path / "drawn")
     )
 
 

@@ -521,14 +521,12 @@ def test_the_verbs_of_masked_models_and_classifiers(labelled, tmp_path, capsys):
     ("recipe", "changes", "words"),
     [
         ("masked", {"data.rate": 0.0}, "data.rate must be in (0, 1)"),
-        ("masked", {"data.masked": 0.9, "data.random": 0.2}, "together at most 1"),
         ("masked", {"data.max_tokens": 2}, "data.max_tokens must be in 3..model.max_len=24, got 2"),
         ("masked", {"model.classes": 2}, "is trained on data of kind 'labels'"),
         ("masked", {"data.batch_tokens": 99}, "data.packed fills train.batch_size rows"),
         ("spans", {"data.packed": True}, "which an encoder-decoder does not take"),
-        ("spans", {"data.sentinels": 0}, "data.span and data.sentinels must be at least 1"),
+        ("spans", {"data.span": 0.5}, "data.span must be at least 1"),
         ("sentences", {"model.classes": 0}, "labelled texts need model.classes"),
-        ("sentences", {"data.smoothing": 1.0}, "data.smoothing must be in [0, 1)"),
     ],
 )
 def test_options_out_of_range_are_one_clear_line(labelled, recipe, changes, words):

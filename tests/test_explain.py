@@ -1,4 +1,4 @@
-"""`tokenmix explain`: its numbers are the model's, its page holds them, and its words exist in both languages."""
+"""`tokenmix look sentence`: its numbers are the model's, its page holds them, and its words exist in both languages."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_wrong_languages_and_large_pages_are_one_line(found, tmp_path, monkeypat
 def test_the_verb_writes_a_page_of_several_runs(trained, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runs, "open_explainable", lambda run: trained)
     out = tmp_path / "page.html"
-    argv = ["explain", "runs/one", "runs/two", "--text", "The ball is blue", "--lang", "zh", "--out", str(out)]
+    argv = ["look", "sentence", "runs/one", "runs/two", "--text", "The ball is blue", "--lang", "zh", "--out", str(out)]
     assert cli.main(argv) == 0
     assert "one: The ball is blue -> La bola es azul" in capsys.readouterr().out
     page = out.read_text()

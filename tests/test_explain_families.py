@@ -1,4 +1,4 @@
-"""What `tokenmix explain` tells of each family of mixers, and that its numbers are those of the mixer."""
+"""What `tokenmix look sentence` tells of each family of mixers, and that its numbers are those of the mixer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tokenmix explain` of language models and text encoders, and what it refuses."""
+"""`tokenmix look sentence` of language models and text encoders, and what it refuses."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_explaining_leaves_the_model_as_it_was(attention, subwords):
 def test_the_verb_explains_runs_on_text_side_by_side(tmp_path, capsys):
     dirs = [tiny_run(tmp_path, name) for name in ("attention", "local")]
     out = tmp_path / "page.html"
-    assert cli.main(["explain", *map(str, dirs), "--text", "To be, or", "--out", str(out)]) == 0
+    assert cli.main(["look", "sentence", *map(str, dirs), "--text", "To be, or", "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert "attention: To be, or -> " in said
     data = json.loads(data_of(out.read_text()))
@@ -245,7 +245,7 @@ def test_runs_that_cannot_be_explained_are_one_line(tmp_path, monkeypatch, capsy
 
     def explained_as(**changes):
         monkeypatch.setattr(runs, "load_run", lambda run: (model, type("Config", (), {**vars(config), **changes})))
-        assert cli.main(["explain", str(run), "--text", "To be", "--out", str(tmp_path / "page.html")]) == 2
+        assert cli.main(["look", "sentence", str(run), "--text", "To be", "--out", str(tmp_path / "page.html")]) == 2
         return capsys.readouterr().err.strip().splitlines()[-1]
 
     said = explained_as(model=type("Model", (), {"kind": "vit"}))

@@ -88,8 +88,6 @@ def small(kind):
             mixers=mixers,
             image_size=(32, 48),
             classes=3,
-            token_dim=8,
-            token_slots=5,
             token_mixer=token_mixer,
         )
     )

@@ -446,7 +446,7 @@ def test_pages_and_files_show_reconstructions(pretrained, tmp_path):
     assert page.index("Reconstructions") < page.index("Token norms")
     assert "12 of 16 patches hidden; mean squared error" in page
     Image.new("L", (20, 20), 90).save(tmp_path / "grey.png")
-    command = ["pictures", str(pretrained), str(tmp_path / "grey.png"), "--out", str(tmp_path / "drawn")]
+    command = ["look", "images", str(pretrained), str(tmp_path / "grey.png"), "--out", str(tmp_path / "drawn")]
     assert cli.main(command) == 0
     assert (tmp_path / "drawn" / "reconstructions.png").is_file()
 

@@ -339,11 +339,9 @@ def test_verb(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setitem(MODELS, "tiny", LMConfig(dim=8, max_len=6, mixers=({"name": "hydra"},), vocab=5))
     assert named.MODELS is MODELS
-    assert cli.main(["export-onnx", "tiny", str(tmp_path / "m.onnx"), "--decode", "--json"]) == 0, (
-        capsys.readouterr().err
-    )
+    assert cli.main(["export", "tiny", str(tmp_path / "m.onnx"), "--decode", "--json"]) == 0, capsys.readouterr().err
     found = json.loads(capsys.readouterr().out)
     assert found["difference"] < 1e-4
     assert list(found["inputs"])[0] == "tokens"
-    assert cli.main(["export-onnx", "nothing", str(tmp_path / "n.onnx")]) == 2
+    assert cli.main(["export", "nothing", str(tmp_path / "n.onnx")]) == 2
     assert "neither a directory nor the name of a model" in capsys.readouterr().err

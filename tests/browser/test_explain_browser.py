@@ -1,4 +1,4 @@
-"""The page of `tokenmix explain` in a real browser: hover, click, keys, steps, languages, wide and narrow."""
+"""The page of `tokenmix look sentence` in a real browser: hover, click, keys, steps, languages, wide and narrow."""
 
 from __future__ import annotations
 

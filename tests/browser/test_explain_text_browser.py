@@ -1,4 +1,4 @@
-"""The pages of `tokenmix explain` of language models and of an encoder in a real browser, wide and narrow."""
+"""The pages of `tokenmix look sentence` of language models and of an encoder in a real browser, wide and narrow."""
 
 from __future__ import annotations
 

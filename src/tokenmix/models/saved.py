@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..system.checkpoint import check_can_save, list_steps, load_checkpoint
-from ..system.config import dotted_fields
+from ..system.config import dotted_fields, without_removed
 from . import build_model, config_from_json
 
 WEIGHTS = "model.safetensors"
@@ -54,6 +55,7 @@ def read_run(folder: Path, step: int | str = "last") -> tuple[Any, dict[str, Ten
     chosen = pick_step(folder, step)
     tensors, progress = read_weights_of(folder, chosen, averaged=bool(given.get("optim", {}).get("ema")))
     then = {name: was for name, was in (progress.get("config") or {}).items() if name.startswith("model.")}
+    then = without_removed(SimpleNamespace(model=config), then)
     check_fields(then, dotted_fields({"model": config.to_json()}), folder / "config.json")
     return config, tensors, chosen
 

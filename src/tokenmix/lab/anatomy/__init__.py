@@ -1,4 +1,4 @@
-"""`tokenmix anatomy`: what the tokens of a Vision Transformer hold, measured as in "Vision Transformers Need
+"""`tokenmix look tokens`: what the tokens of a Vision Transformer hold, measured as in "Vision Transformers Need
 Registers".
 """
 

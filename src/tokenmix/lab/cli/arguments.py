@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,12 @@ def check_folder(verb: str, file: Path | None) -> None:
     """Refuse an output file whose folder does not exist, before time is spent."""
     if file is not None and not file.parent.is_dir():
         raise MixerError(f"{verb}: the folder {file.parent} of {file.name} does not exist; give one that exists.")
+
+
+def given_options(verb: Any, known: set[str]) -> list[str]:
+    """Return the options beside the known ones whose value is not the default, as they are typed."""
+    others = [f for f in fields(verb) if f.name not in known]
+    return [f"--{f.name.replace('_', '-')}" for f in others if getattr(verb, f.name) != f.default]
 
 
 def parse_lengths(given: str, verb: str) -> list[int]:

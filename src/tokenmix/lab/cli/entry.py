@@ -12,6 +12,7 @@ import re
 import sys
 import warnings
 from dataclasses import fields
+from itertools import takewhile
 from typing import Any
 
 from ...errors import MixerError
@@ -76,9 +77,12 @@ def _dispatch(argv: list[str]) -> int:
     from ...mixers.outside import typed_names
     from ...system.config import nearest
     from .fields import recipe_help
-    from .verbs import VERBS
+    from .verbs import OLD_VERBS, VERBS
 
     if argv and not argv[0].startswith("-") and argv[0] not in VERBS:
+        if usage := OLD_VERBS.get(argv[0]):
+            now = " ".join(takewhile(str.islower, usage.split()))
+            raise MixerError(f"`{argv[0]}` is now `{now}`: tokenmix {usage}.")
         raise MixerError(f"there is no verb {argv[0]!r}; {nearest(argv[0], VERBS)}.")
     if not argv:
         argv = ["--help"]
@@ -96,6 +100,7 @@ def _dispatch(argv: list[str]) -> int:
 def _parse(tyro: Any, verbs: dict[str, Any], argv: list[str]) -> Any:
     """Return the verb with its options, or the exit code of --help."""
     from .fields import meant_field, unknown_option
+    from .look import LOOKS
 
     errors = io.StringIO()
     try:
@@ -108,11 +113,13 @@ def _parse(tyro: Any, verbs: dict[str, Any], argv: list[str]) -> Any:
         lines = [line for line in lines if re.search(r"\w", line)]  # a terminal without boxes has rules of hyphens
         if argv[0] in CHANGING and (meant := meant_field(argv, (f.name for f in fields(verbs[argv[0]])))):
             raise MixerError(f"{argv[0]}: {meant}") from None
-        if argv[0] in verbs and (unknown := unknown_option(argv, verbs[argv[0]])):
-            raise MixerError(f"{argv[0]}: {unknown}") from None
+        name = " ".join(argv[:2]) if argv[0] == "look" and argv[1:] and argv[1] in LOOKS else argv[0]
+        verb = LOOKS[argv[1]] if name != argv[0] else verbs.get(name)
+        if verb is not None and (unknown := unknown_option(argv, verb)):
+            raise MixerError(f"{name}: {unknown}") from None
         body = " ".join(line for line in lines[1:] if not line.startswith("For full helptext")) or lines[0]
         body = body if len(body) <= LONGEST else f"{body[:LONGEST]} ..."
-        raise MixerError(f"{argv[0]}: {body}; see `tokenmix {argv[0]} --help`.") from None
+        raise MixerError(f"{name}: {body}; see `tokenmix {name} --help`.") from None
 
 
 def take_overrides(argv: list[str]) -> tuple[list[str], dict[str, Any]]:

@@ -119,8 +119,6 @@ def _described(config: Any, prefix: str) -> Iterator[tuple[str, str, str]]:
     about = _descriptions(type(config))
     for field in dataclasses.fields(config):
         name, value = f"{prefix}.{field.name}", getattr(config, field.name)
-        if field.name == "kind":
-            continue
         if dataclasses.is_dataclass(value):
             yield from _described(value, name)
             continue

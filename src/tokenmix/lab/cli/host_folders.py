@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ...errors import MixerError
+from .arguments import given_options
 from .output import say
 
 TEXT = {"dir", "data", "seq_len", "max_bytes", "device", "json"}
@@ -81,8 +82,6 @@ def sample_host(verb: Any) -> int:
 
 def _refuse_others(name: str, verb: Any, known: set[str]) -> None:
     """Refuse options that only a run has."""
-    others = [f for f in fields(verb) if f.name not in known]
-    given = [f"--{f.name.replace('_', '-')}" for f in others if getattr(verb, f.name) != f.default]
-    if given:
+    if given := given_options(verb, known):
         works = ", ".join(f"--{n.replace('_', '-')}" for n in sorted(known - {"dir"}))
         raise MixerError(f"{name}: {', '.join(given)} is for runs; a host's folder takes {works}.")

@@ -1,4 +1,4 @@
-"""The verbs of a run: train, resume, eval, report and pictures; ``sample`` has a file of its own."""
+"""The verbs of a run: train, resume, eval and report; ``sample`` has a file of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 from ...errors import MixerError
 from ...system.machine import is_first_rank
 from . import output
-from .arguments import parse_object
+from .arguments import given_options, parse_object
 from .host_folders import evaluate_host, is_host_folder
 from .output import progress, say
 
@@ -260,24 +260,54 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Report:
-    """Write one self-contained HTML page about one or more runs, or a table of all their metrics."""
+    """Write one self-contained HTML page about runs, or a table of all their metrics; --watch shows them live."""
 
     dirs: Positional[Annotated[list[Path], arg(metavar="RUN [RUN ...]")]]
-    """Run directories."""
+    """Run directories. With --watch also folders that contain some, in which new ones are found as they appear."""
 
     out: Path | None = None
-    """HTML file to write. Default: report.html in the first run directory, or none with --csv."""
+    """HTML file to write. Default: report.html in the first run directory, or none with --csv or --watch.
+    With --watch it is written again when something has changed; a browser reloads it by itself."""
 
     csv: Path | None = None
     """CSV file to write: one row for each line of metrics of the runs, which the column run tells apart."""
 
+    watch: bool = False
+    """Show the curves and the state of runs in the terminal as they go on. Ctrl-C ends it; the runs go on."""
+
+    x: Literal["step", "tokens", "seconds"] | None = None
+    """--watch: what the curves are drawn against; tokens are images where a model is trained on images, seconds those
+    of training. Default: step."""
+
+    metric: str | None = None
+    """--watch: what is drawn: loss, score (on the validation split), or a field of metrics.jsonl, such as lr or
+    tokens_per_s. Default: loss."""
+
+    every: float | None = None
+    """--watch: seconds from one look at the runs to the next. Default: 2."""
+
+    once: bool = False
+    """--watch: print what there is once and end. Always so where the output is no terminal."""
+
     def run(self) -> int:
-        """Write the page, the table or both, and print their paths."""
+        """Write the page, the table or both, and print their paths; or watch the runs."""
+        if not self.dirs:
+            raise MixerError("report: give at least one run directory.")
+        if not self.watch and (wrong := given_options(self, {"dirs", "out", "csv"})):
+            raise MixerError(f"report: {', '.join(wrong)} is for --watch, which was not given.")
+        if self.watch and self.csv is not None:
+            raise MixerError("report: --csv and --watch exclude each other; give one of them.")
+        if self.watch:
+            from .watch import Watcher
+
+            every = 2.0 if self.every is None else self.every
+            return Watcher(self.dirs, self.x or "step", self.metric or "loss", every, self.once, self.out).run()
+        return self._write()
+
+    def _write(self) -> int:
         from ...system.files import check_writable
         from ..train.rundir import RunDir
 
-        if not self.dirs:
-            raise MixerError("report: give at least one run directory.")
         for path in self.dirs:
             RunDir.open(path)
         if self.csv is not None:
@@ -298,48 +328,6 @@ class Report:
         finally:
             tell("")
         say(written)
-        return 0
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """Draw what a vision model looks at in images, as PNG files.
-
-    The pictures show filters, keys, attention by offset, focus, memories and token norms; of a masked autoencoder also
-    what it makes of the patches that it does not see.
-    """
-
-    dir: Positional[Annotated[Path, arg(metavar="MODEL")]]
-    """Run directory, or a folder written by `tokenmix convert`."""
-
-    images: Positional[Annotated[list[Path], arg(metavar="IMAGE [IMAGE ...]")]]
-    """Image files; each is cropped and resized to the model's image size."""
-
-    out: Path
-    """Folder to write the pictures to."""
-
-    dark: bool = False
-    """Draw on a dark background."""
-
-    json: bool = False
-    """Print the paths of the pictures as JSON."""
-
-    def run(self) -> int:
-        """Draw the pictures and print their paths."""
-        from ..report import draw_pictures
-        from ..train import load_model
-        from ..train.rundir import RunDir
-
-        if not self.images:
-            raise MixerError("pictures: give at least one image file.")
-        model, _ = load_model(self.dir)
-        data: Any = RunDir.open(self.dir).config().data if (self.dir / "checkpoints").is_dir() else None
-        mean, std = getattr(data, "mean", None), getattr(data, "std", None)
-        written = draw_pictures(
-            model, self.images, self.out, mean=mean, std=std, theme="dark" if self.dark else "light"
-        )
-        paths = [str(p) for p in written]
-        say(json.dumps(paths) if self.json else "\n".join(paths))
         return 0
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from .advise import Advise
-from .anatomy import AnatomyOf
 from .bench import Bench
-from .explain import Explain
 from .library import Check, Doctor, ListAll, NewMixer
+from .look import Look
 from .papers import Papers, ShowPaper
-from .runs import Evaluate, Pictures, Report, Resume, Train
+from .runs import Evaluate, Report, Resume, Train
 from .sample import Sample
 from .sweep import Sweep
-from .watch import Watch
-from .weights import Convert, ExportHF, ExportONNX
+from .weights import Convert, Export
 
 VERBS: dict[str, type[Any]] = {
     "doctor": Doctor,
@@ -30,12 +28,18 @@ VERBS: dict[str, type[Any]] = {
     "eval": Evaluate,
     "sample": Sample,
     "report": Report,
-    "watch": Watch,
-    "explain": Explain,
-    "anatomy": AnatomyOf,
+    "look": Look,
     "convert": Convert,
-    "export-hf": ExportHF,
-    "export-onnx": ExportONNX,
-    "pictures": Pictures,
+    "export": Export,
     "bench": Bench,
 }
+OLD_VERBS = {
+    "anatomy": "look tokens MODEL IMAGES",
+    "explain": "look sentence RUN --text TEXT",
+    "export-hf": "export RUN OUT",
+    "export-onnx": "export MODEL OUT.onnx",
+    "papers": "paper",
+    "pictures": "look images MODEL IMAGE --out OUT",
+    "watch": "report DIR --watch",
+}
+"""Verbs of earlier versions, and what they are now."""

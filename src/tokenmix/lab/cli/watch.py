@@ -1,4 +1,4 @@
-"""The verb watch: live curves of several runs."""
+"""What `tokenmix report --watch` shows: live curves of several runs."""
 
 from __future__ import annotations
 
@@ -7,45 +7,38 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from tyro.conf import Positional, arg
+from typing import Any
 
 from ...errors import MixerError
 from .output import say, shows
 
 
 @dataclass(frozen=True)
-class Watch:
-    """Show the curves and the state of runs as they go on. Ctrl-C ends it; the runs go on."""
+class Watcher:
+    """Show the curves and the state of runs as they go on. Ctrl-C ends it; the runs go on.
 
-    dirs: Positional[Annotated[list[Path], arg(metavar="DIR [DIR ...]")]]
-    """Run directories, and folders that contain some, in which new ones are found as they appear."""
+    Args:
+        dirs: run directories, and folders that contain some, in which new ones are found as they appear.
+        x: what the curves are drawn against: "step", "tokens" or "seconds".
+        metric: what is drawn.
+        every: seconds from one look at the runs to the next.
+        once: show what there is once and end. Always so where the output is no terminal.
+        page: HTML file to which the report is written again when something has changed.
+    """
 
-    x: Literal["step", "tokens", "seconds"] = "step"
-    """What the curves are drawn against; tokens are images where a model is trained on images, seconds those of
-    training."""
-
-    metric: str = "loss"
-    """What is drawn: loss, score (on the validation split), or a field of metrics.jsonl, such as lr or tokens_per_s."""
-
-    every: float = 2.0
-    """Seconds from one look at the runs to the next."""
-
-    once: bool = False
-    """Print what there is once and end. Always so where the output is no terminal."""
-
-    page: Path | None = None
-    """HTML file to which the report is written again when something has changed; a browser reloads it by itself."""
+    dirs: list[Path]
+    x: str
+    metric: str
+    every: float
+    once: bool
+    page: Path | None
 
     def run(self) -> int:
         """Watch until Ctrl-C, or look once; 1 if the page of the one look could not be written."""
         from ..report.watch import Watch as Runs
 
-        if not self.dirs:
-            raise MixerError("watch: give at least one run directory, or a folder that contains some.")
         if not self.every > 0:
-            raise MixerError(f"watch: every must be above 0, got {self.every}.")
+            raise MixerError(f"report --watch: every must be above 0, got {self.every}.")
         live = not self.once and sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
         page = self._page(live)
         try:
@@ -101,6 +94,8 @@ class Watch:
             import jinja2  # noqa: F401  (the page needs them; checked before the first look)
             import matplotlib  # noqa: F401  (as above)
         except ImportError as why:
-            raise MixerError(f"watch --page needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
+            raise MixerError(
+                f"report --watch --out needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'."
+            ) from None
         check_writable(self.page)
         return Page(self.page, self.every if live else None)

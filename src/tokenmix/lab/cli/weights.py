@@ -1,4 +1,4 @@
-"""The verbs that carry weights from one model or format to another: convert, export-hf and export-onnx."""
+"""The verbs that carry weights from one model or format to another: convert and export."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from ...errors import MixerError
-from .arguments import parse_lengths
+from .arguments import given_options, parse_lengths
 from .output import say, say_json
 
 
@@ -85,62 +85,65 @@ class Convert:
 
 
 @dataclass(frozen=True)
-class ExportHF:
-    """Export a run (a language model or a ViT) as a Hugging Face folder with a model card."""
+class Export:
+    """Export a model as a Hugging Face folder with a model card, or as an ONNX file that ONNX Runtime has checked."""
 
-    dir: Positional[Annotated[Path, arg(metavar="RUN")]]
-    """Run directory."""
-
-    out: Positional[Annotated[Path, arg(metavar="OUT")]]
-    """Folder to write; AutoModelForCausalLM or AutoModelForImageClassification loads it."""
-
-    step: str = "last"
-    """Checkpoint to use: a step, last or best."""
-
-    def run(self) -> int:
-        """Write the folder and print its path."""
-        from ..hub import export_run
-
-        say(export_run(self.dir, self.out, step=self.step))
-        return 0
-
-
-@dataclass(frozen=True)
-class ExportONNX:
-    """Export a model as an ONNX file; the file is written only after ONNX Runtime matches torch."""
-
-    source: Positional[Annotated[str, arg(metavar="MODEL")]]
-    """Run directory, folder written by `tokenmix convert`, or name of a model, which gets random weights."""
+    source: Positional[Annotated[str, arg(metavar="SOURCE")]]
+    """Run directory. ONNX: also a folder written by `tokenmix convert`, or the name of a model, which gets random
+    weights."""
 
     out: Positional[Annotated[Path, arg(metavar="OUT")]]
-    """File to write."""
+    """File to write, whose name ends in .onnx, or Hugging Face folder, which AutoModelForCausalLM or
+    AutoModelForImageClassification loads."""
+
+    format: Literal["hf", "onnx"] | None = None
+    """Format to write: hf or onnx. Default: onnx if the name of OUT ends in .onnx, else hf."""
+
+    step: str | None = None
+    """Hugging Face: checkpoint to use: a step, last or best. Default: last."""
 
     decode: bool = False
-    """Export a decode step, with the state as inputs and outputs, instead of the pass over a whole input."""
+    """ONNX: export a decode step, with the state as inputs and outputs, instead of the pass over a whole input."""
 
     length: int | None = None
-    """Longest input in tokens. Default: the model's own maximum."""
+    """ONNX: longest input in tokens. Default: the model's own maximum."""
 
     fixed: bool = False
-    """Accept inputs of exactly --length tokens, no shorter ones."""
+    """ONNX: accept inputs of exactly --length tokens, no shorter ones."""
 
     key_mask: bool = False
-    """Add an input that masks tokens."""
+    """ONNX: add an input that masks tokens."""
 
-    chunk: int = 1
-    """Tokens per decode step."""
+    chunk: int | None = None
+    """ONNX: tokens per decode step. Default: 1."""
 
     opset: int | None = None
-    """Version of the ONNX operator set, 18 or above. Default: the exporter's."""
+    """ONNX: version of the operator set, 18 or above. Default: the exporter's."""
 
-    seed: int = 0
-    """Seed of random weights."""
+    seed: int | None = None
+    """ONNX: seed of random weights. Default: 0."""
 
     json: bool = False
-    """Print the report as JSON."""
+    """ONNX: print the report as JSON."""
 
     def run(self) -> int:
-        """Write the file and print the report."""
+        """Write the folder or the file, and print its path or the report."""
+        form = self.format or ("onnx" if self.out.suffix == ".onnx" else "hf")
+        if form == "onnx" and self.step is not None:
+            raise MixerError("export: --step is for Hugging Face folders; of a run, the last checkpoint becomes ONNX.")
+        if form == "onnx":
+            return self._export_onnx()
+        if wrong := given_options(self, {"source", "out", "format", "step"}):
+            how = "end the name of OUT in .onnx, or give --format onnx"
+            raise MixerError(
+                f"export: {', '.join(wrong)} is for ONNX, and {self.out} becomes a Hugging Face folder; {how}."
+            )
+        from ..hub import export_run
+
+        say(export_run(self.source, self.out, step=self.step or "last"))
+        return 0
+
+    def _export_onnx(self) -> int:
         import torch
 
         from ...export import export_onnx
@@ -148,15 +151,15 @@ class ExportONNX:
         from ...models import MODELS, build_model
         from ..train.config import check_seed
 
-        check_seed(self.seed, "export-onnx: seed")
+        check_seed(self.seed, "export: seed")
         if self.source in MODELS:
-            torch.manual_seed(self.seed)
+            torch.manual_seed(self.seed or 0)
             model = build_model(self.source)
         elif Path(self.source).is_dir():
             model = load_converted(self.source)
         else:
             what = "neither a directory nor the name of a model"
-            raise MixerError(f"export-onnx: {self.source!r} is {what}; `tokenmix list` shows the names.")
+            raise MixerError(f"export: {self.source!r} is {what}; `tokenmix list` shows the names.")
         report = export_onnx(
             model,
             self.out,
@@ -164,7 +167,7 @@ class ExportONNX:
             length=self.length,
             fixed=self.fixed,
             key_mask=self.key_mask,
-            chunk=self.chunk,
+            chunk=1 if self.chunk is None else self.chunk,
             opset=self.opset,
         )
         if self.json:

@@ -12,6 +12,9 @@ from .sampler import MASK as ALL_BITS
 from .sampler import mix64
 from .subwords import MASK, SPECIAL
 
+MASKED, RANDOM = 0.8, 0.1
+"""Shares of the chosen tokens that become ``<mask>`` and another token (BERT)."""
+
 
 def mask_tokens(
     tokens: Tensor,
@@ -20,14 +23,12 @@ def mask_tokens(
     *,
     vocab: int,
     rate: float = 0.15,
-    masked: float = 0.8,
-    random: float = 0.1,
     starts_word: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Choose tokens to predict and hide them, as BERT does (Devlin et al. 2019, arXiv 1810.04805, 3.1).
 
-    Of the tokens that are chosen, the share ``masked`` becomes ``<mask>``, the share ``random`` another token, and the
-    rest stays. At least one token of each row that has any is chosen.
+    Of the tokens that are chosen, 80 % become ``<mask>``, 10 % another token, and the rest stay. At least
+    one token of each row that has any is chosen.
 
     Args:
         tokens: (B, T) integers.
@@ -52,7 +53,7 @@ def mask_tokens(
     least = draw.amin(1, keepdim=True)
     chosen = maskable & ((draw < rate) | (draw == least))
     others = (len(SPECIAL) + draws[2] * (vocab - len(SPECIAL))).long().clamp_max(vocab - 1)
-    hidden = torch.where(draws[1] < masked, MASK, torch.where(draws[1] < masked + random, others, tokens))
+    hidden = torch.where(draws[1] < MASKED, MASK, torch.where(draws[1] < MASKED + RANDOM, others, tokens))
     return torch.where(chosen, hidden, tokens), torch.where(chosen, tokens, IGNORED)
 
 

@@ -95,7 +95,6 @@ def open_masks(
     *,
     size: tuple[int, int] = (64, 64),
     scenes: int = 2000,
-    scene_seed: int = 0,
     valid: float = 0.1,
     ignore: int | None = 255,
     first_label: int = 0,
@@ -109,7 +108,6 @@ def open_masks(
         source: "scenes" (``data.scenes``), or the path of a folder of images and masks, see ``open_mask_folder``.
         size: height and width of scenes.
         scenes: training scenes, at least 10; a tenth as many are for validation, and as many for the test.
-        scene_seed: seed of the scenes.
         valid: share of the images of a folder without splits that is held out for validation, and again for the test.
         ignore, first_label, empty_classes, turn_masks, max_pixels: those of ``open_mask_folder``.
 
@@ -117,7 +115,7 @@ def open_masks(
         MixerError: in one line that names the file or the option.
     """
     if source == "scenes":
-        return _scenes(size, scenes, scene_seed)
+        return _scenes(size, scenes)
     folder = Path(source).expanduser()
     if not folder.is_dir():
         raise MixerError(
@@ -142,7 +140,7 @@ def _read_pair(folder: MaskFolder, split: str, i: int) -> tuple[Tensor, Tensor]:
     return folder.read(split, i)
 
 
-def _scenes(size: tuple[int, int], count: int, seed: int) -> MaskData:
+def _scenes(size: tuple[int, int], count: int, seed: int = 0) -> MaskData:
     """Open the synthetic scenes; those of a split follow those of the split before it."""
     if count < 10:
         raise MixerError(f"masks: scenes={count} must be at least 10 (data.scenes).")

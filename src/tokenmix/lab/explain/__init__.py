@@ -1,4 +1,4 @@
-"""`tokenmix explain`: a page that shows step by step what a trained text model does with one sentence."""
+"""`tokenmix look sentence`: a page that shows step by step what a trained text model does with one sentence."""
 
 from .collect import explain
 from .explained import Explained

@@ -9,7 +9,7 @@ from .claim import TOO_LARGE, Claim, Number, Paper
 from .counts import layer
 from .rows import trained
 
-GRAMMAR = "tokenmix explain runs/grammar"
+GRAMMAR = "tokenmix look sentence runs/grammar"
 MILK = (
     "in the encoder of `tokenmix train grammar --out runs/grammar` (attention, 2 layers of 4 heads, one seed, "
     "indicative) the order is the opposite in both layers: milk's query has mean products of -2.23 with drank, -0.94 "

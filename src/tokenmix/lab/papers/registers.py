@@ -68,7 +68,7 @@ def built() -> tuple[Claim, ...]:
 
 
 def tokens_hold() -> tuple[Claim, ...]:
-    """Return the claims about what single tokens hold, which `tokenmix anatomy` measures."""
+    """Return the claims about what single tokens hold, which `tokenmix look tokens` measures."""
     return (
         Claim(
             "Redundancy",

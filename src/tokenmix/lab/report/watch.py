@@ -193,7 +193,9 @@ class Watch:
         for folder in self.folders:
             if not folder.is_dir():
                 what = "is a file" if folder.exists() else "does not exist"
-                raise MixerError(f"watch: {folder} {what}; give run directories, or folders that contain some.")
+                raise MixerError(
+                    f"report --watch: {folder} {what}; give run directories, or folders that contain some."
+                )
         self.runs: dict[Path, Watched] = {}
 
     def read(self) -> bool:
@@ -219,7 +221,7 @@ class Watch:
         lines = [line for run in self.runs.values() for line in run.tail.lines]
         known = sorted({field for line in lines for field, value in flat(line).items() if type(value) in (int, float)})
         if {line["kind"] for line in lines} >= {"train", "eval"} and name not in ("loss", "score", *known):
-            raise MixerError(f"watch: no run has the metric {name!r}; {nearest(name, ['score', *known])}.")
+            raise MixerError(f"report --watch: no run has the metric {name!r}; {nearest(name, ['score', *known])}.")
 
 
 def find_runs(folder: Path) -> Iterator[Path]:

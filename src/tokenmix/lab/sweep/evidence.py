@@ -18,7 +18,7 @@ NORMAL = 1.959964
 """That of the normal distribution."""
 SCORED = (
     *("data.source", "data.path", "data.split", "data.valid", "train.eval_bytes", "train.eval_images"),
-    *("data.column", "data.columns", "data.label", "data.rate", "data.masked", "data.random", "data.whole_words"),
+    *("data.column", "data.columns", "data.label", "data.rate", "data.whole_words"),
     *("data.span", "data.target", "data.languages", "data.tokenizer", "data.max_tokens", "train.eval_texts"),
     *("data.task", "data.pairs", "data.vocab", "data.held_out", "data.shortest", "data.longest", "data.pad"),
     "data.symbols",

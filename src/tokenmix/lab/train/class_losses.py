@@ -27,18 +27,17 @@ class ClassLoss:
     ``balanced_cross_entropy``, the same of z_c + tau log pi_c. With sigmoids, summed over the classes: ``bce``,
     -sum_c [y_c log sigma(z_c) + (1 - y_c) log sigma(-z_c)]; ``class_balanced_bce``, whose terms have the weights
     w_c = (1 - 0.9999) / (1 - 0.9999^n_c), scaled so that they sum to C; ``balanced_bce`` (LiVT, arXiv 2212.02015), the
-    ``bce`` of z_c + tau (log pi_c - log(1 - pi_c) + shift).
+    ``bce`` of z_c + tau (log pi_c - log(1 - pi_c)).
 
     Args:
         counts: training images of each class.
         tau: scale of the bias.
-        shift: constant added to the bias of ``balanced_bce``.
 
     Raises:
         MixerError: for an unknown loss, and for counts for which it is not defined.
     """
 
-    def __init__(self, name: str, counts: list[int], *, tau: float = 1.0, shift: float = 0.0):
+    def __init__(self, name: str, counts: list[int], *, tau: float = 1.0):
         check_class_loss(name)
         if name not in ("cross_entropy", "bce") and min(counts) < 1:
             raise MixerError(
@@ -50,7 +49,7 @@ class ClassLoss:
         self.name = name
         n = torch.tensor(counts, dtype=torch.float64)
         log_pi, log_rest = n.log() - n.sum().log(), (n.sum() - n).log() - n.sum().log()
-        self.bias = tau * (log_pi if name == "balanced_cross_entropy" else log_pi - log_rest + shift)
+        self.bias = tau * (log_pi if name == "balanced_cross_entropy" else log_pi - log_rest)
         weights = (1 - BETA) / -torch.expm1(n * math.log(BETA))
         self.weights = weights / weights.sum() * len(counts)
 

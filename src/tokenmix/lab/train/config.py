@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import MixerError
 from ...models import ModelConfig, check_layers
 from ...models.saved import check_fields
-from ...system.config import Json, dotted_fields, nearest, to_json
+from ...system.config import Json, dotted_fields, nearest, to_json, without_removed
 from ...system.text import whole_number
 from .data_config import (
     DataConfig,
@@ -57,7 +57,6 @@ class OptimConfig:
         name: "adamw", or "muon": Muon for the weights of linear layers inside blocks, AdamW for everything else.
         lr: highest learning rate of AdamW, above 0.
         muon_lr: highest learning rate of Muon, above 0; it follows the same schedule.
-        muon_momentum: decay of Muon's momentum, in [0, 1).
         betas: AdamW's two decay rates of the gradient's moments, each in [0, 1).
         eps: AdamW's term in the denominator, above 0.
         weight_decay: decoupled weight decay, 0 or more.
@@ -82,7 +81,6 @@ class OptimConfig:
     name: str = "adamw"
     lr: float = 1e-3
     muon_lr: float = 0.02
-    muon_momentum: float = 0.95
     betas: tuple[float, ...] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.1
@@ -294,7 +292,7 @@ def check_unchanged(config: RunConfig, then: dict[str, Any] | None, where: Any) 
 
     Old checkpoints do not record them (``then`` is None) and are not checked.
     """
-    check_fields(then or {}, fixed_fields(config), where)
+    check_fields(without_removed(config, then or {}), fixed_fields(config), where)
 
 
 def check_seed(seed: int | None, name: str = "seed") -> None:
@@ -326,11 +324,8 @@ def _check_optim(config: OptimConfig) -> None:
     _require_positive("optim", config, "lr", "muon_lr", "eps", "mixer_lr")
     if config.name not in OPTIMIZERS:
         raise MixerError(f"config: optim.name={config.name!r} is unknown; choose one of {', '.join(OPTIMIZERS)}.")
-    if not 0 <= config.muon_momentum < 1 or not 0 < config.decay <= 1:
-        raise MixerError(
-            f"config: optim.muon_momentum must be in [0, 1) and optim.decay in (0, 1], got {config.muon_momentum} and "
-            + f"{config.decay}."
-        )
+    if not 0 < config.decay <= 1:
+        raise MixerError(f"config: optim.decay must be in (0, 1], got {config.decay}.")
     if config.schedule not in SCHEDULES:
         raise MixerError(
             f"config: optim.schedule={config.schedule!r} is unknown; choose one of {', '.join(SCHEDULES)}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ...errors import MixerError
 from ...system.config import Json
@@ -28,7 +28,6 @@ class DataConfig(Json):
         seq_len: bytes per training sequence, from 1 to the model's ``max_len``.
         max_unpacked: bytes that an archive may unpack to, at least 1; None: 64 MiB or 100 times the archive's size,
             whichever is more.
-        kind: "text"; tells this config from ``ImageDataConfig``.
     """
 
     source: str = "stdlib"
@@ -36,7 +35,7 @@ class DataConfig(Json):
     split: tuple[float, ...] | None = None
     seq_len: int = 256
     max_unpacked: int | None = None
-    kind: str = "text"
+    kind: ClassVar[str] = "text"
 
 
 @dataclass(frozen=True)
@@ -52,13 +51,11 @@ class ImageDataConfig(Json):
         long_tail: imbalance factor, 1 or more. Of the training images, class c of C keeps
             n * long_tail^(-c / (C - 1)), so that the last one has n / long_tail; 1: as many of each. None: all images.
         per_class: the n of ``long_tail``, at least 1; None: as many as the classes have.
-        subset_seed: seed by which the images of ``long_tail`` are drawn.
         shrink: factor by which height and width are divided, at least 1: each square of shrink x shrink pixels becomes
             one, their mean, rounded. Height and width must be multiples of it. 1: images as they are.
         loss: loss of a classifier: "cross_entropy", "balanced_cross_entropy", "bce", "class_balanced_bce" or
             "balanced_bce"; see ``train.ClassLoss``.
         loss_tau: scale of the bias of the balanced losses, 0 or more.
-        loss_shift: constant added to the bias of "balanced_bce", such as the logarithm of the number of classes.
         augment: what happens to training images (see ``Augment``), by default nothing. A density model takes ``flip``,
             ``shift`` and ``repeats`` only; a diffusion transformer all but ``mixup``, ``cutmix``, ``erasing`` and
             ``randaugment``.
@@ -72,7 +69,6 @@ class ImageDataConfig(Json):
         max_unpacked: bytes that an archive may unpack to, at least 1; None: 64 MiB or 100 times the archive's size,
             whichever is more.
         max_pixels: pixels that an image file may have, at least 1; default 89,478,485, where Pillow begins to warn.
-        kind: "images"; tells this config from ``DataConfig``.
     """
 
     source: str = "digits"
@@ -80,11 +76,9 @@ class ImageDataConfig(Json):
     valid: float | None = None
     long_tail: float | None = None
     per_class: int | None = None
-    subset_seed: int = 0
     shrink: int = 1
     loss: str = "cross_entropy"
     loss_tau: float = 1.0
-    loss_shift: float = 0.0
     augment: Augment = field(default_factory=Augment)
     smoothing: float = 0.0
     mean: tuple[float, ...] | None = None
@@ -93,7 +87,7 @@ class ImageDataConfig(Json):
     layout: str | None = None
     max_unpacked: int | None = None
     max_pixels: int = MAX_PIXELS
-    kind: str = "images"
+    kind: ClassVar[str] = "images"
 
 
 @dataclass(frozen=True)
@@ -114,7 +108,6 @@ class SyntheticDataConfig(Json):
             every batch is drawn anew.
         vocab: number of tokens in the vocabulary, at most the model's; None: the model's.
         held_out: sequences of the validation split, and of the test split, at least 1.
-        kind: "synthetic"; tells this config from ``DataConfig``.
     """
 
     task: str = "recall"
@@ -127,7 +120,7 @@ class SyntheticDataConfig(Json):
     examples: int | None = None
     vocab: int | None = None
     held_out: int = 512
-    kind: str = "synthetic"
+    kind: ClassVar[str] = "synthetic"
 
     def sequences(self, vocab: int) -> Synthetic:
         """Return the sequences for a model with this vocabulary.
@@ -175,7 +168,6 @@ class PairDataConfig(Json):
             ``train.batch_size`` pairs.
         smoothing: label smoothing in training, in [0, 1); 0: none.
         metrics: what is computed of the texts that the model writes: "bleu", "chrf", "rouge".
-        kind: "pairs".
     """
 
     source: str | None = None
@@ -190,7 +182,7 @@ class PairDataConfig(Json):
     batch_tokens: int | None = None
     smoothing: float = 0.1
     metrics: tuple[str, ...] = ("bleu", "chrf")
-    kind: str = "pairs"
+    kind: ClassVar[str] = "pairs"
 
 
 @dataclass(frozen=True)
@@ -214,12 +206,8 @@ class DocumentDataConfig(Json):
         packed: put several texts, each of which sees itself only, into each of ``train.batch_size`` rows of
             ``max_tokens`` in place of padding; not for encoder-decoders.
         rate: share of the tokens that is masked, or replaced by sentinels, in (0, 1).
-        masked: share of those that becomes ``<mask>``.
-        random: share of those that becomes another token; the rest of them stays as it is.
         whole_words: mask all tokens of a word together.
         span: mean length of a span that a sentinel replaces, at least 1.
-        sentinels: sentinels that a new tokenizer has, for encoder-decoders.
-        kind: "documents".
     """
 
     source: str = "stdlib"
@@ -231,12 +219,9 @@ class DocumentDataConfig(Json):
     batch_tokens: int | None = None
     packed: bool = False
     rate: float = 0.15
-    masked: float = 0.8
-    random: float = 0.1
     whole_words: bool = True
     span: float = 3.0
-    sentinels: int = 100
-    kind: str = "documents"
+    kind: ClassVar[str] = "documents"
 
 
 @dataclass(frozen=True)
@@ -256,8 +241,6 @@ class LabelDataConfig(Json):
         max_tokens: most tokens of a row with its start and ends, from 4 to the model's ``max_len``. Longer texts are
             cut; of a pair, the longer text first.
         batch_tokens: most tokens in a batch, with padding; None: no limit but ``train.batch_size`` rows.
-        smoothing: label smoothing in training, in [0, 1); 0: none.
-        kind: "labels".
     """
 
     source: str = "docstring_match"
@@ -268,8 +251,7 @@ class LabelDataConfig(Json):
     tokenizer: str | None = None
     max_tokens: int = 128
     batch_tokens: int | None = None
-    smoothing: float = 0.0
-    kind: str = "labels"
+    kind: ClassVar[str] = "labels"
 
 
 METRICS = ("bleu", "chrf", "rouge")
@@ -283,8 +265,6 @@ def check_subwords(data: PairDataConfig | DocumentDataConfig | LabelDataConfig, 
         )
     if data.batch_tokens is not None and data.batch_tokens < 4:
         raise MixerError(f"config: data.batch_tokens must be at least 4, got {data.batch_tokens}.")
-    if not 0 <= getattr(data, "smoothing", 0) < 1:
-        raise MixerError(f"config: data.smoothing must be in [0, 1), got {data.smoothing}.")  # type: ignore[union-attr]
     ends = getattr(model, "start", START), getattr(model, "end", END)
     if ends != (START, END):
         raise MixerError(
@@ -307,15 +287,10 @@ def check_documents(data: DocumentDataConfig, model: Any) -> None:
             f"config: data.packed fills train.batch_size rows of data.max_tokens, which {why} does not take; "
             + "choose one of the two."
         )
-    if not 0 < data.rate < 1 or min(data.masked, data.random) < 0 or data.masked + data.random > 1:
-        raise MixerError(
-            "config: data.rate must be in (0, 1), and data.masked and data.random at least 0 and together at most 1; "
-            + f"got {data.rate}, {data.masked} and {data.random}."
-        )
-    if data.span < 1 or data.sentinels < 1:
-        raise MixerError(
-            f"config: data.span and data.sentinels must be at least 1, got {data.span} and {data.sentinels}."
-        )
+    if not 0 < data.rate < 1:
+        raise MixerError(f"config: data.rate must be in (0, 1), got {data.rate}.")
+    if data.span < 1:
+        raise MixerError(f"config: data.span must be at least 1, got {data.span}.")
 
 
 def check_labels(data: LabelDataConfig, model: Any) -> None:
@@ -331,6 +306,8 @@ def check_labels(data: LabelDataConfig, model: Any) -> None:
 def check_pairs(data: PairDataConfig, model: Any) -> None:
     """Refuse options of pairs that are out of range."""
     check_subwords(data, model, 2)
+    if not 0 <= data.smoothing < 1:
+        raise MixerError(f"config: data.smoothing must be in [0, 1), got {data.smoothing}.")
     for name in data.metrics:
         if name not in METRICS:
             raise MixerError(f"config: data.metrics has no {name!r}; choose among {', '.join(METRICS)}.")
@@ -385,15 +362,8 @@ def _check_loss(data: ImageDataConfig, model: Any) -> None:
         raise MixerError(
             f"config: data.loss={data.loss!r} is for classifiers; a model of kind 'image_density' has cross_entropy."
         )
-    if not (0 <= data.loss_tau < math.inf and math.isfinite(data.loss_shift)):
-        raise MixerError(
-            "config: data.loss_tau must be finite and >= 0, and data.loss_shift finite, got "
-            + f"{data.loss_tau} and {data.loss_shift}."
-        )
-    if data.loss_shift and data.loss != "balanced_bce":
-        raise MixerError(
-            f"config: data.loss_shift={data.loss_shift} belongs to data.loss='balanced_bce', got {data.loss!r}."
-        )
+    if not 0 <= data.loss_tau < math.inf:
+        raise MixerError(f"config: data.loss_tau must be finite and >= 0, got {data.loss_tau}.")
     if data.loss_tau != 1 and data.loss not in BALANCED:
         raise MixerError(
             f"config: data.loss_tau={data.loss_tau} belongs to data.loss {' or '.join(map(repr, BALANCED))}, got "

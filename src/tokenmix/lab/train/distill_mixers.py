@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,7 @@ class DistillConfig(Json):
     keep: int = 1
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(weight_decay=0.0, warmup=10))
     model: dict[str, Any] = field(default_factory=dict)
-    kind: str = "distill"
+    kind: ClassVar[str] = "distill"
 
     def __post_init__(self) -> None:
         if self.train not in ("mixers", "all"):

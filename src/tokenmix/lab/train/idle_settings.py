@@ -23,11 +23,8 @@ READ_WITH = {
     ("images", "train.samples"): ("model.kind", ("image_density", "dit")),
     ("documents", "train.samples"): ("model.kind", ("lm",)),
     ("documents", "data.rate"): ("model.kind", ("encoder", "seq2seq")),
-    ("documents", "data.masked"): ("model.kind", ("encoder",)),
-    ("documents", "data.random"): ("model.kind", ("encoder",)),
     ("documents", "data.whole_words"): ("model.kind", ("encoder",)),
     ("documents", "data.span"): ("model.kind", ("seq2seq",)),
-    ("documents", "data.sentinels"): ("model.kind", ("seq2seq",)),
     ("synthetic", "data.pairs"): ("data.task", ("recall",)),
     ("synthetic", "data.shortest"): ("data.task", CHARACTERS),
     ("synthetic", "data.longest"): ("data.task", CHARACTERS),
@@ -78,7 +75,6 @@ def _of_optim(optim: OptimConfig) -> list[str]:
     usual, found = OptimConfig(), []
     for name, used, where in (
         ("muon_lr", optim.name == "muon", "optim.name='muon'"),
-        ("muon_momentum", optim.name == "muon", "optim.name='muon'"),
         ("decay", optim.schedule == "wsd", "optim.schedule='wsd'"),
         ("min_lr_ratio", optim.schedule in ENDING, f"optim.schedule in {', '.join(ENDING)}"),
     ):

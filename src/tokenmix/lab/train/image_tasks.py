@@ -174,7 +174,7 @@ class ClassifyTask(ImageTask):
         self.sampler = ImageSampler(train, classes=classes, **options)
         self.counts = class_counts(train, classes)
         self.shots = shots_of(self.counts)
-        self.of_class = ClassLoss(self.data.loss, self.counts, tau=self.data.loss_tau, shift=self.data.loss_shift)
+        self.of_class = ClassLoss(self.data.loss, self.counts, tau=self.data.loss_tau)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         return self.prepared_batch(step)
@@ -339,7 +339,7 @@ def open_set(data: ImageDataConfig, channels: int | None) -> ImageData:
         bounds=bounds,
     )
     if data.long_tail is not None:
-        images = long_tailed(images, data.long_tail, largest=data.per_class, seed=data.subset_seed)
+        images = long_tailed(images, data.long_tail, largest=data.per_class)
     return images if data.shrink == 1 else shrunk(images, data.shrink)
 
 

@@ -157,8 +157,7 @@ class LabelTask(SubwordTask):
         return torch.tensor([self.number[row[-1]] for row in rows])
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        smoothing = self.data.smoothing if torch.is_grad_enabled() else 0.0
-        return F.cross_entropy(outputs.float(), targets, label_smoothing=smoothing)
+        return F.cross_entropy(outputs.float(), targets)
 
     @torch.no_grad()
     def evaluate(self, model: Any, split: str, /, *, max_texts: int | None = None) -> LabelScore:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ...errors import MixerError
 from ...system.config import Json
@@ -20,7 +20,6 @@ class MaskDataConfig(Json):
             be given (``--data``).
         scenes: training scenes, at least 10; a tenth as many are for validation, and as many for the test. They have
             the model's image size.
-        scene_seed: seed of the scenes, not of the run.
         valid: share of the images of a folder without splits that is held out for validation, and again for the test,
             above 0 and below 0.5.
         ignore: label in masks of pixels that are neither learned nor scored; None: every label is a class.
@@ -31,12 +30,10 @@ class MaskDataConfig(Json):
         augment: what happens to training images and masks.
         mean, std: of each channel, for normalisation; None: ImageNet's for 3 channels, 0.5 for grey.
         max_pixels: most pixels of an image file.
-        kind: "masks".
     """
 
     source: str | None = "scenes"
     scenes: int = 2000
-    scene_seed: int = 0
     valid: float = 0.1
     ignore: int | None = 255
     first_label: int = 0
@@ -46,7 +43,7 @@ class MaskDataConfig(Json):
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     max_pixels: int = MAX_PIXELS
-    kind: str = "masks"
+    kind: ClassVar[str] = "masks"
 
 
 def check_masks(data: MaskDataConfig, model: Any) -> None:

@@ -118,7 +118,7 @@ def build_optimizers(model: nn.Module, config: OptimConfig) -> list[torch.optim.
     if matrices:
         for group in matrices:
             group["scale"] *= config.muon_lr / config.lr
-        found.append(Muon(matrices, lr=config.muon_lr, momentum=config.muon_momentum))
+        found.append(Muon(matrices, lr=config.muon_lr, momentum=0.95))
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ...errors import MixerError
 from ...system.config import Json
@@ -24,8 +24,6 @@ class PointsDataConfig(Json):
         clouds: clouds for training of a synthetic set.
         held_out: clouds for validation of a synthetic set, and as many others for its test.
         jitter: how clouds are changed in training: noise, scale, shift, drop, rotate.
-        smoothing: label smoothing in training, in [0, 1); 0: none.
-        kind: "points".
     """
 
     source: str = "solids"
@@ -35,8 +33,7 @@ class PointsDataConfig(Json):
     clouds: int = 1000
     held_out: int = 200
     jitter: Jitter = field(default_factory=Jitter)
-    smoothing: float = 0.0
-    kind: str = "points"
+    kind: ClassVar[str] = "points"
 
     def open(self) -> PointSet:
         """Open the set."""
@@ -52,5 +49,3 @@ def check_points(data: PointsDataConfig, model: Any) -> None:
             f"config: data.points={data.points}, but model.samples={list(model.samples)} and model.neighbours="
             + f"{list(model.neighbours)} need clouds of at least {model.least()} points."
         )
-    if not 0 <= data.smoothing < 1:
-        raise MixerError(f"config: data.smoothing must be in [0, 1), got {data.smoothing}.")

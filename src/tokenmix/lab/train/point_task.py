@@ -114,8 +114,7 @@ class PointTask(Task):
         return {}
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        smoothing = self.data.smoothing if torch.is_grad_enabled() else 0.0
-        return F.cross_entropy(outputs.float().flatten(0, -2), targets.flatten(), label_smoothing=smoothing)
+        return F.cross_entropy(outputs.float().flatten(0, -2), targets.flatten())
 
     def answers(self, model: Any, split: str) -> Iterator[tuple[list[Cloud], Tensor]]:
         """Yield the clouds of a split in batches, and the model's logits in float64."""

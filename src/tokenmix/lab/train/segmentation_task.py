@@ -139,7 +139,6 @@ def open_mask_set(data: Any, model: Any) -> MaskData:
         data.source,
         size=both_sides(model.image_size, "masks"),
         scenes=data.scenes,
-        scene_seed=data.scene_seed,
         valid=data.valid,
         ignore=data.ignore,
         first_label=data.first_label,
