@@ -1,7 +1,6 @@
 """Plant bugs while the program runs, and see them noticed: every promise and every kernel can fail.
 
-A bug replaces a method, a function or a kernel of the library by one that is wrong. Before it is planted, each promise
-or test that must notice it holds; afterwards each fails by comparison: a crash does not count. The kinds are
+A bug replaces a method, a function or a kernel of the library by one that is wrong; ``planted_bugs.py`` says how.
 
 | kind | what is wrong |
 |---|---|
@@ -13,175 +12,38 @@ or test that must notice it holds; afterwards each fails by comparison: a crash 
 | torch | compilation, export, traces, copies, the meta device, autocast, defaults, checkpoints, hooks |
 | refusals | options, waivers, masks that are ignored or converted |
 | kernels | each kernel in C: its tiles, rows, masks and gradients, and the steps of a stream |
-| around the mixers | caches and surgery, ranks, packed texts, the loss |
+| around the mixers | ranks; caches and surgery, packed texts, the loss (``test_planted_bugs_extras.py``) |
 
 Bugs that only a sanitizer can see are in ``test_sanitizers.py``.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-import foreign_mixers
-import test_sanitizers
-from cases import CASES, subject_of
+import test_kernels_decode
+import test_kernels_tokenwise
+import test_parallel
+from planted_bugs import (
+    Bug,
+    Kernel,
+    attribute,
+    check,
+    form,
+    function,
+    method,
+    name_of,
+    new_states,
+    outputs,
+    replace,
+    result,
+)
 from test_contract_backends import subject32
-from tokenmix import MIXERS, use_backend
-from tokenmix.kernels.operator import OPERATORS
-from tokenmix.models import LM, LMConfig
-from tokenmix.testing import PLAIN_PROMISES, PROMISES, Subject, run_promises
-from tokenmix.testing.suite import find_subject
-
-Plant = Callable[[pytest.MonkeyPatch, Any], None]
-"""What plants a bug, given the class of the mixer under test."""
-Wrong = Callable[..., Any]
-"""What replaces a function: called with the right one and its arguments."""
-
-
-class Bug(NamedTuple):
-    """A bug and what must notice it: promises on a case, or ``test`` ("file.function") with the arguments ``given``.
-
-    Args:
-        case: a row of ``CASES``, or a class of ``foreign_mixers``.
-        subject: builds the subject of a case; ``subject32`` takes float32, which the kernels serve.
-    """
-
-    name: str
-    plant: Plant
-    promises: tuple[str, ...] = ()
-    case: str = ""
-    causal: bool = False
-    subject: Callable[[str, bool], Subject] = subject_of
-    backend: str = "auto"
-    test: str = ""
-    given: dict[str, Any] = {}
-
-    @property
-    def mixer(self) -> Any:
-        """The class under test; None where a test has its own."""
-        return MIXERS[CASES[self.case][0]] if self.case in CASES else getattr(foreign_mixers, self.case or "None", None)
-
-    def outcomes(self) -> dict[str, str]:
-        """Say of each promise, or of the test, whether it is kept or broken."""
-        torch.manual_seed(0)
-        if self.test:
-            file, function = self.test.split(".")
-            return {self.test: outcome(getattr(importlib.import_module(file), function), self.given)}
-        if self.case in CASES:
-            s = self.subject(self.case, self.causal)
-        else:
-            s = find_subject(self.mixer, {"causal": self.causal}, dim=8, seed=0)
-        with use_backend(self.backend):
-            return {r.promise: r.status for r in run_promises(s, self.promises).results}
-
-
-def name_of(bug: Bug) -> str:
-    return bug.name.replace(" ", "-")
-
-
-def check(bug: Bug, patch: pytest.MonkeyPatch) -> None:
-    """Check that all that must notice a bug holds before it is planted, and fails by comparison afterwards."""
-    assert set(bug.outcomes().values()) == {"kept"}
-    bug.plant(patch, bug.mixer)
-    found = bug.outcomes()
-    assert found == dict.fromkeys(found, "broken")
-
-
-def outcome(test: Callable[..., None], given: dict[str, Any]) -> str:
-    try:
-        test(**given)
-    except AssertionError:
-        return "broken"
-    return "kept"
-
-
-def replace(patch: pytest.MonkeyPatch, owner: Any, name: str, wrong: Wrong) -> None:
-    """Let ``wrong(right, ...)`` answer the calls of a function of a module or of a method of a class."""
-    patch.setattr(owner, name, wrapped(getattr(owner, name), wrong))
-
-
-def wrapped(right: Callable[..., Any], wrong: Wrong) -> Callable[..., Any]:
-    @functools.wraps(right)  # which argument is which goes by its name
-    def instead(*given: Any, **options: Any) -> Any:
-        return wrong(right, *given, **options)
-
-    return instead
-
-
-def method(name: str, wrong: Wrong) -> Plant:
-    """Replace a method of the mixer."""
-    return lambda patch, cls: replace(patch, cls, name, wrong)
-
-
-def function(module: str, name: str, wrong: Wrong) -> Plant:
-    """Replace a function where a module looks it up."""
-    return lambda patch, cls: replace(patch, importlib.import_module(module), name, wrong)
-
-
-def attribute(name: str, value: Any) -> Plant:
-    """Replace an attribute of the mixer's class."""
-    return lambda patch, cls: patch.setattr(cls, name, value)
-
-
-def form(wrong: Wrong) -> Plant:
-    """Replace the mixer's functional form."""
-
-    def plant(patch: pytest.MonkeyPatch, cls: Any) -> None:
-        instead = wrapped(cls.functional_form(), wrong)
-        patch.setattr(cls, "functional_form", staticmethod(lambda: instead))
-
-    return plant
-
-
-def outputs(change: Callable[[Tensor, Tensor], Tensor]) -> Plant:
-    """Replace the outputs y of x by ``change(y, x)``; states stay what they are."""
-
-    def wrong(right: Any, mixer: Any, x: Tensor, *given: Any, **options: Any) -> Any:
-        y = right(mixer, x, *given, **options)
-        return change(y, x) if isinstance(y, Tensor) else y
-
-    return method("forward", wrong)
-
-
-def new_states(change: Callable[[Any, Any, Tensor], Any]) -> Plant:
-    """Replace the state after a chunk x by ``change(state before, state after, x)``."""
-
-    def wrong(right: Any, mixer: Any, x: Tensor, state: Any, **options: Any) -> Any:
-        y, after = right(mixer, x, state, **options)
-        return y, change(state, after, x)
-
-    return method("extend", wrong)
-
-
-class Kernel(NamedTuple):
-    """Replaces "forward", "backward" or another function of a C kernel."""
-
-    name: str
-    part: str
-    wrong: Wrong
-
-    def __call__(self, patch: pytest.MonkeyPatch, cls: Any) -> None:
-        replace(patch, OPERATORS[self.name].module("cpu"), self.part, self.wrong)
-
-
-def result(change: Callable[[Any], Any], at: int | None = None) -> Wrong:
-    """Return what replaces a function by one whose result, or one tensor of it, is changed."""
-
-    def wrong(right: Any, *given: Any, **options: Any) -> Any:
-        found = right(*given, **options)
-        return change(found) if at is None else (*found[:at], change(found[at]), *found[at + 1 :])
-
-    return wrong
-
-
-# --- plants that take more than a line ---
 
 
 def options_by_place(patch: pytest.MonkeyPatch, cls: Any) -> None:
@@ -279,22 +141,6 @@ def never_nothing(right: Any, *given: Any, key_mask: Tensor | None = None, **opt
     return right(*given, key_mask=key_mask, **options)
 
 
-def hosts_without_masks(patch: pytest.MonkeyPatch, cls: Any) -> None:
-    from tokenmix.hosts.surgery import adapters, masks, probe
-
-    patch.setattr(adapters, "read_mask", lambda *given, **options: masks.Read(None, None))
-    patch.setattr(probe.Proofs, "prove", lambda self, site: None)  # which would notice it first
-
-
-def halved_caches(patch: pytest.MonkeyPatch, cls: Any) -> None:
-    from tokenmix.hosts.huggingface.cache import TokenMixStateLayer
-
-    def wrong(right: Any, self: Any, state: Any, *given: Any, **options: Any) -> None:
-        right(self, type(state)(*(a / 2 if a.is_floating_point() else a for a in state)), *given, **options)
-
-    replace(patch, TokenMixStateLayer, "put", wrong)
-
-
 def a_lost_key(right: Any, q: Any, new: Any, kept: Any, far: Any, *given: Any, **options: Any) -> Any:
     y, ring, _ = right(q, new, kept, far, *given, **options)
     return y, ring, far
@@ -305,11 +151,7 @@ def keys_overflow(right: Any, q: Any, k: Tensor, *given: Any, **options: Any) ->
     return y.masked_fill((k > 88).any(1, keepdim=True), float("nan")), *kept
 
 
-def ignored_targets_count(right: Any, logits: Tensor, targets: Tensor, *given: Any, **options: Any) -> Tensor:
-    return right(logits, targets.clamp_min(0), *given, **options)
-
-
-TOKENWISE = "test_kernels_tokenwise.test_equal_the_eager_forms_in_float64"
+TOKENWISE = test_kernels_tokenwise.test_equal_the_eager_forms_in_float64
 SIZE = {"size": (2, 70, 3, 18), "dtype": torch.float32}
 BUGS = [
     # values and gradients
@@ -454,12 +296,6 @@ BUGS = [
     ),
     # torch
     Bug(
-        "compiled code computes something else",
-        form(result(lambda y: y * 1.01 if torch.compiler.is_compiling() else y)),
-        ("compiles", "exports", "exports_to_onnx"),
-        "aft_simple",
-    ),
-    Bug(
         "a trace takes any length",
         attribute("fixed_when_traced", False),
         ("right_or_refused_when_traced",),
@@ -534,35 +370,10 @@ BUGS = [
     ),
     # around the mixers
     Bug(
-        "a cache holds half of the state",
-        halved_caches,
-        test="huggingface_checks.streamed_equals_full",
-        given={"kind": "hydra"},
-    ),
-    Bug(
-        "the masks of a host are dropped",
-        hosts_without_masks,
-        test="test_surgery.test_softmax_into_softmax_changes_nothing",
-        given={"name": "bert"},
-    ),
-    Bug(
         "what a rank hears of the tokens before its own is 0",
         function("tokenmix.parallel.program", "newest_halo", result(lambda halo: halo._replace(x=0 * halo.x))),
-        test="test_parallel.test_equals_one_process",
+        test=test_parallel.test_equals_one_process,
         given={"case": "aft_forget"},
-    ),
-    Bug(
-        "packed texts see each other",
-        lambda patch, cls: replace(
-            patch, LM, "forward", lambda right, model, tokens, starts=None, **options: right(model, tokens, **options)
-        ),
-        test="test_documents.test_packed_texts_do_not_see_each_other",
-        given={"spec": {"name": "hydra"}, "cls": LM, "config": LMConfig},
-    ),
-    Bug(
-        "targets to be ignored are learned",
-        function("torch.nn.functional", "cross_entropy", ignored_targets_count),
-        test="test_segmentation_training.test_the_loss_is_the_mean_over_pixels_with_a_class",
     ),
 ]
 KERNEL_BUGS = [
@@ -659,7 +470,7 @@ KERNEL_BUGS = [
     Bug(
         "a step loses the key that leaves the window",
         function("tokenmix.kernels.cpu.decode", "ring", a_lost_key),
-        test="test_kernels_decode.test_streaming_in_any_cuts_is_the_parallel_form_and_the_eager_stream",
+        test=test_kernels_decode.test_streaming_in_any_cuts_is_the_parallel_form_and_the_eager_stream,
         given={"row": "aft_local", "dtype": torch.float32},
     ),
     Bug(
@@ -681,18 +492,3 @@ def test_a_planted_bug_is_noticed(bug, monkeypatch):
 @pytest.mark.parametrize("bug", KERNEL_BUGS, ids=name_of)
 def test_a_bug_in_a_kernel_is_noticed(bug, monkeypatch):
     check(bug, monkeypatch)
-
-
-def test_every_promise_has_a_bug():
-    noticed = {promise for bug in (*BUGS, *KERNEL_BUGS) for promise in bug.promises}
-    assert noticed == PROMISES.keys() | PLAIN_PROMISES.keys()
-
-
-def test_every_kernel_has_a_bug():
-    planted = {bug.plant.name for bug in KERNEL_BUGS if isinstance(bug.plant, Kernel)}
-    assert planted == {name for name, operator in OPERATORS.items() if "cpu" in operator.on}
-
-
-def test_bugs_are_few_and_each_has_a_name():
-    names = [*(bug.name for bug in (*BUGS, *KERNEL_BUGS)), *test_sanitizers.PLANTED]
-    assert len(set(names)) == len(names) <= 60
