@@ -41,7 +41,7 @@ def _seed():
 
 
 KERNEL_FILES = ("test_kernel", "test_sanitizers")
-KERNEL_TESTS = ("test_cpu", "test_the_kernel_is_what_runs")
+KERNEL_TESTS = ("test_cpu", "test_the_kernel_is_what_runs", "test_a_bug_in_a_kernel_is_noticed")
 
 
 def _test(item):

@@ -1,5 +1,4 @@
-"""The tests that `make test` leaves to `make test-more`: sweeps over all cases, compilation and export, mutations,
-fuzzing.
+"""The tests that `make test` leaves to `make test-more`: sweeps over all cases, compilation and export, fuzzing.
 
 Sanitizers and long subprocesses belong to it too. `make test` keeps every promise on one case of each mixer, and a test
 of every feature. What neither runs is slow: `make test-all`.
@@ -20,19 +19,15 @@ FILES = {
     "test_dynamic.py": "compiles every mixer for any length",
     "test_fuzz.py": "fuzz",
     "test_fuzz_core.py": "fuzz",
-    "test_huggingface_mutations.py": "mutations",
     "test_huggingface_trainer.py": "trains, also in two processes",
     "test_inductor.py": "compiles C++",
-    "test_kernel_mutations.py": "mutations, each a build of the kernels",
     "test_kernels_fuzz.py": "fuzz",
-    "test_mutations.py": "mutations",
     "test_onnx.py": "exports every core mixer at many sizes",
-    "test_planted_bugs.py": "mutations",
     "test_peers.py": "the defects of other implementations",
     "test_sanitizers.py": "builds the kernels under sanitizers",
     "test_surgery_across.py": "every mixer in every family of hosts",
     "test_surgery_export.py": "exports hosts of several families",
-    "test_surgery_mutations.py": "mutations",
+    "test_surgery_compile.py": "compiles hosts of several families",
     "test_triton.py": "interprets the Triton kernels",
     "test_triton_gemm.py": "interprets the Triton kernels",
 }
