@@ -9,7 +9,7 @@ from .anatomy import AnatomyOf
 from .bench import Bench
 from .explain import Explain
 from .library import Check, Doctor, ListAll, NewMixer
-from .papers import Papers, ShowPaper
+from .papers import ShowPapers
 from .runs import Evaluate, Pictures, Report, Resume, Train
 from .sample import Sample
 from .sweep import Sweep
@@ -21,8 +21,7 @@ VERBS: dict[str, type[Any]] = {
     "list": ListAll,
     "check": Check,
     "new-mixer": NewMixer,
-    "papers": Papers,
-    "paper": ShowPaper,
+    "paper": ShowPapers,
     "advise": Advise,
     "train": Train,
     "resume": Resume,
@@ -39,3 +38,6 @@ VERBS: dict[str, type[Any]] = {
     "pictures": Pictures,
     "bench": Bench,
 }
+
+OLD_VERBS = {"papers": "paper"}
+"""Verbs that were renamed, with the name that replaces each."""
