@@ -11,11 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ledger import printed
 from tokenmix import MixerError
-from tokenmix.lab.papers.external import OFFICIAL_COUNTS
 from tokenmix.models import EAMLP, EAMLPConfig, build_model
 from tokenmix.models.eamlp import sinusoids
 
+OFFICIAL_COUNTS = printed("external", "EAMLP, official code")
 TABLE = {  # the entries of the table of fixed positions, which the official code counts as parameters
     "eamlp_7": 50_432,
     "eamlp_10": 50_432,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from ledger import printed
 from tokenmix import MixerError, use_backend
-from tokenmix.lab.papers.pvt import GIGA
 from tokenmix.models import (
     LM,
     MODELS,
@@ -29,6 +29,7 @@ from tokenmix.models import (
     macs,
 )
 
+GIGA = {name: number for name, number in printed("pvt", "Multiply-accumulates").items() if name in MODELS}
 ATTENTION = ({"name": "attention", "heads": 2},)
 PVT = tuple({"name": "spatial_reduction", "heads": 2, "ratio": r} for r in (4, 2, 2, 1))
 HYDRA = {  # image: G of attention, its share in %, G of Hydra, saving in %; patches, 12 blocks and head of DeiT-B

@@ -1,4 +1,4 @@
-"""The verbs of the ledger: papers and paper."""
+"""The verb of the ledger: paper."""
 
 from __future__ import annotations
 
@@ -14,16 +14,54 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Papers:
-    """List the papers whose claims are kept, with the verdicts counted; `tokenmix paper KEY` shows one."""
+class ShowPapers:
+    """Show what a paper claims, section by section: equation, code, its numbers, ours, the verdict; or list the papers.
+
+    Without KEY it lists the papers whose claims are kept, with the verdicts counted.
+    """
+
+    key: Positional[Annotated[str | None, arg(metavar="KEY")]] = None
+    """Key of the paper; default: list them."""
+
+    section: str | None = None
+    """Section to show, or the beginning of its name; default: all."""
+
+    execute: Annotated[bool, arg(name="run")] = False
+    """Compute our numbers anew instead of showing the recorded ones; some seconds for a paper."""
 
     json: bool = False
     """Print JSON."""
 
     def run(self) -> int:
+        """Print the claims of the paper, or one line for each paper."""
+        if self.key is None:
+            return self._list()
+        from ...errors import MixerError
+        from ...system.config import nearest
+        from ..papers import computed, find_paper, recorded
+
+        paper = find_paper(self.key)
+        wanted = (self.section or "").lower()
+        claims = tuple(c for c in paper.claims if c.section.lower() == wanted)
+        claims = claims or tuple(c for c in paper.claims if c.section.lower().startswith(wanted))
+        if not claims:
+            known = [c.section for c in paper.claims]
+            raise MixerError(f"paper {self.key} has no section {self.section!r}; {nearest(self.section or '', known)}.")
+        ours = computed(paper, claims) if self.execute else recorded(paper)
+        if self.json:
+            say_json(as_json(paper, claims, ours))
+        else:
+            say(as_text(paper, claims, ours))
+        return 0
+
+    def _list(self) -> int:
         """Print one line for each source."""
+        from ...errors import MixerError
         from ..papers import NOT_BUILT, PAPERS, STATED, TOO_LARGE, VERDICTS, recorded, tried
 
+        if self.section is not None or self.execute:
+            given = "--section" if self.section is not None else "--run"
+            raise MixerError(f"paper: {given} needs a KEY, one of {', '.join(PAPERS)}.")
         found: list[dict[str, Any]] = [
             {
                 "key": paper.key,
@@ -45,43 +83,6 @@ class Papers:
             counts = "  ".join(f"{entry['verdicts'].get(v, 0) or '':>{len(head)}}" for v, head in used.items())
             head = f"{entry['key']:13} {entry['year']:5} {counts}  "
             say(shortened(head, entry["title"]))
-        return 0
-
-
-@dataclass(frozen=True)
-class ShowPaper:
-    """Show what one paper claims, section by section: equation, code, its numbers, ours, the verdict."""
-
-    key: Positional[Annotated[str, arg(metavar="KEY")]]
-    """Key of the paper; `tokenmix papers` shows all."""
-
-    section: str | None = None
-    """Section to show, or the beginning of its name; default: all."""
-
-    execute: Annotated[bool, arg(name="run")] = False
-    """Compute our numbers anew instead of showing the recorded ones; some seconds for a paper."""
-
-    json: bool = False
-    """Print JSON."""
-
-    def run(self) -> int:
-        """Print the claims."""
-        from ...errors import MixerError
-        from ...system.config import nearest
-        from ..papers import computed, find_paper, recorded
-
-        paper = find_paper(self.key)
-        wanted = (self.section or "").lower()
-        claims = tuple(c for c in paper.claims if c.section.lower() == wanted)
-        claims = claims or tuple(c for c in paper.claims if c.section.lower().startswith(wanted))
-        if not claims:
-            known = [c.section for c in paper.claims]
-            raise MixerError(f"paper {self.key} has no section {self.section!r}; {nearest(self.section or '', known)}.")
-        ours = computed(paper, claims) if self.execute else recorded(paper)
-        if self.json:
-            say_json(as_json(paper, claims, ours))
-        else:
-            say(as_text(paper, claims, ours))
         return 0
 
 

@@ -8,7 +8,7 @@ from .advise import Advise
 from .bench import Bench
 from .library import Check, Doctor, ListAll, NewMixer
 from .look import Look
-from .papers import Papers, ShowPaper
+from .papers import ShowPapers
 from .runs import Evaluate, Report, Resume, Train
 from .sample import Sample
 from .sweep import Sweep
@@ -19,8 +19,7 @@ VERBS: dict[str, type[Any]] = {
     "list": ListAll,
     "check": Check,
     "new-mixer": NewMixer,
-    "papers": Papers,
-    "paper": ShowPaper,
+    "paper": ShowPapers,
     "advise": Advise,
     "train": Train,
     "resume": Resume,

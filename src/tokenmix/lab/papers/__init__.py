@@ -1,11 +1,12 @@
-"""The ledger: what the papers claim, as printed, and what is found here, with a verdict for each number."""
+"""The ledger: what the papers claim, as printed, and what is found here, with a verdict for each number.
+
+Each source is a data file in ``sources``.
+"""
 
 from __future__ import annotations
 
 from ...errors import MixerError
 from ...system.config import nearest
-from .abacus import PAPER as _abacus
-from .aft import PAPER as _aft
 from .claim import (
     NOT_BUILT,
     NOT_YET,
@@ -18,20 +19,11 @@ from .claim import (
     Trial,
     Value,
     agrees,
-    located,
     written,
 )
-from .explained import PAPER as _explained
-from .external import PAPER as _external
-from .extrapolation import PAPER as _extrapolation
-from .hydra import PAPER as _hydra
-from .livt import PAPER as _livt
+from .dotted import located
+from .load import read_papers
 from .ours import Outcome, computed, decided, measured_elsewhere, outcomes, recorded, tried
-from .pvt import PAPER as _pvt
-from .registers import PAPER as _registers
-from .survey import PAPER as _survey
-from .synthesizer import PAPER as _synthesizer
-from .transhuman import PAPER as _transhuman
 
 __all__ = [
     "Claim",
@@ -58,23 +50,7 @@ __all__ = [
     "written",
 ]
 
-PAPERS: dict[str, Paper] = {
-    paper.key: paper
-    for paper in (
-        _aft,
-        _hydra,
-        _external,
-        _synthesizer,
-        _survey,
-        _pvt,
-        _registers,
-        _livt,
-        _abacus,
-        _extrapolation,
-        _transhuman,
-        _explained,
-    )
-}
+PAPERS = read_papers()
 
 
 def find_paper(key: str) -> Paper:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from ...errors import MixerError
+from .dotted import find_code
 
 Value = float | int | str
-Measure = Callable[[], Value]
+F = TypeVar("F", bound=Callable[..., Any])
 
 CONFIRMED, CONTRADICTED, NO_DIFFERENCE = "confirmed", "contradicted", "no difference"
 TOO_LARGE, NOT_YET, NOT_BUILT = "cannot be tested at this size", "not yet", "not built yet"
@@ -25,17 +22,13 @@ VERDICTS = (CONFIRMED, CONTRADICTED, NO_DIFFERENCE, TOO_LARGE, NOT_YET, NOT_BUIL
 PLAIN = re.compile(r"-?[\d,]*\d(\.\d+)?")
 
 
-def stated(measure: Measure) -> Measure:
-    """Mark a measure that reads what the library states, such as a cost formula or a default, and computes no model.
+def stated(function: F) -> F:
+    """Mark a function that reads what the library states, such as a cost formula or a default, and computes no model.
 
     That it agrees with a paper shows that we wrote down the same, and is no test.
     """
-
-    def read() -> Value:
-        return measure()
-
-    read.stated = True  # type: ignore[attr-defined]
-    return read
+    function.stated = True  # type: ignore[attr-defined]
+    return function
 
 
 @dataclass(frozen=True)
@@ -45,37 +38,46 @@ class Number:
     Args:
         name: what is counted or scored, unique within its section.
         printed: the number as printed: "5.9", "1,433", "about 4", "> 60", "10 to 27", or a word.
-        unit: unit of the printed number, and of the measure.
-        measure: function that computes our value; None if that takes training, or if what it needs is not built.
+        unit: unit of the printed number, and of ours.
+        compute: function of this folder that computes our value, such as "counts.parameters"; "" if that takes
+            training, or if what it needs is not built.
+        args: its arguments.
         source: who prints it, where that is not the paper itself, such as "second-hand" or "official code".
-        why: reason for a contradiction, which must have one, or for a measure that is missing.
-        without: the verdict of a number without a measure.
-        derived: whether the paper prints a formula only, from which ``printed`` follows.
+        why: reason for a contradiction, which must have one, or for a value that is missing.
+        untested: the verdict of a number that is not computed.
         result: file in ``benchmarks/results`` and the keys of a value measured there, "file.json:key/key"; that value
             is shown, but decides nothing.
+        derived: whether the paper prints a formula only, from which ``printed`` follows.
     """
 
     name: str
     printed: str
     unit: str = ""
-    measure: Measure | None = None
+    compute: str = ""
+    args: dict[str, Any] = field(default_factory=dict)
     source: str = ""
     why: str = ""
-    without: str = NOT_YET
+    untested: str = NOT_YET
     result: str = ""
     derived: bool = False
 
     @property
+    def function(self) -> Callable[..., Value]:
+        """Return the function that computes our value."""
+        found: Callable[..., Value] = find_code(f"lab.papers.{self.compute}")
+        return found
+
+    @property
     def kind(self) -> str:
         """Return how our value comes about: "computed" from a built model or a run, "stated", or "" without one."""
-        if self.measure is None:
+        if not self.compute:
             return ""
-        return "stated" if getattr(self.measure, "stated", False) else "computed"
+        return "stated" if getattr(self.function, "stated", False) else "computed"
 
     def verdict(self, ours: Value | None) -> str:
         """Return the verdict on our value; None where nothing was computed."""
-        if self.measure is None or ours is None:
-            return self.without
+        if not self.compute or ours is None:
+            return self.untested
         if not agrees(self.printed, ours):
             return CONTRADICTED
         return STATED if self.kind == "stated" else CONFIRMED
@@ -94,7 +96,7 @@ class Trial:
 
     sweep: str
     row: str
-    claimed: Literal["better", "worse"]
+    claimed: str
     against: str
 
     def text(self) -> str:
@@ -132,23 +134,20 @@ class Paper:
     """A source with its claims.
 
     Args:
-        key: name on the command line.
+        key: name on the command line, which is that of its file.
         title: title of the document.
         authors: first author and year, or "" for a document without.
         arxiv: number on arXiv, or "".
-        state: function that returns the claims.
+        order: place in lists and on the page.
+        claims: its claims, section by section.
     """
 
     key: str
     title: str
-    authors: str
-    arxiv: str
-    state: Callable[[], tuple[Claim, ...]]
-
-    @cached_property
-    def claims(self) -> tuple[Claim, ...]:
-        """Return the claims, section by section."""
-        return self.state()
+    order: int
+    claims: tuple[Claim, ...]
+    authors: str = ""
+    arxiv: str = ""
 
     @property
     def year(self) -> str:
@@ -159,8 +158,8 @@ class Paper:
         """Return the command that shows a claim: its own, or the one that computes its numbers; "" if none does."""
         if claim.command is not None:
             return claim.command
-        measured = any(number.measure is not None for number in claim.numbers)
-        return f'tokenmix paper {self.key} --section "{claim.section}" --run' if measured else ""
+        computed = any(number.compute for number in claim.numbers)
+        return f'tokenmix paper {self.key} --section "{claim.section}" --run' if computed else ""
 
     def numbers(self) -> dict[str, Number]:
         """Return every number by its key, "section: name"."""
@@ -206,33 +205,3 @@ def written(printed: str, ours: Value) -> str:
         return f"{ours:,}"
     places = max((len(part.partition(".")[2]) for part in re.findall(r"\d[\d.]*", printed)), default=0)
     return f"{ours:,.{places + 2}f}"
-
-
-def located(code: str) -> tuple[str, int]:
-    """Find what a dotted path below ``tokenmix`` names.
-
-    Returns:
-        Its file, relative to the folder above the package, and the line of its definition.
-    """
-    found, root = _found(code), Path(__file__).resolve().parents[3]
-    file = Path(inspect.getsourcefile(found) or "").resolve()
-    lines, first = inspect.getsourcelines(found)
-    ahead = next((i for i, line in enumerate(lines) if line.lstrip().startswith(("def ", "class "))), 0)
-    return str(file.relative_to(root)), max(first, 1) + ahead
-
-
-def _found(code: str) -> Any:
-    """Import the longest part of a dotted path that is a module, and take the rest from it."""
-    parts = code.split(".")
-    for cut in range(len(parts), 0, -1):
-        name = ".".join(["tokenmix", *parts[:cut]])
-        try:
-            found = importlib.import_module(name)
-        except ModuleNotFoundError as why:
-            if why.name != name and not name.startswith(f"{why.name}."):
-                raise
-            continue
-        for part in parts[cut:]:
-            found = getattr(found, part)
-        return inspect.unwrap(found) if callable(found) else found
-    raise MixerError(f"papers: {code!r} names nothing in tokenmix.")

@@ -41,8 +41,8 @@ def computed(paper: Paper, claims: tuple[Claim, ...] | None = None) -> dict[str,
         torch.manual_seed(0)
         for claim in paper.claims if claims is None else claims:
             for number in claim.numbers:
-                if number.measure is not None:
-                    found[f"{claim.section}: {number.name}"] = _plain(number.measure())
+                if number.compute:
+                    found[f"{claim.section}: {number.name}"] = _plain(number.function(**number.args))
     return found
 
 

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from .claim import VERDICTS, Claim, Number, Paper, Value, located, written
+from .claim import VERDICTS, Claim, Number, Paper, Value, written
+from .dotted import located
 from .ours import measured_elsewhere, outcomes, recorded, tried
 
 DOCS = Path(__file__).resolve().parents[4] / "docs"
@@ -14,8 +15,8 @@ DOCS = Path(__file__).resolve().parents[4] / "docs"
 INTRODUCTION = """# Claims of the papers
 
 What the papers claim, section by section, as printed, and what is found here. `make tables` writes this page from the
-table in `src/tokenmix/papers`, and computes every number of ours anew; `tokenmix papers` and `tokenmix paper KEY` show
-the same table, `tokenmix paper KEY --run` computes it.
+data files in `src/tokenmix/lab/papers/sources`, and computes every number of ours anew; `tokenmix paper` and
+`tokenmix paper KEY` show the same table, `tokenmix paper KEY --run` computes it.
 
 - A number that needs no training is *confirmed* if ours, computed from a model that is built or a form that is run,
   rounded to the printed digits is the printed one, and *contradicted* if not; the reason stands below the table.
@@ -43,9 +44,9 @@ def page(papers: tuple[Paper, ...]) -> str:
 
 def overview(papers: tuple[Paper, ...]) -> str:
     """Return the table of sources with their verdicts counted."""
-    names = {paper: f"[`{paper.key}`](#{paper.key}): {paper.title}" for paper in papers}
-    numbers = {name: paper.verdicts(recorded(paper)) for paper, name in names.items()}
-    trials = {name: found for paper, name in names.items() if (found := tried(paper))}
+    named = [(f"[`{paper.key}`](#{paper.key}): {paper.title}", paper) for paper in papers]
+    numbers = {name: paper.verdicts(recorded(paper)) for name, paper in named}
+    trials = {name: found for name, paper in named if (found := tried(paper))}
     return "\n\n".join([_counts("source", numbers, VERDICTS), _counts("in small models", trials, VERDICTS[:4])])
 
 
