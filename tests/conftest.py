@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cases import QUICK
-from core import beyond_torch
+from core import beyond_torch, needs_torch_alone
 from quick import is_about
 from suites import is_more, is_slow
 from tokenmix import MIXERS
@@ -32,7 +32,8 @@ def pytest_addoption(parser):
 
 def pytest_ignore_collect(collection_path, config):
     """Leave out the files that need an extra, with ``--core``."""
-    return True if config.getoption("core") and collection_path.name in beyond_torch() else None
+    late = collection_path.name in (*beyond_torch(), "browser")
+    return True if config.getoption("core") and late else None
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,8 @@ def pytest_collection_modifyitems(config, items):
     """
     if QUICK is not None:
         items[:] = [i for i in items if is_about(QUICK, i.path.name, *_test(i))]
+    if config.getoption("core"):
+        items[:] = [i for i in items if needs_torch_alone(i.path.name, _test(i)[0])]
     for item in items:
         name, params = _test(item)
         if is_more(item.path.name, name, params):

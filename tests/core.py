@@ -8,6 +8,12 @@ from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
+TESTS = {
+    "test_check.py": ("test_the_error_names_the_line",),
+    "test_new_mixer.py": ("test_a_new_mixer_keeps_the_contract", "test_its_lines_are_narrow_enough_for_any_name"),
+    "test_public_names.py": ("test_every_package_lists_its_public_names",),
+}
+"""Tests of other files that start the command line or ruff, or import every package."""
 ALLOWED = {"torch", "pytest", "tokenmix"} | sys.stdlib_module_names
 
 
@@ -39,3 +45,8 @@ def needs(file: Path) -> frozenset[str]:
 def beyond_torch() -> list[str]:
     """Return the names of the test files that need an extra."""
     return [file.name for file in sorted(HERE.glob("test_*.py")) if needs(file)]
+
+
+def needs_torch_alone(file: str, test: str) -> bool:
+    """Return whether a test of one of the other files needs no extra either."""
+    return test not in TESTS.get(file, ())
