@@ -27,7 +27,7 @@ MUTATIONS = [
     # planted in: tracing
     Mutation(
         "a trace keeps the blocks of its length",
-        "mixers/image_local.py",
+        "contrib/image_local.py",
         "fixed_when_traced = True",
         "fixed_when_traced = False",
         "image_local",
@@ -65,7 +65,7 @@ MUTATIONS = [
     # planted in: gradient checkpointing
     Mutation(
         "centroids move again when a pass is computed again",
-        "mixers/routing.py",
+        "contrib/routing.py",
         "if self.training and not recomputing():",
         "if self.training:",
         "routing",
@@ -122,7 +122,7 @@ MUTATIONS = [
     # planted in: pct_attention
     Mutation(
         "masked points share out the keys",
-        "functional/pct_attention.py",
+        "contrib/pct_attention.py",
         'asked = logits.masked_fill(~(key_mask[:, :, None] | ~some), float("-inf"))',
         "asked = logits",
         "pct_attention",
@@ -131,7 +131,7 @@ MUTATIONS = [
     ),
     Mutation(
         "offset attention is a softmax over the keys alone",
-        "functional/pct_attention.py",
+        "contrib/pct_attention.py",
         "return logits - torch.logsumexp(asked, 1, keepdim=True)",
         "return logits - torch.logsumexp(asked, 2, keepdim=True)",
         "pct_attention-linear",
@@ -352,7 +352,7 @@ MUTATIONS = [
     ),
     Mutation(
         "pool overlaps the window",
-        "functional/patterns.py",
+        "functional/local.py",
         "F.pad(r.v.double().cumsum(-2), (0, 0, window, 0))",
         "F.pad(r.v.double().cumsum(-2), (0, 0, window - 1, 0))",
         "local-pool",
@@ -361,7 +361,7 @@ MUTATIONS = [
     ),
     Mutation(
         "summaries of later blocks seen",
-        "functional/patterns.py",
+        "contrib/patterns.py",
         "(position >= 0) & (position <= index[:, None]) if causal",
         "(position >= 0).expand(T, -1) if causal",
         "fixed",
@@ -370,7 +370,7 @@ MUTATIONS = [
     ),
     Mutation(
         "own block seen whole",
-        "functional/patterns_global.py",
+        "contrib/patterns_bigbird.py",
         "return cols <= rows",
         "return cols <= rows + 1",
         "bigbird",
@@ -379,16 +379,16 @@ MUTATIONS = [
     ),
     Mutation(
         "global rows with the weights of the others",
-        "functional/patterns_global.py",
-        "torch.cat([_everything(own, causal), y[:, :, g:]], 2)",
-        "y + 0.0 * torch.cat([_everything(own, causal), y[:, :, g:]], 2)",
+        "contrib/patterns_longformer_forms.py",
+        "torch.cat([to_all(own, causal), y[:, :, g:]], 2)",
+        "y + 0.0 * torch.cat([to_all(own, causal), y[:, :, g:]], 2)",
         "longformer",
         False,
         "equals_reference",
     ),
     Mutation(
         "random blocks drawn over the whole batch",
-        "functional/patterns_global.py",
+        "contrib/patterns_bigbird.py",
         "return there.amax(1, keepdim=True) + 1",
         "return 0 * there.amax(1, keepdim=True) + there.shape[1]",
         "bigbird",
@@ -407,7 +407,7 @@ MUTATIONS = [
     # planted in: low rank
     Mutation(
         "columns of E by index",
-        "functional/linformer.py",
+        "contrib/linformer.py",
         "default_positions(B, S, key_mask, k.device)",
         "default_positions(B, S, None, k.device)",
         "linformer",
@@ -416,7 +416,7 @@ MUTATIONS = [
     ),
     Mutation(
         "F forgotten",
-        "functional/linformer.py",
+        "contrib/linformer.py",
         "shortened(v, f, heads",
         "shortened(v, e, heads",
         "linformer",
@@ -425,7 +425,7 @@ MUTATIONS = [
     ),
     Mutation(
         "segments of the padded length",
-        "functional/nystrom.py",
+        "contrib/nystrom.py",
         "end = shown.amax(",
         "end = position.amax(",
         "nystrom",
@@ -434,7 +434,7 @@ MUTATIONS = [
     ),
     Mutation(
         "inverse starts from the largest norm of the batch",
-        "functional/nystrom.py",
+        "contrib/nystrom.py",
         "    z = a.mT / torch.where(norm > 0, norm, 1.0)",
         "    norm = norm.amax().expand_as(norm)\n    z = a.mT / torch.where(norm > 0, norm, 1.0)",
         "nystrom",
@@ -443,7 +443,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the own block also compressed",
-        "functional/memory_compressed.py",
+        "contrib/memory_compressed_forms.py",
         ".tril(-1)[None, :, None]",
         ".tril(0)[None, :, None]",
         "memory_compressed",
@@ -452,7 +452,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a block cut by a chunk is not joined again",
-        "functional/memory_compressed.py",
+        "contrib/memory_compressed_forms.py",
         "label[:, :, None] == cell[:, None]) & valid",
         "label[:, :, None] == cell[:, None]) & (torch.arange(cell.shape[1]) > 0) & valid",
         "memory_compressed",
@@ -461,7 +461,7 @@ MUTATIONS = [
     ),
     Mutation(
         "empty cells attended",
-        "functional/spatial_reduction.py",
+        "contrib/spatial_reduction.py",
         "torch.cat([key_mask[:, :prefix], some], 1)",
         "torch.cat([key_mask[:, :prefix], some | True], 1)",
         "spatial_reduction-2d",
@@ -470,7 +470,7 @@ MUTATIONS = [
     ),
     Mutation(
         "taps looked up column first",
-        "functional/spatial_reduction.py",
+        "contrib/spatial_reduction.py",
         "tap * size + rest",
         "tap + size * rest",
         "spatial_reduction-prefix",
@@ -479,7 +479,7 @@ MUTATIONS = [
     ),
     Mutation(
         "an empty set gives the biases",
-        "functional/set.py",
+        "contrib/set.py",
         "torch.where(key_mask.any(1)[:, None, None], y, 0.0)",
         "y",
         "set-mab",
@@ -488,7 +488,7 @@ MUTATIONS = [
     ),
     Mutation(
         "points attend masked keys",
-        "functional/set.py",
+        "contrib/set.py",
         "v.double(), heads=heads, key_mask=key_mask)",
         "v.double(), heads=heads)",
         "set",
@@ -534,16 +534,16 @@ MUTATIONS = [
     ),
     Mutation(
         "softmax over heads instead of taps",
-        "functional/lightconv.py",
-        ".double().softmax(-1)",
-        ".double().softmax(-2)",
+        "contrib/lightconv.py",
+        "kernel.shape[2:])).double().softmax(-1)",
+        "kernel.shape[2:])).double().softmax(-2)",
         "dynamicconv",
         False,
         "equals_reference",
     ),
     Mutation(
         "content lambda divided by another row's sum",
-        "functional/lambda_layer.py",
+        "contrib/lambda_layer.py",
         "den = e.sum(1)[..., None]",
         "den = e.sum(1)[..., None].roll(1, 0)",
         "lambda",
@@ -552,7 +552,7 @@ MUTATIONS = [
     ),
     Mutation(
         "embeddings shifted by one distance",
-        "functional/lambda_layer.py",
+        "contrib/lambda_layer.py",
         "E[beyond : E.shape[0] - beyond]",
         "E[beyond + 1 : E.shape[0] - beyond + 1]",
         "lambda",
@@ -561,7 +561,7 @@ MUTATIONS = [
     ),
     Mutation(
         "content lambda of the whole sequence",
-        "functional/lambda_layer.py",
+        "contrib/lambda_layer.py",
         "if causal else content_full(",
         "if False else content_full(",
         "lambda-window",
@@ -570,7 +570,7 @@ MUTATIONS = [
     ),
     Mutation(
         "hidden bias forgotten",
-        "functional/mlp_mixer.py",
+        "contrib/mlp_mixer.py",
         "F.gelu(w1 @ v + b1[:, None])",
         "F.gelu(w1 @ v + 0 * b1[:, None])",
         "mlp_mixer",
@@ -579,7 +579,7 @@ MUTATIONS = [
     ),
     Mutation(
         "bias where there is nothing to mix",
-        "functional/mlp_mixer.py",
+        "contrib/mlp_mixer.py",
         "y = torch.where(key_mask.any(1)[:, None, None], y, 0.0)",
         "pass",
         "mlp_mixer",
@@ -588,7 +588,7 @@ MUTATIONS = [
     ),
     Mutation(
         "spatial matrix sees the next token",
-        "functional/gmlp.py",
+        "contrib/gmlp.py",
         "spatial = spatial.tril()",
         "spatial = spatial.tril(1)",
         "gmlp",
@@ -597,7 +597,7 @@ MUTATIONS = [
     ),
     Mutation(
         "spatial history one short",
-        "mixers/gmlp.py",
+        "contrib/gmlp.py",
         ".tril(S - L)",
         ".tril(S - L - 1)",
         "gmlp-toeplitz",
@@ -606,7 +606,7 @@ MUTATIONS = [
     ),
     Mutation(
         "windows divided by their size",
-        "functional/pooling.py",
+        "contrib/pooling.py",
         "mean = total[..., :-1] / total[..., -1:].clamp_min(1.0)",
         "mean = total[..., :-1] / window",
         "pooling",
@@ -624,7 +624,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sine with the wrong sign",
-        "functional/fourier.py",
+        "contrib/fourier.py",
         "@ real - sin_t",
         "@ real + sin_t",
         "fourier",
@@ -633,7 +633,7 @@ MUTATIONS = [
     ),
     Mutation(
         "rows transformed at the batch's length",
-        "functional/fourier.py",
+        "contrib/fourier.py",
         "torch.where(valid, positions + 1, 1).double()",
         "(positions + 1).double()",
         "fourier",
@@ -643,7 +643,7 @@ MUTATIONS = [
     # planted in: content-sorted
     Mutation(
         "hash chunks cut from the whole sort",
-        "functional/reformer.py",
+        "contrib/reformer.py",
         "order.place if paper_form else order.rank",
         "order.place",
         "reformer-one-round",
@@ -652,7 +652,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a pair counted in every round",
-        "functional/layout/buckets.py",
+        "contrib/parts/buckets.py",
         "for r in range(codes.shape[2] - 1):",
         "for r in range(0):",
         "reformer",
@@ -661,7 +661,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a token that has company attends itself",
-        "functional/layout/buckets.py",
+        "contrib/parts/buckets.py",
         "return ok if itself else ok & (apart != 0)",
         "return ok",
         "reformer",
@@ -670,7 +670,7 @@ MUTATIONS = [
     ),
     Mutation(
         "cluster window one too wide",
-        "functional/routing.py",
+        "contrib/routing.py",
         '"reach": window - 1}',
         '"reach": window}',
         "routing",
@@ -679,7 +679,7 @@ MUTATIONS = [
     ),
     Mutation(
         "centroids take masked tokens",
-        "functional/routing.py",
+        "contrib/routing.py",
         'close = torch.where(valid[:, None, None], closeness(on_sphere(q, heads), centroids), float("-inf"))',
         "close = closeness(on_sphere(q, heads), centroids)",
         "routing",
@@ -688,7 +688,7 @@ MUTATIONS = [
     ),
     Mutation(
         "columns normalised by later blocks",
-        "functional/sinkhorn.py",
+        "contrib/sinkhorn_forms.py",
         "if causal and dim == -2 else",
         "if causal and dim == -3 else",
         "sinkhorn",
@@ -697,7 +697,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a block sorts by its own tokens",
-        "functional/sinkhorn.py",
+        "contrib/sinkhorn_forms.py",
         "sums, counts = sums.cumsum(2) - sums, filled.cumsum(2) - filled",
         "sums, counts = sums.cumsum(2), filled.cumsum(2)",
         "sinkhorn-gumbel",
@@ -707,7 +707,7 @@ MUTATIONS = [
     # planted in: memory
     Mutation(
         "relative distances one off",
-        "functional/transformer_xl.py",
+        "contrib/transformer_xl.py",
         "torch.arange(L - 1 - first, least - 1, -1",
         "torch.arange(L - first, least, -1",
         "transformer_xl",
@@ -716,7 +716,7 @@ MUTATIONS = [
     ),
     Mutation(
         "memory one too long",
-        "functional/transformer_xl.py",
+        "contrib/transformer_xl.py",
         "((i - j) < memory)",
         "((i - j) <= memory)",
         "transformer_xl-memory",
@@ -725,7 +725,7 @@ MUTATIONS = [
     ),
     Mutation(
         "memory forgets a token too many",
-        "mixers/transformer_xl.py",
+        "contrib/transformer_xl.py",
         "newest(state, self.memory - 1, holes=holes)",
         "newest(state._replace(valid=state.valid.index_fill(1, torch.tensor(-3), False)), "
         "self.memory - 1, holes=holes)",
@@ -735,7 +735,7 @@ MUTATIONS = [
     ),
     Mutation(
         "groups seen twice",
-        "functional/sums/compressed.py",
+        "contrib/compressive_forms.py",
         "& (ids < first)",
         "& (ids <= first)",
         "compressive",
@@ -744,7 +744,7 @@ MUTATIONS = [
     ),
     Mutation(
         "masked tokens count in the mean",
-        "functional/sums/compressed.py",
+        "contrib/compressive_forms.py",
         "tokens.sum(2) / valid.sum(2).clamp_min(1)",
         "tokens.mean(2)",
         "compressive",
@@ -753,7 +753,7 @@ MUTATIONS = [
     ),
     Mutation(
         "half a group replaces the whole one",
-        "mixers/compressive.py",
+        "contrib/compressive.py",
         "(fresh.ids > state.gone[:, None])",
         "(fresh.ids >= state.gone[:, None])",
         "compressive",
@@ -763,7 +763,7 @@ MUTATIONS = [
     # planted in: images
     Mutation(
         "a line is read before it has ended",
-        "functional/axial.py",
+        "contrib/axial.py",
         'upto" else -1)',
         'upto" else 0)',
         "axial",
@@ -772,7 +772,7 @@ MUTATIONS = [
     ),
     Mutation(
         "columns attended along rows",
-        "functional/axial.py",
+        "contrib/axial.py",
         "table = raster.cells(T, device).movedim(axis, -1)",
         "table = raster.cells(T, device).movedim(1, -1)",
         "axial-grid",
@@ -781,7 +781,7 @@ MUTATIONS = [
     ),
     Mutation(
         "an unfinished line is kept",
-        "mixers/axial.py",
+        "contrib/axial.py",
         "(row == row[:, -1:])[..., None]",
         "(row < row[:, -1:])[..., None]",
         "axial",
@@ -790,7 +790,7 @@ MUTATIONS = [
     ),
     Mutation(
         "memory block one short",
-        "functional/image_local.py",
+        "contrib/image_local.py",
         "(offset >= -reach)",
         "(offset > -reach)",
         "image_local",
@@ -799,7 +799,7 @@ MUTATIONS = [
     ),
     Mutation(
         "memory beside the block above it",
-        "functional/image_local.py",
+        "contrib/image_local.py",
         "(reach if axis == 1 else 0)",
         "(reach if axis == 0 else 0)",
         "image_local-2d",
@@ -862,7 +862,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the bias of a window is read from the other end",
-        "functional/patterns.py",
+        "functional/local.py",
         "(window - 1 - far).clamp(",
         "(window - 1 + far).clamp(",
         "local-pool-t5",

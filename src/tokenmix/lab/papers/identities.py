@@ -228,7 +228,8 @@ def gate_at_start() -> float:
 
 def reduced_attention() -> str:
     """Compare spatial reduction on a grid of 4 x 4 with attention whose keys are a normalised strided convolution."""
-    from ...functional import attention, spatial_reduction
+    from ...contrib import spatial_reduction
+    from ...functional import attention
 
     q, x = drawn(B, 16, D), drawn(B, 16, D, seed=1)
     conv, norm = (drawn(D, D, 2, 2), drawn(D)), (drawn(D, seed=2), drawn(D, seed=3))

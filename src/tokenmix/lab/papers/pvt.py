@@ -28,7 +28,7 @@ def state() -> tuple[Claim, ...]:
                 ),
             ),
             "SRA(Q, K, V) = attention(Q, Norm(reduce(K)), Norm(reduce(V)))",
-            "functional.spatial_reduction.spatial_reduction",
+            "contrib.spatial_reduction.spatial_reduction",
         ),
         Claim(
             "Stages",
