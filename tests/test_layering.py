@@ -18,7 +18,7 @@ import suites
 from cases import CASES
 from docs_hooks import with_mixers
 from import_graph import Imports, circles, height, nodes, room
-from tokenmix import MIXERS, functional, reference
+from tokenmix import MIXERS, contrib, functional, reference
 from tokenmix.system.collection import collection_paused
 
 ROOT = Path(__file__).parent.parent
@@ -31,6 +31,7 @@ LIBRARY = [
     "functional",
     "positions",
     "mixers",
+    "contrib",
     "models",
     "parallel",
     "export",
@@ -45,6 +46,7 @@ OUTSIDE_REFERENCE = {"testing"}  # only the contract suite may import the refere
 
 
 FILES = sorted(SOURCE.rglob("*.py"))
+MIXER_FILES = [path for path in FILES if path.parent.name in ("mixers", "contrib")]
 
 
 @functools.cache
@@ -126,9 +128,9 @@ def test_a_circle_and_a_private_import_are_noticed(tmp_path):
 def test_each_mixer_has_its_parts(name):
     stem = importlib.import_module(MIXERS[name].__module__).__name__.split(".")[-1]
     family = stem.split("_")[0]
-    form = MIXERS[name].form
-    assert callable(getattr(functional, form)), "a functional form"
-    assert callable(getattr(reference, form)), "a reference"
+    form = MIXERS[name].functional_form()
+    assert form is getattr(contrib, form.__name__, None) or form is getattr(functional, form.__name__), "a public form"
+    assert callable(getattr(reference, form.__name__)), "a reference"
     assert name in {mixer for mixer, _ in CASES.values()}, "a case"
     assert any((ROOT / "docs" / "mixers" / f"{page}.md").is_file() for page in (stem, family)), (
         f"a page docs/mixers/{family}.md"
@@ -159,7 +161,13 @@ def test_reports_and_measurements_never_import_the_trainer():
             assert "lab/train" not in imported(file), file
 
 
-@pytest.mark.parametrize("path", sorted((SOURCE / "mixers").glob("*.py")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("name", MIXERS)
+def test_the_folder_of_a_mixer_is_that_of_its_tier(name):
+    cls = MIXERS[name]
+    assert cls.__module__.split(".")[1] == {"core": "mixers", "extended": "contrib"}[cls.about.tier]
+
+
+@pytest.mark.parametrize("path", MIXER_FILES, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_no_mixer_takes_helpers_from_the_module_of_another(path):
     """What two families share has a module of its own, which defines no mixer."""
     homes = {cls.__module__.split(".")[-1] for cls in MIXERS.values()}
@@ -227,7 +235,7 @@ OTHER_WORDS = {
 
 A key of a JSON report, a part of a class's name, a rule of rotary scaling, a schedule, a kind of mixer.
 """
-BY_NAME = ("mixers/", "reference/", "functional/", "kernels/", "lab/recipes/", "models/named", "lab/demo")
+BY_NAME = ("mixers/", "contrib/", "reference/", "functional/", "kernels/", "lab/recipes/", "models/named", "lab/demo")
 """Where mixers may be told apart by name: their own rooms, and tables of models to train."""
 
 

@@ -3,7 +3,7 @@
 from .system.collection import collection_paused
 
 with collection_paused():  # which saves a fourth of this import
-    from . import functional
+    from . import contrib, functional
     from .errors import MixerError
     from .functional import use_backend
     from .kernels.fast_linear import fast_linear
@@ -34,6 +34,7 @@ __all__ = [
     "__version__",
     "aux_losses",
     "build_mixer",
+    "contrib",
     "fast_linear",
     "functional",
     "long_backward",

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...contrib import DynamicConv, LightConv
 from ...functional import synthesizer as synth
 from ...functional.linear import LOG_FEATURES
 from ...functional.sums.gates import GATES
@@ -25,7 +26,6 @@ from ...mixers.aft_pairs import AFTPairs
 from ...mixers.aft_reach import AFTReach
 from ...mixers.external import SlotMemory
 from ...mixers.hydra import Hydra
-from ...mixers.lightconv import DynamicConv, LightConv
 from ...mixers.linear import LinearAttention
 from ...mixers.synthesizer import (
     SynthesizerDense,
