@@ -78,8 +78,6 @@ class ImageDensityConfig(Json):
         check_trunk(self, "dim", "channels", "values")
         if self.values > 256:
             raise MixerError(f"ImageDensityConfig: values must be at most 256, as images are bytes, got {self.values}.")
-        if self.kind != "image_density":
-            raise MixerError(f"ImageDensityConfig: kind={self.kind!r} is another model's; leave it out.")
 
     @property
     def line(self) -> int:
