@@ -395,5 +395,5 @@ def test_a_page_that_cannot_be_written_is_no_success(tmp_path, monkeypatch, caps
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("tokenmix.lab.report.live.write_report", full)
-    assert cli.main(["watch", str(tmp_path), "--once", "--page", str(tmp_path / "page.html")]) == 1
+    assert cli.main(["report", str(tmp_path), "--watch", "--once", "--out", str(tmp_path / "page.html")]) == 1
     assert "page.html: not written: No space left on device" in capsys.readouterr().out
