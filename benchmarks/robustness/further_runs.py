@@ -74,7 +74,7 @@ def full_disk() -> str:
     _told("train", "text", "--data", "text.txt", "--out", "run", *tiny.split())
     limited = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
     limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); from tokenmix import cli; "
-    command = [sys.executable, "-c", f"{limited}sys.exit(cli.main(['export-hf', 'run', 'out']))"]
+    command = [sys.executable, "-c", f"{limited}sys.exit(cli.main(['export', 'run', 'out']))"]
     found = subprocess.run(command, capture_output=True, timeout=LIMIT)
     said = found.stderr.decode().strip().splitlines()[-1]
     return f"exit {found.returncode}: {said[:150]!r}, {'something' if Path('out').exists() else 'nothing'} is left"
