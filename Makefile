@@ -3,6 +3,7 @@
 PY ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+CORE ?= .venv-core
 CHROMIUM ?= chromium
 # Tests start hundreds of processes that import the library: its bytecode is written, whatever the environment says.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
@@ -10,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 KERNELS := src/tokenmix/kernels/cpu
 LIBRARY := $(KERNELS)/libtokenmix.so
 
-.PHONY: setup kernels demo quick test test-more test-all test-browser lint docs tables clean
+.PHONY: setup kernels demo quick test test-core test-more test-all test-browser lint docs tables clean
 
 setup: $(VENV)/.ok kernels
 
@@ -29,7 +30,7 @@ $(LIBRARY): $(wildcard $(KERNELS)/src/*.[ch]) $(KERNELS)/build.py | $(VENV)/.ok
 	$(BIN)/python $(KERNELS)/build.py --if-needed
 
 demo: setup
-	$(BIN)/python -m tokenmix.demo --out runs/demo
+	$(BIN)/python -m tokenmix.lab.demo --out runs/demo
 
 lint: setup
 	$(BIN)/ruff check --no-cache .  # no cache: which imports are first-party depends on files it does not track
@@ -44,6 +45,16 @@ quick: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	@tests=$$(PYTHONPATH=tests $(BIN)/python -m quick $(M)) && set -x && TOKENMIX_QUICK=$(M) $(PYTEST) -n 2 $$tests
+
+# The library's tests in an environment of their own, with torch and without any extra.
+test-core: $(CORE)/.ok
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(CORE)/bin/python -m pytest --core -n 2 --dist worksteal -m "not more and not slow and not browser"
+
+$(CORE)/.ok: pyproject.toml constraints.txt hatch_build.py
+	@echo "set-up: a virtual environment in $(CORE) with torch alone"
+	@$(PY) -m venv $(CORE) && $(CORE)/bin/python -m pip install -q -U "pip>=25.1"
+	@$(CORE)/bin/python -m pip install -q -c constraints.txt -e . pytest pytest-xdist pytest-timeout
+	@touch $@
 
 # tests/suites.py lists what `make test` leaves to `make test-more`. Neither runs the tests marked slow or browser.
 test: setup
@@ -68,8 +79,8 @@ docs: setup
 # What follows from the code or from a page: the tables in the README, the page of claims, the overloads of build_mixer
 # and the notebook.
 tables: setup
-	$(BIN)/python -m tokenmix.report.taxonomy README.md
-	$(BIN)/python -m tokenmix.papers docs/claims.md
+	$(BIN)/python -m tokenmix.lab.report.taxonomy README.md
+	$(BIN)/python -m tokenmix.lab.papers docs/claims.md
 	$(BIN)/python -m tokenmix.testing.stub
 	$(BIN)/python -m benchmarks.walk_notebook
 

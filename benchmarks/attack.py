@@ -246,7 +246,7 @@ def damage(rng: random.Random, data: bytes) -> bytes:
 
 def attack_archive(rng: random.Random) -> str:
     """Damage an archive or folder: it is read or refused in one line; no crash, hang or access outside."""
-    from tokenmix.data import open_corpus, open_images
+    from tokenmix.lab.data import open_corpus, open_images
 
     source = WORK / "sources"
     if not source.exists():
@@ -280,7 +280,7 @@ def attack_archive(rng: random.Random) -> str:
 
 def said(*args: str) -> tuple[int, str]:
     """Return the exit code and output of a command."""
-    from tokenmix.cli import main
+    from tokenmix.lab.cli import main
 
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):

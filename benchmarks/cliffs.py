@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from tokenmix import functional
-from tokenmix.bench.roofline import machine
+from tokenmix.lab.bench.roofline import machine
 
 RECORD = Path(__file__).parent / "results" / "cliffs.json"
 BACKENDS = ("auto", "eager", "cpu")

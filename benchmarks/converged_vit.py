@@ -19,15 +19,15 @@ from typing import Any
 
 import torch
 
-from tokenmix.anatomy import dissect
-from tokenmix.anatomy.images import load_images
-from tokenmix.anatomy.loading import open_subject
 from tokenmix.hosts.vit.convert import convert_vit
+from tokenmix.lab.anatomy import dissect
+from tokenmix.lab.anatomy.images import load_images
+from tokenmix.lab.anatomy.loading import open_subject
+from tokenmix.lab.train import RunConfig, load_run, train
+from tokenmix.lab.train.tasks import open_task
 from tokenmix.models import replace_layers
 from tokenmix.system.files import write_json
 from tokenmix.system.machine import cpu_name, pick_device
-from tokenmix.train import RunConfig, load_run, train
-from tokenmix.train.tasks import open_task
 
 HERE = Path(__file__).parent
 ROWS = ("attention", "aft_simple", "aft_conv_k7", "hydra", "external")

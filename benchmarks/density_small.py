@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from image_rows import data_source, finish, keep_result, run_rows
-from tokenmix.data import Augment
+from tokenmix.lab.data import Augment
+from tokenmix.lab.train import ImageDataConfig, OptimConfig, RunConfig, TrainConfig, evaluate_run, load_run
 from tokenmix.models import ImageDensityConfig
-from tokenmix.train import ImageDataConfig, OptimConfig, RunConfig, TrainConfig, evaluate_run, load_run
 
 DIM, LAYERS, SIZE, BATCH, STEPS = 64, 4, (16, 16), 8, 1500
 LOCAL = {"name": "aft_local", "window": 128, "rank": 32}

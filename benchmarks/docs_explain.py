@@ -1,4 +1,4 @@
-"""Define the hook of mkdocs that trains two small models and adds the page of `tokenmix explain` about them."""
+"""Define the hook of mkdocs that trains two small models and adds the page of `tokenmix look sentence` about them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
-from tokenmix.explain import explain, render
-from tokenmix.explain.example import train_example
+from tokenmix.lab.explain import explain, render
+from tokenmix.lab.explain.example import train_example
 from tokenmix.system.machine import torch_threads
 
 PAGE = "explain-example.html"

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tokenmix.lab.papers.ours import measured_sweep
+from tokenmix.lab.report.taxonomy import MARK, page_of, taxonomy
+from tokenmix.lab.sweep.page import comparison_table
+from tokenmix.lab.sweep.results import markdown, results_table
 from tokenmix.mixers import CORE, MIXERS
-from tokenmix.papers.ours import measured_sweep
-from tokenmix.report.taxonomy import MARK, page_of, taxonomy
-from tokenmix.sweep.page import comparison_table
-from tokenmix.sweep.results import markdown, results_table
 from tokenmix.system.text import number
 
 ROOT = Path(__file__).parent.parent

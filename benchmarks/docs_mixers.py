@@ -11,13 +11,14 @@ import html
 import json
 import re
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 from xml.etree import ElementTree
 
-from tokenmix import functional, reference
+from tokenmix import contrib, functional, reference, use_backend
+from tokenmix.lab.report.taxonomy import page_of
 from tokenmix.mixers import CORE, MIXERS, state_growth
 from tokenmix.mixers.facts import mixer_options
-from tokenmix.report.taxonomy import page_of
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs/assets/mixers"
@@ -160,7 +161,7 @@ def _sources_of(name: str) -> str:
 def _links(name: str) -> tuple[str, str, str]:
     """Return links to a mixer's class, its functional form and its equation in the reference."""
     cls, equation = MIXERS[name], equation_of(name)
-    paths = (f"{cls.__module__}.{cls.__name__}", _form(str(cls.form)), equation)
+    paths = (f"{cls.__module__}.{cls.__name__}", _path(cls.functional_form()), equation)
     of_class, form, equation = (f"[`{path.rpartition('.')[2]}`][{path}]" for path in paths)
     return of_class, form, equation
 
@@ -179,8 +180,7 @@ def _cases() -> dict[str, str]:
 def equation_of(name: str) -> str:
     """Return the path of the float64 reference of a mixer: its own, or that of its functional form."""
     found = getattr(reference, name, None)
-    found = found if callable(found) else getattr(reference, str(MIXERS[name].form))
-    return f"{found.__module__}.{found.__name__}"
+    return _path(found if callable(found) else getattr(reference, MIXERS[name].functional_form().__name__))
 
 
 def core_table() -> str:
@@ -217,7 +217,9 @@ def classes() -> str:
 
 def forms() -> str:
     """Return the directives for all functional forms, with their source."""
-    return "\n".join(_entry(_form(name), source=True) for name in functional.__all__ if name != "use_backend")
+    public = [vars(package)[name] for package in (functional, contrib) for name in package.__all__]
+    found = [each for each in public if isinstance(each, FunctionType) and each is not use_backend]
+    return "\n".join(_entry(_path(form), source=True) for form in found)
 
 
 def equations() -> str:
@@ -225,9 +227,9 @@ def equations() -> str:
     return "\n".join(_entry(path, source=True) for path in dict.fromkeys(map(equation_of, MIXERS)))
 
 
-def _form(name: str) -> str:
-    """Return the path of a functional form, which its module may have the name of."""
-    return f"{getattr(functional, name).__module__}.{name}"
+def _path(function: Any) -> str:
+    """Return the path of a function, which its module may have the name of."""
+    return f"{function.__module__}.{function.__name__}"
 
 
 def _entry(path: str, *, source: bool = False) -> str:

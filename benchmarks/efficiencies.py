@@ -25,10 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tokenmix.bench.roofline import machine
-from tokenmix.data import Sampler, open_corpus
-from tokenmix.recipes import find_recipe
-from tokenmix.train import RunConfig, evaluate, load_run, resume, train
+from tokenmix.lab.bench.roofline import machine
+from tokenmix.lab.data import Sampler, open_corpus
+from tokenmix.lab.recipes import find_recipe
+from tokenmix.lab.train import RunConfig, evaluate, load_run, resume, train
 
 RECORD = Path(__file__).parent / "results" / "efficiencies.json"
 LAYERS, LENGTH, BATCH, STEPS = 4, 256, 4, 300

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from tokenmix import MIXERS, MixerError, build_mixer
-from tokenmix.bench.roofline import machine
 from tokenmix.export import export_onnx
+from tokenmix.lab.bench.roofline import machine
 from tokenmix.mixers import mixer_options
 from tokenmix.testing.subject import perturb
 from whole_models import RESULTS

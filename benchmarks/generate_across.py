@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from generate_lengths import Clock
-from tokenmix.bench.roofline import machine
 from tokenmix.hosts.surgery import cache, replace_mixers
+from tokenmix.lab.bench.roofline import machine
 from whole_models import RESULTS
 
 import transformers  # isort: skip  (after the adapter, which repairs torchvision)

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from tokenmix import state_bytes
-from tokenmix.bench.roofline import machine
-from tokenmix.bench.timing import peak_memory
 from tokenmix.hosts.huggingface import TokenMixConfig, TokenMixForCausalLM
+from tokenmix.lab.bench.roofline import machine
+from tokenmix.lab.bench.timing import peak_memory
 from whole_models import RESULTS
 
 import transformers  # isort: skip  (after the adapter, which repairs torchvision)

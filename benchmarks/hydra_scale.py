@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from tokenmix.bench.roofline import machine
-from tokenmix.bench.timing import measure, peak_memory, sampler
+from tokenmix.lab.bench.roofline import machine
+from tokenmix.lab.bench.timing import measure, peak_memory, sampler
 from tokenmix.models import Block, build_model
 from tokenmix.models.macs import macs
 from whole_models import RESULTS, UNFUSED_BYTES, Unfused

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from tokenmix.bench.roofline import machine
-from tokenmix.bench.timing import measure, peak_memory, sampler
+from tokenmix.lab.bench.roofline import machine
+from tokenmix.lab.bench.timing import measure, peak_memory, sampler
 from tokenmix.models import build_model, macs
 from tokenmix.system.torchvision import ensure_torchvision
 from whole_models import RESULTS

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tokenmix.train import RunConfig, resume, train
+from tokenmix.lab.train import RunConfig, resume, train
 
 
 def finish(folder: Path, config: RunConfig) -> dict[str, Any]:

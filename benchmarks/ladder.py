@@ -20,15 +20,15 @@ from typing import Any
 
 import torch
 
-from tokenmix.bench import decoding
-from tokenmix.bench.roofline import machine
+from tokenmix.lab.bench import decoding
+from tokenmix.lab.bench.roofline import machine
+from tokenmix.lab.report.figures import COLOURS
+from tokenmix.lab.sweep.evidence import compare, plural
+from tokenmix.lab.sweep.modules import load_modules
+from tokenmix.lab.sweep.plan import SweepPlan
+from tokenmix.lab.sweep.results import Results
 from tokenmix.mixers import Mixer
 from tokenmix.models import build_model
-from tokenmix.report.figures import COLOURS
-from tokenmix.sweep.evidence import compare, plural
-from tokenmix.sweep.modules import load_modules
-from tokenmix.sweep.plan import SweepPlan
-from tokenmix.sweep.results import Results
 from tokenmix.system.text import number, size
 
 HERE = Path(__file__).parent

@@ -15,14 +15,14 @@ from typing import Any
 
 from benchmarks.image_rows import finish
 
-from tokenmix.bench.roofline import machine
+from tokenmix.lab.bench.roofline import machine
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.report.reconstructions import reconstruction_pictures
+from tokenmix.lab.report.runs import read_run
+from tokenmix.lab.report.vision import run_images
+from tokenmix.lab.train import evaluate_run, load_run
 from tokenmix.models import MAE
-from tokenmix.recipes import RECIPES
-from tokenmix.report.reconstructions import reconstruction_pictures
-from tokenmix.report.runs import read_run
-from tokenmix.report.vision import run_images
 from tokenmix.system.files import write_json
-from tokenmix.train import evaluate_run, load_run
 
 ROOT = Path(__file__).parent
 RESULTS, PICTURE = ROOT / "results" / "livt_small.json", ROOT.parent / "docs" / "assets" / "reconstructions.png"

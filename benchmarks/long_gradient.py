@@ -31,9 +31,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tokenmix import long_backward
-from tokenmix.bench.roofline import machine
+from tokenmix.lab.bench.roofline import machine
+from tokenmix.lab.train import load_run
 from tokenmix.parallel import LongStep
-from tokenmix.train import load_run
 
 RECORD = Path(__file__).parent / "results" / "long_gradient.json"
 STRETCHES = (256, 1024, 4096, 16384, 65536)

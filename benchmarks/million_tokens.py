@@ -25,7 +25,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from tokenmix import Mixer, build_mixer
-from tokenmix.bench.roofline import machine
+from tokenmix.lab.bench.roofline import machine
 from tokenmix.parallel import context_parallel, sum_gradients
 from tokenmix.system.text import Table
 

@@ -29,14 +29,14 @@ from torch import Tensor
 
 from mixer_sketches import flow, svg
 from tokenmix.functional import use_backend
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.recipes.recipe import shrink_spec
+from tokenmix.lab.report.pictures import effective_attention
+from tokenmix.lab.report.runs import load_model, read_run
+from tokenmix.lab.train import DataConfig, OptimConfig, RunConfig, TrainConfig, train
 from tokenmix.mixers import CORE, MIXERS, build_mixer
 from tokenmix.mixers.facts import mixer_options
 from tokenmix.models import LMConfig
-from tokenmix.recipes import RECIPES
-from tokenmix.recipes.recipe import shrink_spec
-from tokenmix.report.pictures import effective_attention
-from tokenmix.report.runs import load_model, read_run
-from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, train
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs/assets/mixers"

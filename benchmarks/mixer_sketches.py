@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix import functional
+from tokenmix.lab.report.pictures import values_attention
 from tokenmix.mixers import MIXERS, build_mixer
 from tokenmix.mixers.facts import mixer_options
-from tokenmix.report.pictures import values_attention
 
 SIZES = {"B": 3, "T": 23, "D": 80}
 OTHER_SIZES = {"B": 17, "T": 29, "D": 124}

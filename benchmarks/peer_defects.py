@@ -258,7 +258,7 @@ def distinct_logits(N: int) -> float:
 
     The logits are read off its weights.
     """
-    from tokenmix.report.pictures import effective_attention
+    from tokenmix.lab.report.pictures import effective_attention
 
     layer = mixer("synthesizer_factorized_dense", max_len=N, heads=1).double()
     row = effective_attention(layer, noise(1, N, D).double()).weights[0, 0]
@@ -277,7 +277,7 @@ def random_saved() -> bool:
 
 def flat_start(name: str) -> float:
     """Return a new row's largest weight over the uniform weight: 1 is flat, N is one-hot."""
-    from tokenmix.report.pictures import effective_attention
+    from tokenmix.lab.report.pictures import effective_attention
 
     torch.manual_seed(0)
     layer = build_mixer(name, D, max_len=128).eval()

@@ -13,8 +13,8 @@ import json
 from pathlib import Path
 
 from image_rows import finish, keep_result
-from tokenmix.recipes import RECIPES
-from tokenmix.train import evaluate_run
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.train import evaluate_run
 
 NAMES = ("points_classify", "points_parts")
 ROWS = [f"{name}/{row}" for name in NAMES for row in RECIPES[name].rows]

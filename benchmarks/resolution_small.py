@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from image_rows import data_source, finish, keep_result, run_rows
-from tokenmix.data import Augment
 from tokenmix.hosts import convert_command
+from tokenmix.lab.data import Augment
+from tokenmix.lab.train import ImageDataConfig, OptimConfig, RunConfig, TrainConfig, load_run
+from tokenmix.lab.train.image_tasks import ClassifyTask, open_set
 from tokenmix.models import ViTConfig
-from tokenmix.train import ImageDataConfig, OptimConfig, RunConfig, TrainConfig, load_run
-from tokenmix.train.image_tasks import ClassifyTask, open_set
 from vision_small import ROWS
 
 SMALL, LARGE, SIZES = 32, 64, (32, 40, 48, 64)

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from image_rows import finish, keep_result, run_rows
-from tokenmix.recipes import RECIPES
-from tokenmix.train import evaluate_run, load_run
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.train import evaluate_run, load_run
 
 RECIPE = RECIPES["segmentation"]
 

@@ -21,12 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenmix.bench.roofline import machine
-from tokenmix.data import Sampler, open_corpus
+from tokenmix.lab.bench.roofline import machine
+from tokenmix.lab.data import Sampler, open_corpus
+from tokenmix.lab.recipes import find_recipe
+from tokenmix.lab.train.optim import build_optimizers, parameter_roles, update
 from tokenmix.mixers import CORE, MIXERS, mixer_options
 from tokenmix.models import LMConfig, build_model, in_shell
-from tokenmix.recipes import find_recipe
-from tokenmix.train.optim import build_optimizers, parameter_roles, update
 
 RECORD = Path(__file__).parent / "results" / "signals.json"
 DIM, LAYERS, LENGTH, LONG, ROWS, STEPS = 128, 4, 256, 4096, 4, 60

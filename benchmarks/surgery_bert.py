@@ -24,8 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmix.bench.roofline import machine
-from tokenmix.hosts import distill, replace_mixers
+from tokenmix.hosts import replace_mixers
+from tokenmix.lab.bench.roofline import machine
+from tokenmix.lab.train import distill
 from tokenmix.system.torchvision import ensure_torchvision
 from whole_models import RESULTS
 

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmix.bench.roofline import machine
-from tokenmix.hosts import distill, replace_mixers
+from tokenmix.hosts import replace_mixers
+from tokenmix.lab.bench.roofline import machine
+from tokenmix.lab.train import distill
 from whole_models import RESULTS
 
 LENGTH, BATCH, BOS = 256, 16, 1

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tokenmix.bench.roofline import machine
-from tokenmix.bench.timing import measure, peak_memory, sampler
 from tokenmix.hosts import replace_mixers
+from tokenmix.lab.bench.roofline import machine
+from tokenmix.lab.bench.timing import measure, peak_memory, sampler
 from tokenmix.system.torchvision import ensure_torchvision
 from whole_models import RESULTS
 

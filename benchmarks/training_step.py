@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenmix.bench.roofline import machine
+from tokenmix.lab.bench.roofline import machine
+from tokenmix.lab.train import OptimConfig
+from tokenmix.lab.train.optim import build_optimizers, update
 from tokenmix.mixers import Attention
 from tokenmix.models import LMConfig, build_model, in_shell
-from tokenmix.train import OptimConfig
-from tokenmix.train.optim import build_optimizers, update
 
 RECORD = Path(__file__).parent / "results" / "training_step.json"
 LENGTH, TOKENS, TURNS = 256, 4096, 12

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tokenmix.bench.roofline import machine
+from tokenmix.lab.bench.roofline import machine
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.recipes.recipe import shrink_spec
+from tokenmix.lab.train.optim import build_optimizers, update
 from tokenmix.models import build_model
-from tokenmix.recipes import RECIPES
-from tokenmix.recipes.recipe import shrink_spec
-from tokenmix.train.optim import build_optimizers, update
 
 RECORD = Path(__file__).parent / "results" / "translation_speed.json"
 LENGTHS, TOKENS, SOURCES, TURNS = (64, 256, 1024), 2048, 4, 3

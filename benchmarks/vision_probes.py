@@ -24,12 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmix.data.augment import eval_batches
+from tokenmix.lab.data.augment import eval_batches
+from tokenmix.lab.report.norms import outlier_cutoff, share_above, token_norms
+from tokenmix.lab.train import load_run
+from tokenmix.lab.train.image_tasks import ClassifyTask, open_set
 from tokenmix.models.one_hot import to_gather
-from tokenmix.report.norms import outlier_cutoff, share_above, token_norms
-from tokenmix.train import load_run
-from tokenmix.train.checkpoint import list_steps
-from tokenmix.train.image_tasks import ClassifyTask, open_set
+from tokenmix.system.checkpoint import list_steps
 from whole_models import RESULTS
 
 NORM_ROWS = (

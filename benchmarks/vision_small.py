@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from image_rows import data_source, finish, keep_result, run_rows
-from tokenmix.data import Augment
+from tokenmix.lab.data import Augment
+from tokenmix.lab.recipes.images import CIFAR_MEAN, CIFAR_STD
+from tokenmix.lab.train import ImageDataConfig, OptimConfig, RunConfig, TrainConfig, evaluate_run, load_run
 from tokenmix.models import ViTConfig, replace_layers
-from tokenmix.recipes.images import CIFAR_MEAN, CIFAR_STD
-from tokenmix.train import ImageDataConfig, OptimConfig, RunConfig, TrainConfig, evaluate_run, load_run
 
 DIM, LAYERS, PATCH, BATCH = 96, 6, 4, 64
 STEPS, TUNING_STEPS, REGISTER_STEPS = 1200, 600, 600

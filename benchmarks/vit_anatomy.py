@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
-from tokenmix.anatomy import dissect
-from tokenmix.anatomy.images import load_images
-from tokenmix.anatomy.loading import open_subject
-from tokenmix.anatomy.page import write_page
-from tokenmix.bench.roofline import machine
-from tokenmix.recipes import find_recipe
-from tokenmix.report.runs import read_run
-from tokenmix.train import RunConfig, match_data, resume, train
+from tokenmix.lab.anatomy import dissect
+from tokenmix.lab.anatomy.images import load_images
+from tokenmix.lab.anatomy.loading import open_subject
+from tokenmix.lab.anatomy.page import write_page
+from tokenmix.lab.bench.roofline import machine
+from tokenmix.lab.recipes import find_recipe
+from tokenmix.lab.report.runs import read_run
+from tokenmix.lab.train import RunConfig, match_data, resume, train
 
 RECORD = Path(__file__).parent / "results" / "vit_anatomy.json"
 STEPS, RATE, PATCH, READ, TOP = 250, 2e-3, 4, 1000, 1.0

@@ -24,8 +24,8 @@ from matplotlib.colors import Normalize, PowerNorm, TwoSlopeNorm
 from torch import Tensor
 
 from tokenmix.functional import use_backend
+from tokenmix.lab.report.pictures import effective_attention
 from tokenmix.models import LMConfig, build_model
-from tokenmix.report.pictures import effective_attention
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs/assets/walk"

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tokenmix.bench.roofline import machine
-from tokenmix.bench.timing import measure, peak_memory, sampler
 from tokenmix.kernels import backend as _backend
+from tokenmix.lab.bench.roofline import machine
+from tokenmix.lab.bench.timing import measure, peak_memory, sampler
 from tokenmix.mixers.attention import Attention
 from tokenmix.models import LM, LMConfig
 from tokenmix.models.blocks import Block

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from cases import QUICK
+from core import beyond_torch, needs_torch_alone
 from quick import is_about
 from suites import is_more, is_slow
 from tokenmix import MIXERS
@@ -25,13 +26,23 @@ ensure_torchvision()  # before a test file imports timm or transformers
 logging.getLogger("torch.__trace").propagate = False  # it would add thousands of empty lines to failing tests
 
 
+def pytest_addoption(parser):
+    parser.addoption("--core", action="store_true", help="only the tests that need torch alone")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave out the files that need an extra, with ``--core``."""
+    late = collection_path.name in (*beyond_torch(), "browser")
+    return True if config.getoption("core") and late else None
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
 
 
 KERNEL_FILES = ("test_kernel", "test_sanitizers")
-KERNEL_TESTS = ("test_cpu", "test_the_kernel_is_what_runs")
+KERNEL_TESTS = ("test_cpu", "test_the_kernel_is_what_runs", "test_a_bug_in_a_kernel_is_noticed")
 
 
 def _test(item):
@@ -47,6 +58,8 @@ def pytest_collection_modifyitems(config, items):
     """
     if QUICK is not None:
         items[:] = [i for i in items if is_about(QUICK, i.path.name, *_test(i))]
+    if config.getoption("core"):
+        items[:] = [i for i in items if needs_torch_alone(i.path.name, _test(i)[0])]
     for item in items:
         name, params = _test(item)
         if is_more(item.path.name, name, params):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from tokenmix.data import ImageSplit
+from tokenmix.lab.data import ImageSplit
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:

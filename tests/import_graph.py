@@ -80,8 +80,10 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
 
 
 def room(file: str) -> str:
-    """Return the first folder of a path, or the name of a file at the root."""
-    return Path(file).parts[0].removesuffix(".py")
+    """Return the first folder of a path, in the laboratory the first two, or the name of a file at the root."""
+    parts = Path(file).parts
+    many = 2 if parts[0] == "lab" and len(parts) > 2 else 1
+    return "/".join(parts[:many]).removesuffix(".py")
 
 
 def circles(graph: Graph) -> list[set[str]]:

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 import kill_nine
-from tokenmix.train import load_run
+from tokenmix.lab.train import load_run
 
 RUN = str(Path(__file__).with_name("ranks_training.py"))
 STEPS, SAVE = 30, 5

@@ -257,13 +257,6 @@ def poisons(form: Form, *, all_of_them: bool) -> Iterator[tuple[int, int, float,
                         yield which, place, value, masked
 
 
-def check_all(name: str, *, all_of_them: bool = False, dtype: torch.dtype = torch.float32) -> None:
-    """Every poison of a form, causal and not."""
-    for causal in FORMS[name].causal:
-        for poison in poisons(FORMS[name], all_of_them=all_of_them):
-            check(name, causal, *poison, dtype)
-
-
 FLAG = 7.0  # in the last channel of the token that a projection poisons
 CHUNKS = (1, 5, 1, 1, 8, 1, 9, 1, 1, 8, *[1] * 8, 8, 8, 2)
 

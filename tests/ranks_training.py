@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from tokenmix import MixerError
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.train import DataConfig, OptimConfig, RunConfig, TrainConfig, match_data, resume, train
 from tokenmix.models import LMConfig
-from tokenmix.recipes import RECIPES
-from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, match_data, resume, train
 
 MIXERS = ({"name": "aft_simple"}, {"name": "aft_local", "window": 3}, {"name": "aft_forget"})
 STEPS = 20

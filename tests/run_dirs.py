@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tokenmix.lab.train import DataConfig, RunConfig, TrainConfig, train
 from tokenmix.models import LMConfig
-from tokenmix.train import DataConfig, RunConfig, TrainConfig, train
 
 SPECS: dict[str, tuple[dict[str, Any], ...]] = {
     "attention": ({"name": "attention", "heads": 2},),

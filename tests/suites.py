@@ -1,5 +1,4 @@
-"""The tests that `make test` leaves to `make test-more`: sweeps over all cases, compilation and export, mutations,
-fuzzing.
+"""The tests that `make test` leaves to `make test-more`: sweeps over all cases, compilation and export, fuzzing.
 
 Sanitizers and long subprocesses belong to it too. `make test` keeps every promise on one case of each mixer, and a test
 of every feature. What neither runs is slow: `make test-all`.
@@ -17,22 +16,21 @@ COMPILED = {FIRST[name] for name in ("attention", "aft_simple")}
 
 FILES = {
     "test_demo.py": "trains four models",
+    "test_demo_lanes.py": "starts processes that train",
+    "test_doctor_extras.py": "starts the packages of every extra",
     "test_dynamic.py": "compiles every mixer for any length",
     "test_fuzz.py": "fuzz",
     "test_fuzz_core.py": "fuzz",
-    "test_huggingface_mutations.py": "mutations",
     "test_huggingface_trainer.py": "trains, also in two processes",
     "test_inductor.py": "compiles C++",
-    "test_kernel_mutations.py": "mutations, each a build of the kernels",
+    "test_kernels_build.py": "compiles the kernels, and starts the doctor",
     "test_kernels_fuzz.py": "fuzz",
-    "test_mutations.py": "mutations",
     "test_onnx.py": "exports every core mixer at many sizes",
-    "test_planted_bugs.py": "mutations",
     "test_peers.py": "the defects of other implementations",
     "test_sanitizers.py": "builds the kernels under sanitizers",
     "test_surgery_across.py": "every mixer in every family of hosts",
+    "test_surgery_compile.py": "compiles hosts of several families",
     "test_surgery_export.py": "exports hosts of several families",
-    "test_surgery_mutations.py": "mutations",
     "test_triton.py": "interprets the Triton kernels",
     "test_triton_gemm.py": "interprets the Triton kernels",
 }
@@ -40,12 +38,16 @@ FILES = {
 
 TESTS = {
     "test_sweep.py": ("test_any_kill_leaves_the_same_table",),
+    "test_causal_only.py": ("test_the_doctor_tries_one_form",),
+    "test_cli.py": ("test_a_signal_ends_a_command_with_its_code_and_the_real_path",),
+    "test_contract_backends.py": ("test_without_kernels_all_else_works",),
     "test_advise.py": (
         "test_candidates_of_a_decoder_stream",
         "test_every_host_is_measured_and_left_as_it_was",
         "test_images_grow",
         "test_json_holds_everything",
         "test_the_model_is_distilled_and_written",
+        "test_the_page_stands_alone",
     ),
     "test_anatomy.py": ("test_a_run_and_folders_of_other_libraries_are_dissected_from_the_command_line",),
     "test_bench_verb.py": ("test_another_revision_is_timed_in_turns",),
@@ -57,6 +59,7 @@ TESTS = {
     ),
     "test_host_timm_attention.py": ("test_timm_missing_or_old",),
     "test_host_torch.py": ("test_compiled_whole",),
+    "test_huggingface_positions.py": ("test_a_cache_goes_on_after_a_cut_and_a_choice_of_rows",),
     "test_huggingface.py": (
         "test_decoding_compiles_whole_and_not_anew_each_step",
         "test_the_package_is_named_where_it_is_missing_or_old",

@@ -14,28 +14,29 @@ import pytest
 import torch
 from torch import nn
 
+from page_checks import check_page
 from surgery_models import make
-from tokenmix import MixerError, cli
-from tokenmix.advise import Share, bound, first_length, load_host, measuring
-from tokenmix.advise import advice as advice_module
-from tokenmix.advise import advise as ask
-from tokenmix.advise.advice import Advice, Skipped, expected_peak
-from tokenmix.advise.amdahl import expected, share_for
-from tokenmix.advise.attention_modules import modules_of, torch_projections
-from tokenmix.advise.candidates import OWN, Row, parse_candidates
-from tokenmix.advise.compare import Comparison, Speed
-from tokenmix.advise.decoding import decode
-from tokenmix.advise.distill import check_distillation, chosen_spec
-from tokenmix.advise.inputs import Inputs, inputs_of
-from tokenmix.advise.loading import Host
-from tokenmix.advise.measuring import Clock, measure_share
-from tokenmix.advise.probe import Nearness, probe
-from tokenmix.advise.text import above_bound, answer, as_json, candidate_tables, findings, text
-from tokenmix.cli.arguments import parse_lengths
+from tokenmix import MixerError
 from tokenmix.hosts.surgery import replace_mixers
+from tokenmix.lab import cli
+from tokenmix.lab.advise import Share, bound, first_length, load_host, measuring
+from tokenmix.lab.advise import advice as advice_module
+from tokenmix.lab.advise import advise as ask
+from tokenmix.lab.advise.advice import Advice, Skipped, expected_peak
+from tokenmix.lab.advise.amdahl import expected, share_for
+from tokenmix.lab.advise.attention_modules import modules_of, torch_projections
+from tokenmix.lab.advise.candidates import OWN, Row, parse_candidates
+from tokenmix.lab.advise.compare import Comparison, Speed
+from tokenmix.lab.advise.decoding import decode
+from tokenmix.lab.advise.distill import check_distillation, chosen_spec
+from tokenmix.lab.advise.inputs import Inputs, inputs_of
+from tokenmix.lab.advise.loading import Host
+from tokenmix.lab.advise.measuring import Clock, measure_share
+from tokenmix.lab.advise.probe import Nearness, probe
+from tokenmix.lab.advise.text import above_bound, answer, as_json, candidate_tables, findings, text
+from tokenmix.lab.cli.arguments import parse_lengths
 from tokenmix.mixers.attention import Attention
 from tokenmix.models import LMConfig, ViTConfig, build_model
-from tokenmix.report.checks import check_page
 
 LM = LMConfig(dim=16, max_len=64, mixers=({"name": "attention", "heads": 2},), layers=2)
 BERT = [
@@ -607,7 +608,7 @@ def test_wrong_commands(tmp_path, capsys, monkeypatch):
     [("timm:deit_tiny_patch16_224", "timm", "vision"), ("hf:BertModel", "transformers", "hf")],
 )
 def test_a_missing_package_names_its_extra(name, package, extra, monkeypatch, capsys):
-    from tokenmix.advise import loading
+    from tokenmix.lab.advise import loading
 
     monkeypatch.setattr(loading, "_has", lambda p: p != package)
     assert f"needs {package}: pip install 'tokenmix[{extra}]'" in refused(capsys, "advise", name)

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from tokenmix import MixerError, build_mixer, functional
-from tokenmix.explain.families import family
+from tokenmix.lab.explain.families import family
+from tokenmix.lab.report.biases import filters as drawn
 from tokenmix.models.one_hot import OneHotConv
-from tokenmix.report.biases import filters as drawn
 
 OPTIONS = [
     {"filters": f, "divide": d, "outside": o} for f, d, o in product(("exp", "signed"), (True, False), ("zero", "none"))

@@ -1,4 +1,4 @@
-"""`tokenmix anatomy`: each measure against its equation or a planted truth, ViTs of three libraries, the page."""
+"""`tokenmix look tokens`: each measure against its equation or a planted truth, ViTs of three libraries, the page."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ from transformers import (
 
 import vit_anatomy
 from test_vision_pictures import make, pictures_of
-from tokenmix import MixerError, cli
-from tokenmix.anatomy import dissect, looks, lost, outliers, probes, read
-from tokenmix.anatomy.images import Images, load_images
-from tokenmix.anatomy.loading import open_subject
-from tokenmix.anatomy.ours import our_vit
-from tokenmix.anatomy.page import summary, write_page
-from tokenmix.anatomy.theirs import their_vit
-from tokenmix.data.augment import Augment
+from tokenmix import MixerError
+from tokenmix.lab import cli
+from tokenmix.lab.anatomy import dissect, looks, lost, outliers, probes, read
+from tokenmix.lab.anatomy.images import Images, load_images
+from tokenmix.lab.anatomy.loading import open_subject
+from tokenmix.lab.anatomy.ours import our_vit
+from tokenmix.lab.anatomy.page import summary, write_page
+from tokenmix.lab.anatomy.theirs import their_vit
+from tokenmix.lab.data.augment import Augment
+from tokenmix.lab.report.maps import attention_weights, look_into
+from tokenmix.lab.report.norms import Norms, neighbour_similarity, patch_similarity, token_norms
+from tokenmix.lab.train import DataConfig, ImageDataConfig, RunConfig, TrainConfig, train
 from tokenmix.models import LMConfig
 from tokenmix.models import ViTConfig as OurConfig
-from tokenmix.report.maps import attention_weights, look_into
-from tokenmix.report.norms import Norms, neighbour_similarity, patch_similarity, token_norms
-from tokenmix.train import DataConfig, ImageDataConfig, RunConfig, TrainConfig, train
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 4}
 HALF = (0.5,) * 3
@@ -433,7 +434,10 @@ def test_planted_outliers_show_in_all_measures_and_on_the_page(tmp_path):
 
 
 def test_a_run_and_folders_of_other_libraries_are_dissected_from_the_command_line(run, tmp_path, capsys):
-    assert cli.main(["anatomy", str(run), "digits", "--out", str(tmp_path / "a.html"), "--json", "--limit", "60"]) == 0
+    assert (
+        cli.main(["look", "tokens", str(run), "digits", "--out", str(tmp_path / "a.html"), "--json", "--limit", "60"])
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert found["kind"] == "a ViT of tokenmix with aft_conv"
     assert found["tokens_before_patches"] == ["register 1"]
@@ -445,7 +449,7 @@ def test_a_run_and_folders_of_other_libraries_are_dissected_from_the_command_lin
         pixels = numpy.random.default_rng(i).integers(0, 255, (20 + i, 30, 3), numpy.uint8)
         Image.fromarray(pixels).save(tmp_path / f"{i}.png")
         files.append(str(tmp_path / f"{i}.png"))
-    asked = ["anatomy", str(tmp_path / "hf"), *files, "--out", str(tmp_path / "b.html"), "--top", "10"]
+    asked = ["look", "tokens", str(tmp_path / "hf"), *files, "--out", str(tmp_path / "b.html"), "--top", "10"]
     assert cli.main([*asked, "--image-size", "24", "--features", "values"]) == 0
     said = capsys.readouterr().out
     assert "0.5 is assumed for both" in said
@@ -514,8 +518,8 @@ def test_what_cannot_be_read_is_refused_in_one_line(run, tmp_path):
         with pytest.raises(MixerError, match=message) as why:
             call()
         assert "\n" not in str(why.value), message
-    assert cli.main(["anatomy", str(run)]) == 2
-    assert cli.main(["anatomy", str(run), "digits", "--out", str(tmp_path / "no" / "a.html")]) == 2
+    assert cli.main(["look", "tokens", str(run)]) == 2
+    assert cli.main(["look", "tokens", str(run), "digits", "--out", str(tmp_path / "no" / "a.html")]) == 2
 
 
 def test_the_table_of_the_page_is_what_was_measured():

@@ -12,10 +12,10 @@ from PIL import Image
 
 from image_sets import pixels_split, smooth_files
 from tokenmix import MixerError
-from tokenmix.data import Augment, ImageSampler, ImageSplit, PixelSampler, eval_batches, open_images
-from tokenmix.data import augment_ops as ops
-from tokenmix.data.augment import IMAGENET_MEAN, IMAGENET_STD, stream
-from tokenmix.data.image_source import tensor_to_pil
+from tokenmix.lab.data import Augment, ImageSampler, ImageSplit, PixelSampler, eval_batches, open_images
+from tokenmix.lab.data import augment_ops as ops
+from tokenmix.lab.data.augment import IMAGENET_MEAN, IMAGENET_STD, stream
+from tokenmix.lab.data.image_source import tensor_to_pil
 
 RAND = "rand-m9-mstd0.5-inc1"
 EVERYTHING = Augment(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tokenmix import state_bytes
-from tokenmix.bench import decoding, state_after, stops_winning, training_rate
+from tokenmix.lab.bench import decoding, state_after, stops_winning, training_rate
 from tokenmix.models import LM, LMConfig
 
 

@@ -13,18 +13,19 @@ from unittest import mock
 import pytest
 import torch
 
-from tokenmix import MIXERS, MixerError, cli, functional
-from tokenmix.bench import cases as subjects
-from tokenmix.bench import correctness as gate
-from tokenmix.bench import roofline as limits
-from tokenmix.bench import run, timing
-from tokenmix.bench.cases import SDPA, Subject, build, needed_bytes, parse_subjects, prepare
-from tokenmix.bench.flops import Setting, Work
-from tokenmix.bench.peers import PEERS
-from tokenmix.bench.table import text
-from tokenmix.cli.output import progress
+from tokenmix import MIXERS, MixerError, functional
 from tokenmix.kernels import cpu
 from tokenmix.kernels.cpu import decode as step
+from tokenmix.lab import cli
+from tokenmix.lab.bench import cases as subjects
+from tokenmix.lab.bench import correctness as gate
+from tokenmix.lab.bench import roofline as limits
+from tokenmix.lab.bench import run, timing
+from tokenmix.lab.bench.cases import SDPA, Subject, build, needed_bytes, parse_subjects, prepare
+from tokenmix.lab.bench.flops import Setting, Work
+from tokenmix.lab.bench.peers import PEERS
+from tokenmix.lab.bench.table import text
+from tokenmix.lab.cli.output import progress
 from tokenmix.system.text import seconds
 
 TINY = ["--dim", "16", "--heads", "2", "--batch", "1", "--budget", "0.05"]

@@ -11,12 +11,12 @@ import cases
 import foreign_mixers
 from gated_delta import GatedDelta, equation
 from tokenmix import MIXERS, MixerError, build_mixer, register_mixer
-from tokenmix.bench.cases import Setting, Subject, is_causal
-from tokenmix.cli import main
-from tokenmix.cli.doctor import diagnose
+from tokenmix.lab.bench.cases import Setting, Subject, is_causal
+from tokenmix.lab.cli import main
+from tokenmix.lab.cli.doctor import diagnose
+from tokenmix.lab.report.taxonomy import readme_table, taxonomy
 from tokenmix.mixers import example_mixer
 from tokenmix.models import LM, EncoderConfig, LMConfig, Seq2SeqConfig, ViTConfig, build_model
-from tokenmix.report.taxonomy import readme_table, taxonomy
 from tokenmix.testing import ContractError, check_mixer
 
 NAME = "gated_delta"

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from tokenmix import MixerError
-from tokenmix.data import open_corpus, open_documents, open_labelled, open_parallel
-from tokenmix.train.subword_task import SubwordTask
-from tokenmix.train.text_task import TextTask
+from tokenmix.lab.data import open_corpus, open_documents, open_labelled, open_parallel
+from tokenmix.lab.train.subword_task import SubwordTask
+from tokenmix.lab.train.text_task import TextTask
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tokenmix import MixerError
-from tokenmix.data import CHARACTER_TASKS, CHARACTERS, Synthetic, text_of
+from tokenmix.lab.data import CHARACTER_TASKS, CHARACTERS, Synthetic, text_of
 
 SIZES = {
     name: [(7, 2), (1, 1), (3, 12)] if len(task.sizes) == 2 else [(1,), (7,), (30,)]
@@ -88,7 +88,7 @@ def test_padded_operands_have_one_length():
 
 def test_carries_run_through_the_whole_number():
     """999 + 1: draws hardly ever hold a long carry, so it is put in by hand."""
-    from tokenmix.data.characters import _carried
+    from tokenmix.lab.data.characters import _carried
 
     assert _carried(torch.tensor([[10, 9, 9, 0]])).tolist() == [[0, 0, 0, 1]]
     assert _carried(torch.tensor([[81 * 4, 81 * 3, 0, 0]])).tolist() == [[4, 5, 7, 2]]

@@ -229,7 +229,7 @@ class TestTorchvision:
         assert done.returncode == 0, done.stderr
 
     def test_the_error_names_the_line(self, tmp_path):
-        code = "from tokenmix.cli import main; raise SystemExit(main(['check', 'layer.py:MeanMixer']))"
+        code = "from tokenmix.lab.cli import main; raise SystemExit(main(['check', 'layer.py:MeanMixer']))"
         done = self.run(tmp_path, code)
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1

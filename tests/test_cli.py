@@ -18,13 +18,16 @@ import textwrap
 import types
 
 import pytest
+import tyro
 
 import tokenmix
-from tokenmix import MIXERS, MixerError, cli, data
-from tokenmix.cli import output
-from tokenmix.cli.entry import take_overrides
-from tokenmix.cli.extras import EXTRAS
-from tokenmix.cli.verbs import VERBS
+from tokenmix import MIXERS, MixerError
+from tokenmix.lab import cli, data
+from tokenmix.lab.cli import output
+from tokenmix.lab.cli.entry import take_overrides
+from tokenmix.lab.cli.extras import EXTRAS
+from tokenmix.lab.cli.look import LOOKS
+from tokenmix.lab.cli.verbs import OLD_VERBS, VERBS
 from tokenmix.system.text import si, size
 
 TINY = [
@@ -215,7 +218,7 @@ def test_costs_of_a_length_beyond_memory(capsys):
 
 
 def test_doctor(capsys, monkeypatch):
-    monkeypatch.setattr("tokenmix.cli.doctor.try_extras", lambda: (dict.fromkeys(EXTRAS, "ok"), ""))
+    monkeypatch.setattr("tokenmix.lab.cli.doctor.try_extras", lambda: (dict.fromkeys(EXTRAS, "ok"), ""))
     assert cli.main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert f"{len(MIXERS)} mixers" in text
@@ -232,7 +235,7 @@ def test_doctor(capsys, monkeypatch):
 
 
 def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
-    monkeypatch.setattr("tokenmix.cli.doctor.try_extras", lambda: ({}, ""))
+    monkeypatch.setattr("tokenmix.lab.cli.doctor.try_extras", lambda: ({}, ""))
 
     def broken(self, *args, **kwargs):
         raise RuntimeError("no such kernel")
@@ -323,6 +326,16 @@ def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
         (["check", "set", "--options", '{"grid": [4], "prefix": "x"}'], "prefix is the number of tokens"),
         (["check", "attention", "--options", '{"heads": 3}'], "heads=3 must divide dim=16"),
         (["report", "OUT"], "not a run directory"),
+        (["report", "RUN", "--once", "--x", "step"], "--x, --once is for --watch, which was not given"),
+        (["report", "RUN", "--watch", "--csv", "OUT"], "--csv and --watch exclude each other"),
+        (["export", "RUN", "OUT", "--decode", "--chunk", "2"], "--decode, --chunk is for ONNX, and "),
+        (["export", "RUN", "m.onnx", "--format", "hf", "--fixed"], "m.onnx becomes a Hugging Face folder"),
+        (["export", "RUN", "OUT", "--format", "onnx", "--step", "best"], "--step is for Hugging Face folders"),
+        (["look", "RUN"], "Available subcommands: sentence, tokens, images; see `tokenmix look --help`"),
+        (["look", "tokens"], "look tokens: Missing from tokenmix look tokens: MODEL"),
+        (["look", "sentence", "RUN", "--txt", "a"], "look sentence: there is no option --txt; nearest: --text"),
+        (["export-hf", "RUN", "OUT"], "error: `export-hf` is now `export`: tokenmix export RUN OUT."),
+        (["explain", "RUN"], "`explain` is now `look sentence`: tokenmix look sentence RUN --text TEXT."),
     ],
 )
 def test_what_does_not_work_is_one_line_and_exit_2(argv, words, capsys, tmp_path, text, run):
@@ -347,7 +360,7 @@ def test_debug_shows_the_traceback(tmp_path):
 
 
 def test_ctrl_c_says_how_to_go_on(capsys, monkeypatch, run):
-    from tokenmix import train
+    from tokenmix.lab import train
 
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
@@ -361,8 +374,8 @@ def test_a_signal_ends_a_command_with_its_code_and_the_real_path(text, tmp_path)
     """The signal is sent from inside a step, so that no clock decides where it lands."""
     code = """
 import os, signal, sys
-from tokenmix.cli import main
-from tokenmix.train.loop import Trainer
+from tokenmix.lab.cli import main
+from tokenmix.lab.train.loop import Trainer
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs start without
 
@@ -387,7 +400,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 def test_check_and_report_are_handed_on(monkeypatch, run, tmp_path, capsys):
-    from tokenmix import report
+    from tokenmix.lab import report
     from tokenmix.testing import cli as suite
 
     asked = []
@@ -429,8 +442,8 @@ def test_importing_the_library_needs_torch_only():
     block += "        if name.split('.')[0] in BLOCKED: raise ModuleNotFoundError(name)\n"
     names = {"numpy", "tyro", "rich", "safetensors", "yaml", "matplotlib", "jinja2"}
     code = f"BLOCKED = {names!r}\n{block}sys.meta_path.insert(0, No())\n"
-    code += "import tokenmix, tokenmix.models, tokenmix.data, tokenmix.train, tokenmix.recipes, tokenmix.cli\n"
-    code += "sys.exit(tokenmix.cli.main(['list']))"
+    code += "import tokenmix.models, tokenmix.lab.data, tokenmix.lab.train, tokenmix.lab.recipes, tokenmix.lab.cli\n"
+    code += "sys.exit(tokenmix.lab.cli.main(['list']))"
     ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert ended.returncode == 2, ended.stderr
     assert (
@@ -504,9 +517,14 @@ def test_a_mixer_of_a_module_of_ones_own_trains_and_is_scored(text, tmp_path, ca
         sys.modules.pop("mine_of_test_cli", None)
 
 
-@pytest.mark.parametrize("name", VERBS)
+def test_old_verbs_name_commands_that_parse():
+    for usage in OLD_VERBS.values():
+        tyro.extras.subcommand_cli_from_dict(VERBS, args=usage.split() + ["KEY"] * (usage == "paper"))
+
+
+@pytest.mark.parametrize("name", [*VERBS, *LOOKS])
 def test_every_option_of_a_verb_has_its_help(name):
-    verb = VERBS[name]
+    verb = (VERBS | LOOKS)[name]
     assert dataclasses.is_dataclass(verb)
     assert verb.__dataclass_params__.frozen
     body = ast.parse(textwrap.dedent(inspect.getsource(verb))).body[0].body
@@ -521,7 +539,7 @@ def test_every_option_of_a_verb_has_its_help(name):
 def test_the_verbs_import_nothing_heavy():
     """`tokenmix --help` and `tokenmix list` do not wait for what only other verbs need."""
     rooms = ("advise", "bench", "data", "hosts", "models", "recipes", "report", "testing", "train")
-    code = "import sys, tokenmix\nbefore = set(sys.modules)\nimport tokenmix.cli.verbs\n"
+    code = "import sys, tokenmix\nbefore = set(sys.modules)\nimport tokenmix.lab.cli.verbs\n"
     code += f"sys.exit(str({ ({f'tokenmix.{room}' for room in rooms}) } & set(sys.modules) - before or ''))"
     ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert ended.stderr.strip() == ""
@@ -535,7 +553,7 @@ def test_the_package_runs_as_a_module():
 
 def test_pictures_of_a_text_run_are_refused_in_one_line(run, tmp_path, capsys):
     assert "pictures of images need a ViT, got LM" in refused(
-        capsys, "pictures", run, str(tmp_path / "a.png"), "--out", str(tmp_path / "drawn")
+        capsys, "look", "images", run, str(tmp_path / "a.png"), "--out", str(tmp_path / "drawn")
     )
 
 

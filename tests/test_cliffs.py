@@ -10,9 +10,9 @@ import torch
 
 import cliffs
 from tokenmix import functional
-from tokenmix.bench.correctness import _Seen
 from tokenmix.functional import linear
 from tokenmix.functional.sums import features as sums
+from tokenmix.lab.bench.correctness import _Seen
 
 PATHS = {
     "linear, one token": set(),

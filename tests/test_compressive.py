@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tokenmix import aux_losses, build_mixer, state_bytes
-from tokenmix.functional.sums.compressed import Sizes, visible
+from tokenmix.contrib.compressive_forms import Sizes, visible
 
 
 def built(**options):

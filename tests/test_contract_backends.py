@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from cases import CASES, forms, subject_of
+from test_contract import promised
 from tokenmix import MIXERS, use_backend
 from tokenmix.testing import PROMISES, Subject, run_promise
 
@@ -165,6 +166,18 @@ def test_cpu(case, causal, promise):
     assert result.status in ("kept", "waived", "not applicable"), str(result)
 
 
+def test_the_list_of_what_is_checked_does_not_shrink():
+    """`make test-all` checks every promise on every case, in both directions, on every backend; these were its rows."""
+    every = {(case, causal, promise) for case, causal in forms() for promise in PROMISES}
+    assert {tuple(row.values) for row in promised()} == every
+    for rows_of, names in ((rows(FAMILIES), FAMILIES), (rows(KERNELS), KERNELS)):
+        wanted = {row for row in every if CASES[row[0]][0] in names and row[2] not in ELSEWHERE}
+        assert {tuple(row.values) for row in rows_of} == wanted
+    assert (len(CASES), len(PROMISES)) >= (156, 54)
+    assert len(every) >= 15_120
+    assert (len(rows(FAMILIES)), len(rows(KERNELS))) >= (4_200, 3_960)
+
+
 def test_the_tables_are_about_what_exists():
     assert set(ELSEWHERE) <= set(PROMISES)
     assert {case.removesuffix(" causal").removesuffix(" both ways") for case in WHOLE} <= set(CASES)
@@ -191,7 +204,7 @@ def test_the_kernel_is_what_runs(name, monkeypatch):
 
 WITHOUT = """
 import torch, tokenmix
-from tokenmix import cli
+from tokenmix.lab import cli
 from tokenmix.kernels import cpu
 assert not cpu.available() and cpu.why_not() == "TOKENMIX_NO_KERNELS is set"
 assert cpu.isa() is None and cpu.built_from() is None

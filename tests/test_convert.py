@@ -14,9 +14,9 @@ import torch
 from cases import BOTH_WAYS, CASES
 from tokenmix import MIXERS, MixerError, build_mixer
 from tokenmix.hosts import convert_command, convert_vit, read_weights, save_converted, to_hf
+from tokenmix.lab.train import load_model
 from tokenmix.mixers import CORE, register_mixer
 from tokenmix.models import MODELS, ViTConfig, build_model
-from tokenmix.train import load_model
 
 ATTENTION = {"name": "attention", "heads": 2}
 NORMED = {**ATTENTION, "qk_norm": "layer"}

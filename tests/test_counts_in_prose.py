@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tokenmix import MIXERS
-from tokenmix.cli.verbs import VERBS
+from tokenmix.lab.cli.verbs import VERBS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "README.zh.md", *sorted((ROOT / "docs").rglob("*.md"))]

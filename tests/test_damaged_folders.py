@@ -9,15 +9,15 @@ import signal
 import pytest
 
 from tokenmix import MixerError
-from tokenmix.cli.host_folders import is_host_folder
+from tokenmix.lab.cli.host_folders import is_host_folder
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.train import load_model
+from tokenmix.lab.train.config import RunConfig
+from tokenmix.lab.train.loop import Trainer
+from tokenmix.lab.train.rundir import RunDir
+from tokenmix.lab.train.subword_task import TOKENIZER, read_tokenizer
 from tokenmix.models import config_from_json
-from tokenmix.recipes import RECIPES
-from tokenmix.train import load_model
-from tokenmix.train.checkpoint import MANIFEST, find_fault
-from tokenmix.train.config import RunConfig
-from tokenmix.train.loop import Trainer
-from tokenmix.train.rundir import RunDir
-from tokenmix.train.subword_task import TOKENIZER, read_tokenizer
+from tokenmix.system.checkpoint import MANIFEST, find_fault
 
 
 @pytest.fixture(autouse=True)

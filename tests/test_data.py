@@ -7,6 +7,8 @@ import gzip
 import hashlib
 import io
 import os
+import socketserver
+import threading
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +18,9 @@ import pytest
 import torch
 
 from tokenmix import MixerError
-from tokenmix.data import Bounds, Corpus, Sampler, cache, corpora, open_corpus
-from tokenmix.data.cache import write_chunks
-from tokenmix.data.sampler import mix64, permuted, permuted_ranks
+from tokenmix.lab.data import Bounds, Corpus, Sampler, cache, corpora, open_corpus
+from tokenmix.lab.data.cache import write_chunks
+from tokenmix.lab.data.sampler import mix64, permuted, permuted_ranks
 from tokenmix.system.files import whole_file
 
 
@@ -129,6 +131,21 @@ def test_a_failed_download_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(corpora, "ENWIK8_URL", (tmp_path / "nothing.zip").as_uri())
     with pytest.raises(MixerError, match="could not download .* give its path"):
         open_corpus("enwik8")
+
+
+@pytest.mark.parametrize("header", [b"Content-Length: 1000", b"Transfer-Encoding: chunked"])
+def test_a_connection_that_breaks_leaves_nothing(monkeypatch, own_cache, header):
+    class HalfAnswer(socketserver.StreamRequestHandler):
+        def handle(self):
+            self.rfile.readline()
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n" + header + b"\r\n\r\n3e8\r\n" + bytes(500))
+
+    with socketserver.TCPServer(("127.0.0.1", 0), HalfAnswer) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        monkeypatch.setattr(corpora, "ENWIK8_URL", f"http://127.0.0.1:{server.server_address[1]}/enwik8.zip")
+        with pytest.raises(MixerError, match="could not download .* give its path"):
+            open_corpus("enwik8")
+    assert [p for p in own_cache.rglob("*") if p.is_file()] == []
 
 
 def test_broken_archives_are_refused_and_leave_nothing(tmp_path, own_cache):

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from tokenmix import demo
-from tokenmix.bench import Decoding
-from tokenmix.demo.lanes import interrupts_later
-from tokenmix.demo.plan import RATES
-from tokenmix.demo.tables import ALONE, SPREAD, against_gzip, best, fastest, ranking
-from tokenmix.report import read_run
-from tokenmix.report.checks import check_page
+from page_checks import check_page
+from tokenmix.lab import demo
+from tokenmix.lab.bench import Decoding
+from tokenmix.lab.demo.lanes import interrupts_later
+from tokenmix.lab.demo.plan import RATES
+from tokenmix.lab.demo.tables import ALONE, SPREAD, against_gzip, best, fastest, ranking
+from tokenmix.lab.report import read_run
 from tokenmix.system.machine import busy_cores
 
 SIZES = {"dim": 16, "layers": 4, "seq_len": 32, "batch_size": 2, "eval_bytes": 600, "sample_bytes": 8}
@@ -105,7 +105,7 @@ def test_three_seeds_say_the_same(machine, monkeypatch):
     pages = [dict(zip(names, scores, strict=True)) for scores in PAGES[machine]]
     orders = {re.sub(r" \(.*?\)", "", ranking(page)) for page in pages}
     assert orders == {"attention, no difference to aft_forget, no difference to aft_local, then hybrid"}
-    monkeypatch.setattr("tokenmix.demo.tables.yardsticks", lambda plan: {"gzip -9": 2.276})
+    monkeypatch.setattr("tokenmix.lab.demo.tables.yardsticks", lambda plan: {"gzip -9": 2.276})
     said = {against_gzip(TINY, page, ["aft_forget", "aft_local"]) for page in pages}
     assert said == {
         "Better than gzip -9 (2.276): attention. aft_forget, the best of those with a state of constant size, is also "
@@ -146,7 +146,7 @@ def test_the_fastest_are_named_by_length():
 
 
 def test_yardstick_compresses_the_evaluated_bytes():
-    from tokenmix.data import open_corpus
+    from tokenmix.lab.data import open_corpus
 
     data = bytes(open_corpus("stdlib").split("valid")[: TINY.eval_bytes].tolist())
     assert demo.yardsticks(TINY)["gzip -9"] == 8 * len(gzip.compress(data, 9)) / TINY.eval_bytes
@@ -218,7 +218,7 @@ def test_ctrl_c_waits_until_a_process_has_started():
 def test_a_stopped_demo_leaves_no_process(tmp_path, number, code):
     # a shell's background jobs, and what they start, ignore Ctrl-C
     script = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    script += "from tokenmix.demo import main; sys.exit(main(sys.argv[1:]))"
+    script += "from tokenmix.lab.demo import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", script, "--out", str(tmp_path / "demo")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         assert "Timing" in run.stdout.readline()

@@ -10,9 +10,9 @@ import time
 import pytest
 import torch
 
-from tokenmix.data import open_corpus
-from tokenmix.demo.lanes import Lanes, lanes_for, side_by_side
 from tokenmix.errors import MixerError
+from tokenmix.lab.data import open_corpus
+from tokenmix.lab.demo.lanes import Lanes, lanes_for, side_by_side
 
 FOREVER = (time.sleep, (600.0,))
 

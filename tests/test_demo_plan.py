@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tokenmix.demo.lanes import Lanes
-from tokenmix.demo.plan import MODELS, RATES, Plan, Schedule
-from tokenmix.demo.training import LONGER, schedules, training_seconds
-from tokenmix.sweep.plan import SweepPlan
-from tokenmix.sweep.results import Results
+from tokenmix.lab.demo.lanes import Lanes
+from tokenmix.lab.demo.plan import MODELS, RATES, Plan, Schedule
+from tokenmix.lab.demo.training import LONGER, schedules, training_seconds
+from tokenmix.lab.sweep.plan import SweepPlan
+from tokenmix.lab.sweep.results import Results
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SWEEP = "aft_parts.json"

@@ -7,12 +7,12 @@ import random
 import pytest
 
 from tokenmix import MixerError
-from tokenmix.cli import main
-from tokenmix.data import Subwords, open_parallel
-from tokenmix.data.dialogues import fitted, is_dialogues, read_dialogues
-from tokenmix.recipes import RECIPES
-from tokenmix.train import evaluate_run, train, translate_run
-from tokenmix.train.pair_task import PairTask
+from tokenmix.lab.cli import main
+from tokenmix.lab.data import Subwords, open_parallel
+from tokenmix.lab.data.dialogues import fitted, is_dialogues, read_dialogues
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.train import evaluate_run, train, translate_run
+from tokenmix.lab.train.pair_task import PairTask
 
 TWO = [
     "1 your persona: i have two cats .",

@@ -10,15 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
-from tokenmix import MixerError, cli
-from tokenmix.data import Augment
-from tokenmix.data.augment import as_bytes, normalise
-from tokenmix.models import DiTConfig, build_model
-from tokenmix.models.flow import guided, noised, path_velocity, solve_flow, squared_errors
-from tokenmix.recipes import RECIPES
-from tokenmix.report import read_run, write_report
-from tokenmix.report.checks import check_page
-from tokenmix.train import (
+from page_checks import check_page
+from tokenmix import MixerError
+from tokenmix.lab import cli
+from tokenmix.lab.data import Augment
+from tokenmix.lab.data.augment import as_bytes, normalise
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.report import read_run, write_report
+from tokenmix.lab.train import (
     ImageDataConfig,
     OptimConfig,
     RunConfig,
@@ -31,9 +30,11 @@ from tokenmix.train import (
     resume,
     train,
 )
-from tokenmix.train.flow_task import BUCKETS
-from tokenmix.train.rundir import RunDir
-from tokenmix.train.tasks import open_task
+from tokenmix.lab.train.flow_task import BUCKETS
+from tokenmix.lab.train.rundir import RunDir
+from tokenmix.lab.train.tasks import open_task
+from tokenmix.models import DiTConfig, build_model
+from tokenmix.models.flow import guided, noised, path_velocity, solve_flow, squared_errors
 
 RECIPE = RECIPES["image_diffusion"]
 CONV = {"name": "aft_conv", "heads": 4, "kernel_size": 3}
@@ -210,7 +211,7 @@ def test_held_out_images_are_scored_by_time(run):
     assert score.flow_loss == pytest.approx(summary["valid_flow_loss"], rel=1e-6)
     assert list(score.by_noise) == ["0-20", "20-40", "40-60", "60-80", "80-100"]
     assert sum(score.by_noise.values()) / BUCKETS == pytest.approx(score.flow_loss)
-    from tokenmix.train.flow_task import held_out_draws
+    from tokenmix.lab.train.flow_task import held_out_draws
 
     model, found = load_run(path)
     other = open_task(replace(found, train=replace(found.train, eval_batch=20, seed=9)))

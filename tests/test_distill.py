@@ -9,8 +9,8 @@ import torch
 
 from tokenmix import MixerError
 from tokenmix.hosts import convert_vit
+from tokenmix.lab.train.teacher_loss import distill_loss, layer_outputs
 from tokenmix.models import ViTConfig, build_model
-from tokenmix.train.distill import distill_loss, layer_outputs
 
 TINY = ViTConfig(dim=16, layers=3, mixers=({"name": "attention", "heads": 2},), image_size=(12, 16), patch=4, classes=3)
 CONV = {"name": "aft_conv", "heads": 4, "kernel_size": 3}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import tokenmix
-from tokenmix.report.taxonomy import MARK, readme_table, renewed, taxonomy
+from tokenmix.lab.report.taxonomy import MARK, readme_table, renewed, taxonomy
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -77,7 +77,7 @@ def test_the_table_in_the_readme_is_that_of_the_classes():
 
 
 def test_commands_in_the_documentation_exist():
-    from tokenmix.cli.verbs import VERBS
+    from tokenmix.lab.cli.verbs import VERBS
 
     text = "\n".join(p.read_text() for p in PAGES)
     verb = r"tokenmix ([a-z]+(?:-[a-z]+)*)\b"

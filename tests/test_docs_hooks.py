@@ -12,8 +12,8 @@ from mkdocs.exceptions import PluginError
 import docs_math
 import docs_mixers
 from docs_hooks import SWEEP
+from tokenmix.lab.report.taxonomy import page_of
 from tokenmix.mixers import CORE, MIXERS
-from tokenmix.report.taxonomy import page_of
 from tokenmix.testing.skeletons import SKELETONS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -155,7 +155,7 @@ def test_the_page_of_a_mixer_has_an_equation_and_its_sources(page):
         assert said_of_paper(MIXERS[name].about.paper) in line
         assert f"][{MIXERS[name].__module__}.{MIXERS[name].__name__}]" in line
         assert f"`src/{MIXERS[name].__module__.replace('.', '/')}.py`" in line
-        assert re.search(r"\[`\w+`\]\[tokenmix\.functional\.\w+\.\w+\]", line)
+        assert re.search(r"\[`\w+`\]\[tokenmix\.(functional|contrib)\.\w+\.\w+\]", line)
         assert re.search(r"\[`\w+`\]\[tokenmix\.reference\.\w+\.\w+\]", line)
         assert f"`tests/cases.py`: `{name}" in line
 
@@ -167,7 +167,8 @@ def test_the_reference_lists_every_mixer_form_and_equation():
     for name, cls in MIXERS.items():
         assert f"| `{name}` |" in names
         assert f"::: {cls.__module__}.{cls.__name__}\n" in classes
-        assert re.search(rf"^::: tokenmix\.functional\.\w+\.{cls.form}$", forms, flags=re.MULTILINE)
+        form = cls.functional_form()
+        assert f"::: {form.__module__}.{form.__name__}\n" in forms
         assert f"::: {docs_mixers.equation_of(name)}\n" in equations
 
 

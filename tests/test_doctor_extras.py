@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-import tokenmix.cli as cli
-from tokenmix.cli import extras
+import tokenmix.lab.cli as cli
+from tokenmix.lab.cli import extras
 from tokenmix.system.torchvision import reinstall_torchvision
 
 BEYOND = "raise RuntimeError('operator torchvision::nms does not exist')\n"
@@ -34,7 +34,7 @@ def planted(folder, monkeypatch, **packages):
 
 def only(monkeypatch, extra, use):
     monkeypatch.setattr(extras, "EXTRAS", {extra: (extras.EXTRAS[extra][0], use)})
-    monkeypatch.setattr("tokenmix.cli.doctor.EXTRAS", extras.EXTRAS)
+    monkeypatch.setattr("tokenmix.lab.cli.doctor.EXTRAS", extras.EXTRAS)
 
 
 def test_an_extra_that_works_is_ok(monkeypatch):
@@ -103,7 +103,7 @@ def test_an_extra_that_hangs_is_named(monkeypatch):
 def test_what_fails_for_one_reason_is_one_line(tmp_path, monkeypatch, capsys):
     planted(tmp_path, monkeypatch, torchvision=BEYOND)
     monkeypatch.setattr(extras, "EXTRAS", {extra: (("numpy",), "import torchvision") for extra in ("vision", "hf")})
-    monkeypatch.setattr("tokenmix.cli.doctor.EXTRAS", extras.EXTRAS)
+    monkeypatch.setattr("tokenmix.lab.cli.doctor.EXTRAS", extras.EXTRAS)
     assert cli.main(["doctor"]) == 1
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("BROKEN")]
     assert line.startswith(
@@ -137,6 +137,6 @@ def test_all_extras_are_tried_and_named_in_the_readme():
     from pathlib import Path
 
     listed = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(extras.EXTRAS) == set(listed) - {"all"}
+    assert set(extras.EXTRAS) == set(listed) - {"all", "lab"}
     (line,) = [line for line in Path("README.md").read_text().splitlines() if line.startswith("The extras are")]
     assert all(f"`{extra}`" in line for extra in extras.EXTRAS)

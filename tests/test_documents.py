@@ -8,23 +8,23 @@ import pytest
 import torch
 
 from tokenmix import MixerError
-from tokenmix.cli import main
-from tokenmix.data import Subwords, open_documents, open_labelled
-from tokenmix.data.masking import corrupt_spans, mask_tokens
-from tokenmix.data.packing import PackedRows, pack
-from tokenmix.data.pair_sampler import IGNORED
-from tokenmix.data.subwords import END, MASK, PAD, SPECIAL, START
-from tokenmix.explain.runs import explain_runs
-from tokenmix.hosts.huggingface.export import export_run
+from tokenmix.lab.cli import main
+from tokenmix.lab.data import Subwords, open_documents, open_labelled
+from tokenmix.lab.data.masking import corrupt_spans, mask_tokens
+from tokenmix.lab.data.packing import PackedRows, pack
+from tokenmix.lab.data.pair_sampler import IGNORED
+from tokenmix.lab.data.subwords import END, MASK, PAD, SPECIAL, START
+from tokenmix.lab.explain.runs import explain_runs
+from tokenmix.lab.hub import export_run
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.report import write_report
+from tokenmix.lab.train import classify_run, evaluate_run, fill_run, load_run, match_data, resume, sample_run, train
+from tokenmix.lab.train.document_task import chosen_of, packed_rows
+from tokenmix.lab.train.label_task import joined
+from tokenmix.lab.train.tasks import open_task
 from tokenmix.models import LM, Encoder, EncoderConfig, LMConfig
 from tokenmix.models.looped import LoopConfig
-from tokenmix.recipes import RECIPES
-from tokenmix.report import write_report
 from tokenmix.testing.tolerances import BY_DTYPE
-from tokenmix.train import classify_run, evaluate_run, fill_run, load_run, match_data, resume, sample_run, train
-from tokenmix.train.document_task import chosen_of, packed_rows
-from tokenmix.train.label_task import joined
-from tokenmix.train.tasks import open_task
 
 WORDS = ["the", "a", "cat", "dog", "house", "green", "red", "old", "runs", "sleeps", "sees", "and", "under", "over"]
 
@@ -102,7 +102,7 @@ def test_files_of_python_are_documents():
 
 def test_docstrings_match_or_not_within_their_split(monkeypatch):
     pairs = [(f"f{i}(x): return {i}", f"Return {i}.") for i in range(2000)]
-    monkeypatch.setattr("tokenmix.data.labelled.docstring_pairs", lambda: pairs)
+    monkeypatch.setattr("tokenmix.lab.data.labelled.docstring_pairs", lambda: pairs)
     rows, labels = open_labelled("docstring_match")
     assert labels == ["other", "same"]
     own, where = dict(pairs), {said: name for name in ("train", "valid", "test") for _, said, _ in rows.split(name)}
@@ -521,14 +521,12 @@ def test_the_verbs_of_masked_models_and_classifiers(labelled, tmp_path, capsys):
     ("recipe", "changes", "words"),
     [
         ("masked", {"data.rate": 0.0}, "data.rate must be in (0, 1)"),
-        ("masked", {"data.masked": 0.9, "data.random": 0.2}, "together at most 1"),
         ("masked", {"data.max_tokens": 2}, "data.max_tokens must be in 3..model.max_len=24, got 2"),
         ("masked", {"model.classes": 2}, "is trained on data of kind 'labels'"),
         ("masked", {"data.batch_tokens": 99}, "data.packed fills train.batch_size rows"),
         ("spans", {"data.packed": True}, "which an encoder-decoder does not take"),
-        ("spans", {"data.sentinels": 0}, "data.span and data.sentinels must be at least 1"),
+        ("spans", {"data.span": 0.5}, "data.span must be at least 1"),
         ("sentences", {"model.classes": 0}, "labelled texts need model.classes"),
-        ("sentences", {"data.smoothing": 1.0}, "data.smoothing must be in [0, 1)"),
     ],
 )
 def test_options_out_of_range_are_one_clear_line(labelled, recipe, changes, words):

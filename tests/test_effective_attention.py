@@ -7,7 +7,7 @@ import torch
 
 from cases import CASES, GRIDS, forms
 from tokenmix import MixerError, build_mixer
-from tokenmix.report.pictures import attention_pictures, effective_attention
+from tokenmix.lab.report.pictures import attention_pictures, effective_attention
 
 DIM, T = 8, 9
 
@@ -52,7 +52,7 @@ def test_every_mixer_has_one_and_it_keeps_to_causality(case, causal):
 
 
 def test_jacobian_agrees_with_finite_differences():
-    from tokenmix.report.pictures import _by_jacobian
+    from tokenmix.lab.report.pictures import _by_jacobian
 
     mixer, x, _ = built("aft_simple", True)
     found, step = _by_jacobian(mixer, x, None, {}), 1e-6
@@ -67,7 +67,7 @@ def test_jacobian_agrees_with_finite_differences():
 
 
 def test_jacobian_is_the_same_in_pieces(monkeypatch):
-    from tokenmix.report import pictures
+    from tokenmix.lab.report import pictures
 
     mixer, x, _ = built("aft_forget", True)
     whole = pictures._by_jacobian(mixer, x, None, {})

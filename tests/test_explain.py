@@ -1,4 +1,4 @@
-"""`tokenmix explain`: its numbers are the model's, its page holds them, and its words exist in both languages."""
+"""`tokenmix look sentence`: its numbers are the model's, its page holds them, and its words exist in both languages."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import re
 import pytest
 import torch
 
-from tokenmix import MixerError, cli
-from tokenmix.data.grammar import sentence_pairs
-from tokenmix.explain import Explained, explain, render, runs, translation, write_page
-from tokenmix.explain.example import END, START, train_example
-from tokenmix.explain.page import LANGUAGES, SCRIPTS, array, words
+from tokenmix import MixerError
+from tokenmix.lab import cli
+from tokenmix.lab.data.grammar import sentence_pairs
+from tokenmix.lab.explain import Explained, explain, render, runs, translation, write_page
+from tokenmix.lab.explain.example import END, START, train_example
+from tokenmix.lab.explain.page import LANGUAGES, SCRIPTS, array, words
 from tokenmix.models.seq2seq import Seq2Seq, Seq2SeqConfig
 
 TEXT = "The black cat drank the milk"
@@ -215,7 +216,7 @@ def test_wrong_languages_and_large_pages_are_one_line(found, tmp_path, monkeypat
         render([found], "fr")
     with pytest.raises(MixerError, match="give at least one run"):
         render([])
-    monkeypatch.setattr("tokenmix.explain.page.LARGEST", 1000)
+    monkeypatch.setattr("tokenmix.lab.explain.page.LARGEST", 1000)
     with pytest.raises(MixerError, match="give a shorter text or fewer runs"):
         write_page([found], tmp_path / "page.html")
 
@@ -223,7 +224,7 @@ def test_wrong_languages_and_large_pages_are_one_line(found, tmp_path, monkeypat
 def test_the_verb_writes_a_page_of_several_runs(trained, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runs, "open_explainable", lambda run: trained)
     out = tmp_path / "page.html"
-    argv = ["explain", "runs/one", "runs/two", "--text", "The ball is blue", "--lang", "zh", "--out", str(out)]
+    argv = ["look", "sentence", "runs/one", "runs/two", "--text", "The ball is blue", "--lang", "zh", "--out", str(out)]
     assert cli.main(argv) == 0
     assert "one: The ball is blue -> La bola es azul" in capsys.readouterr().out
     page = out.read_text()

@@ -1,4 +1,4 @@
-"""What `tokenmix explain` tells of each family of mixers, and that its numbers are those of the mixer."""
+"""What `tokenmix look sentence` tells of each family of mixers, and that its numbers are those of the mixer."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch.nn.functional as F
 
 from test_explain_text import LENGTH, NEAR, TEXT, data_of, language_model
 from tokenmix import MIXERS, MixerError, build_mixer
-from tokenmix.explain import explain, render
-from tokenmix.explain.characters import Bytes
-from tokenmix.explain.families import family
-from tokenmix.explain.page import LANGUAGES, words
-from tokenmix.report.pictures import effective_attention
+from tokenmix.lab.explain import explain, render
+from tokenmix.lab.explain.characters import Bytes
+from tokenmix.lab.explain.families import family
+from tokenmix.lab.explain.page import LANGUAGES, words
+from tokenmix.lab.report.pictures import effective_attention
 
 
 def read_by(model, ids):

@@ -1,4 +1,4 @@
-"""`tokenmix explain` of language models and text encoders, and what it refuses."""
+"""`tokenmix look sentence` of language models and text encoders, and what it refuses."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import torch
 import torch.nn.functional as F
 
 from run_dirs import tiny_run
-from tokenmix import MixerError, cli
-from tokenmix.data.subwords import END, MASK, START, Subwords
-from tokenmix.explain import explain, render, runs, write_page
-from tokenmix.explain.characters import Bytes, Characters
-from tokenmix.explain.explained import LONGEST
+from tokenmix import MixerError
+from tokenmix.lab import cli
+from tokenmix.lab.data.subwords import END, MASK, START, Subwords
+from tokenmix.lab.explain import explain, render, runs, write_page
+from tokenmix.lab.explain.characters import Bytes, Characters
+from tokenmix.lab.explain.explained import LONGEST
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.train import load_run, train
+from tokenmix.lab.train.data_config import PairDataConfig, SyntheticDataConfig
+from tokenmix.lab.train.runs import classify_run, fill_run, sample_run
 from tokenmix.models import EncoderConfig, LMConfig, LoopConfig, build_model
-from tokenmix.recipes import RECIPES
-from tokenmix.train import load_run, train
-from tokenmix.train.data_config import PairDataConfig, SyntheticDataConfig
-from tokenmix.train.runs import classify_run, fill_run, sample_run
 
 TEXT = "To be, or not to be"
 NEAR = {"rtol": 1e-4, "atol": 1e-5}
@@ -228,7 +229,7 @@ def test_explaining_leaves_the_model_as_it_was(attention, subwords):
 def test_the_verb_explains_runs_on_text_side_by_side(tmp_path, capsys):
     dirs = [tiny_run(tmp_path, name) for name in ("attention", "local")]
     out = tmp_path / "page.html"
-    assert cli.main(["explain", *map(str, dirs), "--text", "To be, or", "--out", str(out)]) == 0
+    assert cli.main(["look", "sentence", *map(str, dirs), "--text", "To be, or", "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert "attention: To be, or -> " in said
     data = json.loads(data_of(out.read_text()))
@@ -244,7 +245,7 @@ def test_runs_that_cannot_be_explained_are_one_line(tmp_path, monkeypatch, capsy
 
     def explained_as(**changes):
         monkeypatch.setattr(runs, "load_run", lambda run: (model, type("Config", (), {**vars(config), **changes})))
-        assert cli.main(["explain", str(run), "--text", "To be", "--out", str(tmp_path / "page.html")]) == 2
+        assert cli.main(["look", "sentence", str(run), "--text", "To be", "--out", str(tmp_path / "page.html")]) == 2
         return capsys.readouterr().err.strip().splitlines()[-1]
 
     said = explained_as(model=type("Model", (), {"kind": "vit"}))

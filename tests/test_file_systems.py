@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tokenmix import MixerError
-from tokenmix.cli.host_folders import is_host_folder
+from tokenmix.lab.cli.host_folders import is_host_folder
 from tokenmix.system import files, lock
-from tokenmix.train.checkpoint import list_steps, save_checkpoint
+from tokenmix.system.checkpoint import list_steps, save_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -135,17 +135,16 @@ def test_a_full_disk_is_one_line_whatever_library_wrote(tmp_path, said):
 
 
 IN_PLACE = {
-    "report/taxonomy.py": "a page of the documentation",
-    "bench/page.py": "a page of the documentation",
-    "papers/ours.py": "a page of the documentation",
-    "papers/__main__.py": "a page of the documentation",
+    "lab/report/taxonomy.py": "a page of the documentation",
+    "lab/bench/page.py": "a page of the documentation",
+    "lab/papers/ours.py": "a page of the documentation",
+    "lab/papers/__main__.py": "a page of the documentation",
     "testing/stub.py": "a source of this library",
     "testing/new_mixer.py": "a source of this library",
     "kernels/triton/aot.py": "a kernel built by its maintainers",
-    "hosts/huggingface/export.py": "inside of a folder that is written whole",
-    "train/rundir.py": "inside of a folder that is written whole",
+    "lab/hub/export.py": "inside of a folder that is written whole",
+    "lab/train/rundir.py": "inside of a folder that is written whole",
     "system/machine.py": "a counter of the system",
-    "bench/timing.py": "a counter of the system",
 }
 """Where a file is written in place, and what it is. A full disk leaves half of such a file, or an empty one."""
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tokenmix import MixerError
-from tokenmix.recipes import RECIPES
-from tokenmix.sweep import Results, SweepPlan, compare, shortcomings
-from tokenmix.sweep.run import FLOOR, yardsticks
-from tokenmix.train.constant import BATCHES
-from tokenmix.train.tasks import open_task
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.sweep import Results, SweepPlan, compare, shortcomings
+from tokenmix.lab.sweep.run import FLOOR, yardsticks
+from tokenmix.lab.train.constant import BATCHES
+from tokenmix.lab.train.tasks import open_task
 
 ON = {
     "text": ("aft_simple", {"train.eval_bytes": 2000}),

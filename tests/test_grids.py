@@ -14,9 +14,10 @@ from torch import nn
 
 from surgery_models import IMAGES, make
 from tokenmix import MixerError
-from tokenmix.advise.inputs import inputs_of
-from tokenmix.hosts import distill, given_grid, replace_mixers, restore
+from tokenmix.hosts import given_grid, replace_mixers, restore
 from tokenmix.hosts.timm import attention_class
+from tokenmix.lab.advise.inputs import inputs_of
+from tokenmix.lab.train import distill
 from tokenmix.models import build_model
 
 CONV = {"name": "aft_conv", "heads": 4, "kernel_size": 3}

@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from run_dirs import tiny_run
-from tokenmix import MixerError, cli
-from tokenmix.data import Subwords, open_images
-from tokenmix.data.augment import eval_batches
-from tokenmix.data.subwords import END, START
-from tokenmix.hosts.huggingface import export_run
+from tokenmix import MixerError
 from tokenmix.hosts.huggingface.export import to_transformers
+from tokenmix.lab import cli
+from tokenmix.lab.data import Subwords, open_images
+from tokenmix.lab.data.augment import eval_batches
+from tokenmix.lab.data.subwords import END, START
+from tokenmix.lab.hub import export_run
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.train import ImageDataConfig, RunConfig, TrainConfig, load_run, train, translate_run
 from tokenmix.models import EncoderConfig, ImageDensityConfig, LMConfig, Seq2SeqConfig, ViTConfig, build_model, in_shell
-from tokenmix.recipes import RECIPES
-from tokenmix.train import ImageDataConfig, RunConfig, TrainConfig, load_run, train, translate_run
 
 import transformers  # isort: skip  (after the adapter, which repairs torchvision)
 
@@ -134,7 +135,7 @@ def test_a_run_of_pairs_becomes_a_folder_that_translates_alike(tmp_path):
     config = RECIPES["grammar"].config("attention")
     small = {"train.steps": 3, "model.dim": 16, "model.layers": 1, "train.eval_texts": 4}
     train(config.override(small), tmp_path / "run", verbose=False)
-    assert cli.main(["export-hf", str(tmp_path / "run"), str(tmp_path / "hf")]) == 0
+    assert cli.main(["export", str(tmp_path / "run"), str(tmp_path / "hf")]) == 0
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf")
     out = model.generate(**tokenizer(["The ball is blue"], return_tensors="pt"), max_new_tokens=24, do_sample=False)
@@ -148,7 +149,7 @@ def test_a_run_of_pairs_becomes_a_folder_that_translates_alike(tmp_path):
 @torch.no_grad()
 def test_a_run_of_text_becomes_a_folder(text_run, tmp_path, capsys):
     out = tmp_path / "mixed"
-    assert cli.main(["export-hf", str(text_run), str(out)]) == 0
+    assert cli.main(["export", str(text_run), str(out)]) == 0
     assert capsys.readouterr().out.split() == [str(out)]
     ours, _ = load_run(text_run)
     model, tokenizer = (

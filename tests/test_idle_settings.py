@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tokenmix.recipes import RECIPES
-from tokenmix.train import resume, train
-from tokenmix.train.idle_settings import idle_settings
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.train import resume, train
+from tokenmix.lab.train.idle_settings import idle_settings
 
 
 @pytest.mark.parametrize(

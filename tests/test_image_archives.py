@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from image_sets import folder
-from tokenmix.data import Bounds, open_images
-from tokenmix.data.trees import tar_tree
+from tokenmix.lab.data import Bounds, open_images
+from tokenmix.lab.data.trees import tar_tree
 
 
 @pytest.fixture(autouse=True)

@@ -324,7 +324,7 @@ def test_config_goes_to_json_and_back():
         ({"values": 0}, "values must be positive"),
         ({"channels": 0}, "channels must be positive"),
         ({"mixers": []}, "mixers is empty"),
-        ({"kind": "lm"}, "another model's"),
+        ({"kind": "lm"}, "is of kind 'image_density', got 'lm'"),
         ({"positions": "rotary"}, "rotary"),
     ],
 )

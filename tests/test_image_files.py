@@ -24,10 +24,10 @@ from PIL import Image
 
 from image_sets import cifar, folder, idx, noise, save
 from tokenmix import MixerError
-from tokenmix.data import Bounds, image_archives, open_corpus, open_images, trees
-from tokenmix.data import images as images_module
-from tokenmix.data.image_downloads import OFFICIAL
-from tokenmix.data.image_source import pil_to_tensor, read_image, tensor_to_pil, to_channels
+from tokenmix.lab.data import Bounds, image_archives, open_corpus, open_images, trees
+from tokenmix.lab.data import images as images_module
+from tokenmix.lab.data.image_downloads import OFFICIAL
+from tokenmix.lab.data.image_source import pil_to_tensor, read_image, tensor_to_pil, to_channels
 
 
 @pytest.fixture(autouse=True)
@@ -276,7 +276,7 @@ def test_the_package_needs_none_of_its_readers():
     code = """
 import sys
 sys.modules.update({name: None for name in ("numpy", "PIL", "timm", "sklearn")})
-from tokenmix import data
+from tokenmix.lab import data
 try:
     data.open_images("digits")
 except data.images.MixerError as why:

@@ -18,9 +18,9 @@ from PIL import Image
 
 from image_sets import cifar, folder, noise, save
 from tokenmix import MixerError
-from tokenmix.data import Bounds, open_images, progress
-from tokenmix.data.class_folders import split_of
-from tokenmix.data.image_source import image_endings
+from tokenmix.lab.data import Bounds, open_images, progress
+from tokenmix.lab.data.class_folders import split_of
+from tokenmix.lab.data.image_source import image_endings
 
 
 @pytest.fixture(autouse=True)
@@ -310,7 +310,7 @@ def test_long_reading_shows_its_progress(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("sizes", ["one size", "different sizes"])
 def test_a_resume_goes_by_contents_wherever_the_folder_lies(tmp_path, sizes):
-    from tokenmix.train.image_tasks import ClassifyTask
+    from tokenmix.lab.train.image_tasks import ClassifyTask
 
     class Opened(ClassifyTask):
         def __init__(self, root: Path):
@@ -337,7 +337,7 @@ def test_a_resume_goes_by_contents_wherever_the_folder_lies(tmp_path, sizes):
 
 KILLED = """
 import os, signal
-from tokenmix.data import image_cache, open_images
+from tokenmix.lab.data import image_cache, open_images
 decode, seen = image_cache._load, []
 def once(*given):
     seen.append(1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.recipes.images import IMAGENET_IMAGES, shrink
+from tokenmix.lab.train import train
 from tokenmix.models import build_model
-from tokenmix.recipes import RECIPES
-from tokenmix.recipes.images import IMAGENET_IMAGES, shrink
-from tokenmix.train import train
 
 IMAGES = {name: recipe for name, recipe in RECIPES.items() if recipe.config().data.kind == "images"}
 NOT_SMALL = {"aft_cifar10_classify": {"aft_conv_k11"}, "hydra_imagenet": set(), "aft_imagenet": set()}

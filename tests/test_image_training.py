@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from tokenmix import MixerError, cli
-from tokenmix.data import Augment, open_images
-from tokenmix.models import ImageDensityConfig, ViTConfig, build_model
-from tokenmix.report import read_run, write_report
-from tokenmix.report.checks import check_page
-from tokenmix.train import (
+from page_checks import check_page
+from tokenmix import MixerError
+from tokenmix.lab import cli
+from tokenmix.lab.data import Augment, open_images
+from tokenmix.lab.report import read_run, write_report
+from tokenmix.lab.train import (
     ImageDataConfig,
     OptimConfig,
     RunConfig,
@@ -29,8 +29,9 @@ from tokenmix.train import (
     sample_run,
     train,
 )
-from tokenmix.train.optim import Average, build_optimizers, parameter_groups
-from tokenmix.train.rundir import RunDir
+from tokenmix.lab.train.optim import Average, build_optimizers, parameter_groups
+from tokenmix.lab.train.rundir import RunDir
+from tokenmix.models import ImageDensityConfig, ViTConfig, build_model
 
 CONV = {"name": "aft_conv", "heads": 4, "kernel_size": 3}
 AUGMENT = Augment(crop="pad", pad=1, flip=0.5, erasing=0.5, mixup=0.8, cutmix=1.0, repeats=2)
@@ -136,7 +137,7 @@ def test_density_is_scored_in_bits_per_dimension(tmp_path):
     assert summary["valid_bits_per_dim"] < 8.2
     model, _ = load_run(tmp_path / "run")
     score = evaluate_run(tmp_path / "run", max_images=5, record=False)
-    from tokenmix.data import open_images, pixel_batches
+    from tokenmix.lab.data import open_images, pixel_batches
 
     tokens = next(
         iter(pixel_batches(open_images("digits").split("test"), batch_size=5, size=(8, 8), channels=1, limit=5))
@@ -180,7 +181,7 @@ def test_scores_are_those_of_the_average(tmp_path):
     at_end = lines(tmp_path / "run", "eval")[-1]
     again = evaluate_run(tmp_path / "run", split="valid", record=False)
     assert (again.top1, again.cross_entropy) == (at_end["top1"], pytest.approx(at_end["cross_entropy"], rel=1e-6))
-    from tokenmix.train.checkpoint import load_checkpoint
+    from tokenmix.system.checkpoint import load_checkpoint
 
     groups, _ = load_checkpoint(RunDir(tmp_path / "run").checkpoints, 6, "model", "ema")
     assert not torch.equal(groups["model"]["head.weight"], groups["ema"]["head.weight"])
@@ -284,7 +285,7 @@ def test_wrong_configs_are_refused(model, data, says, tmp_path):
 
 
 def test_text_and_images_do_not_mix():
-    from tokenmix.train import DataConfig
+    from tokenmix.lab.train import DataConfig
 
     with pytest.raises(MixerError, match="kind 'vit' is trained on data of kind 'images', got 'text'"):
         RunConfig(vit(), DataConfig())

@@ -17,9 +17,9 @@ import torch
 
 from image_sets import cifar, folder, idx, noise, save, tiny_imagenet
 from tokenmix import MixerError
-from tokenmix.data import cache, open_images
-from tokenmix.data.image_downloads import OFFICIAL, Official
-from tokenmix.data.images import shrunk
+from tokenmix.lab.data import cache, open_images
+from tokenmix.lab.data.image_downloads import OFFICIAL, Official
+from tokenmix.lab.data.images import shrunk
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenmix.data.inventory import Inventory, first_names
+from tokenmix.lab.data.inventory import Inventory, first_names
 
 
 def test_an_inventory_says_what_was_found_and_what_was_left_out():

@@ -26,6 +26,13 @@ def test_a_long_sum_of_equal_terms_does_not_drift():
     assert float((y - 0.1).abs().max()) < 1e-7  # 2.6e-7 with totals in float32
 
 
+def test_a_long_sum_over_all_keys_does_not_drift():
+    v = torch.full((1, 20_000, 2), 0.1).requires_grad_()
+    y = functional.aft_simple(v, torch.zeros_like(v), v, gate=None, backend="cpu")
+    (grad,) = torch.autograd.grad((y * 0.1).sum(), v)
+    assert max(float((y - 0.1).abs().max()), float((grad - 0.1).abs().max())) < 2e-6
+
+
 @pytest.mark.parametrize("pattern", ["normal", "uniform", "ramp down", "alternating"])
 def test_gradients_do_not_drift_over_a_long_sequence(pattern):
     """Products of ratios of denominators, which are all nearly 1, would be 3e-5 off here."""
@@ -63,3 +70,10 @@ def test_every_half_precision_number_is_read_and_rounded(dtype):
             backend="cpu",
         )
         assert torch.equal(y[:, :1], ((v.double() + other.double()) / 2).to(dtype))
+
+
+def test_a_gradient_too_large_for_float16_is_infinite():
+    v = torch.ones(1, 1, 1, dtype=torch.float16).requires_grad_()
+    q = torch.zeros(1, 2, 1, dtype=torch.float16)
+    y = functional.aft_simple(q, torch.zeros_like(v), v, gate=None, backend="cpu")
+    assert float(torch.autograd.grad(y, v, torch.full_like(y, 6e4))[0]) == float("inf")

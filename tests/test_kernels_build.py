@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenmix.cli.doctor import diagnose, diagnosis_text
 from tokenmix.kernels import cpu
 from tokenmix.kernels.cpu import build
+from tokenmix.lab.cli.doctor import diagnose, diagnosis_text
 
 ROOT = Path(__file__).parent.parent
 PARTS = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore", "src")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tokenmix import functional
-from tokenmix.bench.timing import peak_memory
 from tokenmix.kernels import cpu
+from tokenmix.lab.bench.timing import peak_memory
 
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="no C library here")
 B, T, D = 2, 512, 64

@@ -9,11 +9,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from kernel_mutations import STREAMS
 from nonfinite_checks import FORMS, check, check_stream, poisons
 from tokenmix import functional
 from tokenmix.kernels import cpu
@@ -22,6 +22,21 @@ from tokenmix.kernels.cpu import build
 HERE = Path(__file__).parent
 NAMES = list(build.instruction_sets())  # best first
 LESSER = NAMES[NAMES.index(str(cpu.isa())) + 1 :] if cpu.isa() in NAMES else []
+STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "aft_simple": ("aft_simple", {}),
+    "aft_local": ("aft_local", {"window": 9, "max_len": 300, "init_std": 0.5}),
+    "aft_local wide": ("aft_local", {"window": 100, "max_len": 300, "init_std": 0.5}),
+    "aft_conv": ("aft_conv", {"heads": 4, "kernel_size": 7, "reparam": False, "init_std": 1.0}),
+    "aft_full": ("aft_full", {"max_len": 300, "init_std": 0.5}),
+    "aft_forget": ("aft_forget", {"key_norm": False, "kernel_size": 1}),
+    "aft_pairs": (
+        "aft_pairs",
+        {"heads": 4, "rank": 3, "norm": False, "key_norm": False, "kernel_size": 1},
+    ),
+    "hydra": ("hydra", {}),
+    "hydra mean": ("hydra", {"feature": "mean"}),
+    "linear": ("linear", {"heads": 4}),
+}
 ROWS = [
     pytest.param(name, causal, id=f"{name}{' causal' * causal}")
     for name, form in FORMS.items()

@@ -9,7 +9,7 @@ import torch
 
 import ladder
 from tokenmix import MixerError, build_mixer
-from tokenmix.sweep.modules import load_modules
+from tokenmix.lab.sweep.modules import load_modules
 
 PARTS = ladder.opened("aft_parts")
 RECORD = json.loads(ladder.RECORD.read_text())

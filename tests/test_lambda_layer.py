@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tokenmix import MixerError, build_mixer, functional
+from tokenmix import MixerError, build_mixer, contrib
 from tokenmix.mixers.parts.token_norm import TokenBatchNorm
 
 
@@ -65,7 +65,7 @@ def test_a_window_wider_than_the_sequence_is_full_context(causal):
 def test_without_positions_every_token_gets_the_same_map():
     """The content lambda alone is one linear map for all queries: equal queries, equal outputs, wherever they stand."""
     q = torch.randn(1, 1, 6).expand(1, 5, 6)
-    y = functional.lambda_layer(q, torch.randn(1, 5, 3), torch.randn(1, 5, 4), torch.zeros(1, 3), heads=2)
+    y = contrib.lambda_layer(q, torch.randn(1, 5, 3), torch.randn(1, 5, 4), torch.zeros(1, 3), heads=2)
     torch.testing.assert_close(y, y[:, :1].expand_as(y))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tokenmix import MixerError, build_mixer, functional
+from tokenmix import MixerError, build_mixer, contrib
 
 
 def test_weights_of_the_papers_example():
@@ -39,9 +39,9 @@ def test_a_window_is_made_from_its_own_token():
 
 def test_taps_sum_to_one_over_the_window_and_not_over_the_tokens():
     """A deviation to know: as in the paper a border, or a masked token, takes its share of the softmax away."""
-    y = functional.lightconv(torch.ones(1, 7, 4), torch.zeros(2, 5))
+    y = contrib.lightconv(torch.ones(1, 7, 4), torch.zeros(2, 5))
     torch.testing.assert_close(y[0, :, 0], torch.tensor([0.6, 0.8, 1.0, 1.0, 1.0, 0.8, 0.6]))
-    masked = functional.lightconv(
+    masked = contrib.lightconv(
         torch.ones(1, 7, 4), torch.zeros(2, 5), key_mask=torch.tensor([[True, True, True, False, True, True, True]])
     )
     torch.testing.assert_close(masked[0, 2, 0], torch.tensor(0.8))
@@ -55,9 +55,9 @@ def test_causal_windows_may_be_even_and_others_not():
         with pytest.raises(MixerError, match="heads=3"):
             build_mixer(name, 8, heads=3)
     with pytest.raises(MixerError, match="odd"):
-        functional.lightconv(torch.ones(1, 7, 4), torch.zeros(2, 4))
+        contrib.lightconv(torch.ones(1, 7, 4), torch.zeros(2, 4))
     with pytest.raises(MixerError, match="kernel must be"):
-        functional.lightconv(torch.ones(1, 7, 4), torch.zeros(3, 5))
+        contrib.lightconv(torch.ones(1, 7, 4), torch.zeros(3, 5))
 
 
 def test_the_state_does_not_grow():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tokenmix import MixerError, build_mixer, functional
+from tokenmix import MixerError, build_mixer, contrib, functional
 
 
 def qkv(T: int, D: int = 8, B: int = 2) -> list[torch.Tensor]:
@@ -19,7 +19,7 @@ def test_with_identity_projections_it_is_softmax_attention(heads):
     q, k, v = qkv(9)
     one = torch.eye(9, dtype=torch.float64)[None]
     torch.testing.assert_close(
-        functional.linformer(q, k, v, one, one.expand(heads, -1, -1), heads=heads),
+        contrib.linformer(q, k, v, one, one.expand(heads, -1, -1), heads=heads),
         functional.attention(q, k, v, heads=heads),
         rtol=1e-12,
         atol=1e-12,
@@ -30,7 +30,7 @@ def test_the_operator_on_the_values_has_rank_k():
     q, k, _ = qkv(12, B=1)
     e, f = (torch.randn(1, 3, 12, dtype=torch.float64) for _ in range(2))
     v = torch.eye(12, dtype=torch.float64)[None]
-    operator = functional.linformer(
+    operator = contrib.linformer(
         torch.cat([q, torch.zeros(1, 12, 4, dtype=torch.float64)], -1), torch.cat([k, k[..., :4]], -1), v, e, f, heads=1
     )[0]
     assert torch.linalg.matrix_rank(operator, rtol=1e-9) == 3

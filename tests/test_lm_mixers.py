@@ -12,12 +12,12 @@ from torch import nn
 from cases import CASES, GRIDS
 from perturb import perturb_mixers
 from tokenmix import MIXERS, aux_losses
-from tokenmix.data import Sampler, open_corpus
+from tokenmix.lab.data import Sampler, open_corpus
+from tokenmix.lab.train import DataConfig, OptimConfig, RunConfig, TrainConfig, evaluate, resume, train
+from tokenmix.lab.train.optim import build_optimizers, learning_rate, set_rates
 from tokenmix.models import LM, LMConfig
+from tokenmix.system.checkpoint import load_checkpoint
 from tokenmix.testing.tolerances import BY_DTYPE
-from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, evaluate, resume, train
-from tokenmix.train.checkpoint import load_checkpoint
-from tokenmix.train.optim import build_optimizers, learning_rate, set_rates
 
 MAX_LEN, LENGTH, PAST = 40, 30, 13
 CUTS = (1, 8, 10, 23)

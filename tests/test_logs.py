@@ -14,14 +14,15 @@ import pytest
 
 import kill_nine
 from run_dirs import SPECS
-from tokenmix import MixerError, cli
-from tokenmix.data.metrics_csv import append_csv, write_csv
+from tokenmix import MixerError
+from tokenmix.lab import cli
+from tokenmix.lab.data.metrics_csv import append_csv, write_csv
+from tokenmix.lab.train import DataConfig, RunConfig, TrainConfig, evaluate_run, resume, train
+from tokenmix.lab.train.loop import Trainer
+from tokenmix.lab.train.rundir import RunDir
+from tokenmix.lab.train.sinks import wait_for_later_name
 from tokenmix.models import LMConfig
 from tokenmix.system.lock import locked, look
-from tokenmix.train import DataConfig, RunConfig, TrainConfig, evaluate_run, resume, train
-from tokenmix.train.loop import Trainer
-from tokenmix.train.rundir import RunDir
-from tokenmix.train.sinks import wait_for_later_name
 
 TIMING = {"seconds", "tokens_per_s", "peak_mib", "eval_seconds"}
 
@@ -155,8 +156,8 @@ def test_tensorboard_shows_lines_and_samples(whole):
 def test_tensorboard_shows_images(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from tokenmix.train.image_tasks import write_grid
-    from tokenmix.train.sinks import TensorBoard
+    from tokenmix.lab.train.image_tasks import write_grid
+    from tokenmix.lab.train.sinks import TensorBoard
 
     torch = pytest.importorskip("torch")
     run = RunDir(tmp_path)
@@ -187,7 +188,7 @@ def test_an_evaluation_afterwards_is_a_row_too(run):
 
 
 def test_a_full_disk_under_the_table_is_one_clear_error(text, tmp_path, monkeypatch):
-    from tokenmix.train import sinks
+    from tokenmix.lab.train import sinks
 
     def full(*args):
         raise OSError(28, "No space left on device", str(tmp_path / "run" / "metrics.csv"))
@@ -251,7 +252,7 @@ def test_the_flags_are_shorthands_of_fields(text, tmp_path):
 
 
 def test_sigkill_leaves_logs_that_can_be_read(text, tmp_path):
-    from tokenmix.report.watch import Watch
+    from tokenmix.lab.report.watch import Watch
 
     out = tmp_path / "run"
     small = ["--model.dim", "8", "--model.layers", "1", "--model.max_len", "16", "--data.seq_len", "16"]

@@ -11,15 +11,15 @@ import torch
 from safetensors.torch import load_file
 
 from image_sets import folder, noise
-from tokenmix import MixerError, cli
-from tokenmix.data import Augment, ImageSampler, long_tail_counts, long_tailed, open_images
-from tokenmix.data.long_tail import class_counts, shots_of
-from tokenmix.models import ViTConfig
-from tokenmix.recipes import RECIPES
-from tokenmix.report import read_run
-from tokenmix.report.figures import loss_curves
-from tokenmix.report.tables import summary_table
-from tokenmix.train import (
+from tokenmix import MixerError
+from tokenmix.lab import cli
+from tokenmix.lab.data import Augment, ImageSampler, long_tail_counts, long_tailed, open_images
+from tokenmix.lab.data.long_tail import class_counts, shots_of
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.report import read_run
+from tokenmix.lab.report.figures import loss_curves
+from tokenmix.lab.report.tables import summary_table
+from tokenmix.lab.train import (
     CLASS_LOSSES,
     ClassLoss,
     ImageDataConfig,
@@ -31,8 +31,9 @@ from tokenmix.train import (
     resume,
     train,
 )
-from tokenmix.train.rundir import RunDir
-from tokenmix.train.tasks import open_task
+from tokenmix.lab.train.rundir import RunDir
+from tokenmix.lab.train.tasks import open_task
+from tokenmix.models import ViTConfig
 
 DIGITS = 142  # training images of the class 0
 TOTALS = {(10, 100): 12_406, (10, 10): 20_431, (100, 100): 10_847, (100, 10): 19_573}
@@ -137,7 +138,6 @@ def test_sets_without_a_tail_are_refused(tmp_path):
         ({"valid": 0.0}, "data.valid must be a positive"),
         ({"loss": "balanced"}, "data.loss='balanced' is unknown; nearest: balanced_bce"),
         ({"loss": "bce", "loss_tau": 2.0}, "data.loss_tau=2.0 belongs to data.loss 'balanced_cross_entropy' or"),
-        ({"loss": "bce", "loss_shift": 2.0}, "data.loss_shift=2.0 belongs to data.loss='balanced_bce', got 'bce'"),
         ({"loss": "balanced_bce", "loss_tau": -1.0}, "data.loss_tau must be finite and >= 0"),
     ],
 )
@@ -156,7 +156,7 @@ def test_a_density_model_has_no_other_loss():
 # The equations, one number at a time.
 
 
-def literal(name, z, y, n, tau, shift):
+def literal(name, z, y, n, tau):
     """The loss of one batch in float64: logits z and targets y as (B, C), images of each class n."""
     total = torch.zeros((), dtype=torch.float64)
     images, classes = sum(n), len(n)
@@ -170,7 +170,7 @@ def literal(name, z, y, n, tau, shift):
             total = total - sum(y[b, c] * torch.log(torch.exp(z[b, c] + bias[c]) / below) for c in range(classes))
             continue
         for c in range(classes):
-            bias = tau * (np.log(pi[c]) - np.log(1 - pi[c]) + shift) if name == "balanced_bce" else 0.0
+            bias = tau * (np.log(pi[c]) - np.log(1 - pi[c])) if name == "balanced_bce" else 0.0
             p = 1 / (1 + torch.exp(-(z[b, c] + bias)))
             term = -(y[b, c] * torch.log(p) + (1 - y[b, c]) * torch.log(1 - p))
             total = total + term * (weights[c] if name == "class_balanced_bce" else 1.0)
@@ -196,15 +196,15 @@ def targets(kind):
 def test_a_loss_is_its_equation_and_so_is_its_gradient(name, kind):
     given, y = targets(kind)
     z = torch.randn(6, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3
-    tau, shift = (1.05 if name.startswith("balanced") else 1.0), (np.log(5) if name == "balanced_bce" else 0.0)
+    tau = 1.05 if name.startswith("balanced") else 1.0
     ours, theirs = z.clone().requires_grad_(), z.clone().requires_grad_()
-    loss = ClassLoss(name, COUNTS, tau=tau, shift=shift)(ours, given)
-    want = literal(name, theirs, y, COUNTS, tau, shift)
+    loss = ClassLoss(name, COUNTS, tau=tau)(ours, given)
+    want = literal(name, theirs, y, COUNTS, tau)
     loss.backward()
     want.backward()
     assert loss.item() == pytest.approx(want.item(), rel=1e-12)
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-13)
-    single = ClassLoss(name, COUNTS, tau=tau, shift=shift)(z.float(), given if kind == "labels" else given.float())
+    single = ClassLoss(name, COUNTS, tau=tau)(z.float(), given if kind == "labels" else given.float())
     assert single.dtype == torch.float32
     assert single.item() == pytest.approx(want.item(), rel=1e-5)
 
@@ -246,7 +246,7 @@ def test_the_loss_of_training_sees_the_classes_of_the_subset():
     x, y = task.batch(0)
     z = torch.randn(8, 10, dtype=torch.float64)
     assert y.shape == (8, 10)
-    assert task.loss(z, y).item() == pytest.approx(literal("balanced_bce", z, y.double(), counts, 1.05, 0).item())
+    assert task.loss(z, y).item() == pytest.approx(literal("balanced_bce", z, y.double(), counts, 1.05).item())
     assert isinstance(task.sampler, ImageSampler)
 
 
@@ -305,7 +305,7 @@ def test_runs_with_different_losses_share_their_accuracy_but_not_their_loss(tmp_
     assert all(f"{name} " in accuracy[0] for name in "ab")
     pytest.importorskip("plotext")
     capsys.readouterr()
-    assert cli.main(["watch", str(tmp_path), "--once"]) == 0
+    assert cli.main(["report", "--watch", str(tmp_path), "--once"]) == 0
     shown = capsys.readouterr().out
     assert "training loss, balanced BCE in nats, smoothed; points: valid cross-entropy\n" in shown
     assert "training loss, cross-entropy in nats, smoothed; points: validation\n" in shown
@@ -321,7 +321,7 @@ def test_a_stopped_run_goes_on_with_the_same_images(tmp_path):
     assert all(torch.equal(whole[k], parts[k]) for k in whole)
     file = tmp_path / "parts" / "config.json"
     changed = json.loads(file.read_text())
-    changed["data"]["subset_seed"] = 1
+    changed["data"]["long_tail"] = 30.0
     file.write_text(json.dumps(changed))
     with pytest.raises(MixerError, match="the images digits changed since this run began"):
         resume(tmp_path / "parts")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from ledger import printed
 from tokenmix import MixerError, use_backend
 from tokenmix.models import (
     LM,
@@ -27,8 +28,8 @@ from tokenmix.models import (
     build_model,
     macs,
 )
-from tokenmix.papers.pvt import GIGA
 
+GIGA = {name: number for name, number in printed("pvt", "Multiply-accumulates").items() if name in MODELS}
 ATTENTION = ({"name": "attention", "heads": 2},)
 PVT = tuple({"name": "spatial_reduction", "heads": 2, "ratio": r} for r in (4, 2, 2, 1))
 HYDRA = {  # image: G of attention, its share in %, G of Hydra, saving in %; patches, 12 blocks and head of DeiT-B
@@ -88,8 +89,6 @@ def small(kind):
             mixers=mixers,
             image_size=(32, 48),
             classes=3,
-            token_dim=8,
-            token_slots=5,
             token_mixer=token_mixer,
         )
     )

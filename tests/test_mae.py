@@ -11,18 +11,16 @@ import torch
 from PIL import Image
 
 from cases import BOTH_WAYS, CASES
-from tokenmix import MixerError, cli
-from tokenmix.data import Augment, long_tail_counts
-from tokenmix.data.masking import draws_of, kept_patches
-from tokenmix.models import MAE, EncoderConfig, MAEConfig, ViTConfig, build_model, masked_autoencoder
-from tokenmix.models.mae import hidden_patches, images_of, kept_count, patches_of, pixel_loss, pixel_targets
-from tokenmix.positions.grid import sincos
-from tokenmix.recipes import RECIPES
-from tokenmix.report import write_report
-from tokenmix.report.reconstructions import enlarged, reconstruction_pictures
-from tokenmix.report.runs import read_run
-from tokenmix.report.tables import summary_table
-from tokenmix.train import (
+from tokenmix import MixerError
+from tokenmix.lab import cli
+from tokenmix.lab.data import Augment, long_tail_counts
+from tokenmix.lab.data.masking import draws_of, kept_patches
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.report import write_report
+from tokenmix.lab.report.reconstructions import enlarged, reconstruction_pictures
+from tokenmix.lab.report.runs import read_run
+from tokenmix.lab.report.tables import summary_table
+from tokenmix.lab.train import (
     ImageDataConfig,
     OptimConfig,
     RunConfig,
@@ -33,10 +31,13 @@ from tokenmix.train import (
     resume,
     train,
 )
-from tokenmix.train.init_from import start_from
-from tokenmix.train.optim import build_optimizers, parameter_groups, set_rates
-from tokenmix.train.rundir import RunDir
-from tokenmix.train.tasks import open_task
+from tokenmix.lab.train.init_from import start_from
+from tokenmix.lab.train.optim import build_optimizers, parameter_groups, set_rates
+from tokenmix.lab.train.rundir import RunDir
+from tokenmix.lab.train.tasks import open_task
+from tokenmix.models import MAE, EncoderConfig, MAEConfig, ViTConfig, build_model, masked_autoencoder
+from tokenmix.models.mae import hidden_patches, images_of, kept_count, patches_of, pixel_loss, pixel_targets
+from tokenmix.positions.grid import sincos
 
 ATTENTION = {"name": "attention", "heads": 2}
 DECODER = {"decoder_dim": 8, "decoder_layers": 1, "decoder_mixers": (ATTENTION,)}
@@ -445,7 +446,7 @@ def test_pages_and_files_show_reconstructions(pretrained, tmp_path):
     assert page.index("Reconstructions") < page.index("Token norms")
     assert "12 of 16 patches hidden; mean squared error" in page
     Image.new("L", (20, 20), 90).save(tmp_path / "grey.png")
-    command = ["pictures", str(pretrained), str(tmp_path / "grey.png"), "--out", str(tmp_path / "drawn")]
+    command = ["look", "images", str(pretrained), str(tmp_path / "grey.png"), "--out", str(tmp_path / "drawn")]
     assert cli.main(command) == 0
     assert (tmp_path / "drawn" / "reconstructions.png").is_file()
 

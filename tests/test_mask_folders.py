@@ -11,8 +11,8 @@ from PIL import Image, ImageOps
 
 from image_sets import noise, save
 from tokenmix import MixerError
-from tokenmix.data import open_masks
-from tokenmix.data.pair_sampler import IGNORED
+from tokenmix.lab.data import open_masks
+from tokenmix.lab.data.pair_sampler import IGNORED
 
 
 def values(*size: int, of: tuple[int, ...] = (0, 1, 2), seed: int = 0) -> np.ndarray:

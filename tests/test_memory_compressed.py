@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cases import subject_of
-from tokenmix import build_mixer, functional, state_bytes
+from tokenmix import build_mixer, contrib, functional, state_bytes
 from tokenmix.testing import PROMISES
 
 
@@ -34,7 +34,7 @@ def same(a, b):
 def test_a_block_of_one_with_identity_is_softmax_attention(causal):
     q, k, v = qkv(9)
     one, zero = torch.eye(8, dtype=torch.float64)[..., None], torch.zeros(8, dtype=torch.float64)
-    y = functional.memory_compressed(q, k, v, (one, one, zero, zero), heads=2, block=1, causal=causal)
+    y = contrib.memory_compressed(q, k, v, (one, one, zero, zero), heads=2, block=1, causal=causal)
     same(y, functional.attention(q, k, v, heads=2, causal=causal))
 
 
@@ -43,7 +43,7 @@ def test_one_local_block_is_softmax_attention(causal):
     q, k, v = qkv(9)
     for block in (9, 50):
         same(
-            functional.memory_compressed(q, k, v, heads=2, block=block, mode="local", causal=causal),
+            contrib.memory_compressed(q, k, v, heads=2, block=block, mode="local", causal=causal),
             functional.attention(q, k, v, heads=2, causal=causal),
         )
 
@@ -56,7 +56,7 @@ def test_compression_is_torchs_strided_convolution(T):
     for a, w, b in zip((k, v), weights[:2], weights[2:], strict=True):
         full = torch.nn.functional.pad(a.mT, (0, -T % 3))
         short.append(torch.nn.functional.conv1d(full, w, b, stride=3).mT)
-    same(functional.memory_compressed(q, k, v, weights, heads=2, block=3), functional.attention(q, *short, heads=2))
+    same(contrib.memory_compressed(q, k, v, weights, heads=2, block=3), functional.attention(q, *short, heads=2))
 
 
 @pytest.mark.parametrize("promise", ["past_reaches_present", "token_before_reaches"])
@@ -72,7 +72,7 @@ def test_causal_tokens_see_whole_blocks_before_their_own():
     """
     q, k, v = qkv(9)
     weights = tuple(w.requires_grad_() for w in conv(3))
-    y = functional.memory_compressed(q, k, v, weights, heads=2, block=3, causal=True)
+    y = contrib.memory_compressed(q, k, v, weights, heads=2, block=3, causal=True)
     assert all((g == 0).all() for g in torch.autograd.grad(y[:, :3].square().sum(), weights, retain_graph=True))
     same(y[:, :3], functional.attention(q[:, :3], k[:, :3], v[:, :3], heads=2, causal=True))
     cells = [

@@ -16,10 +16,10 @@ import torch
 import docs_mixers
 from mixer_figures import FOLDER, LINE, PATTERN_OPTIONS, PATTERNS, RESULTS, TOKENS, attended, maps_of, reach, spec_of
 from mixer_sketches import OPTIONS, OTHER_SIZES, SIZES, flow, legend, said, svg
+from tokenmix.lab.report.taxonomy import page_of
 from tokenmix.mixers import CORE, MIXERS, build_mixer
 from tokenmix.mixers.facts import mixer_options
 from tokenmix.models import LMConfig, build_model
-from tokenmix.report.taxonomy import page_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs/mixers"

@@ -6,13 +6,13 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from page_checks import check_page
 from run_dirs import tiny_run
+from tokenmix.lab.report import mixtures as module
+from tokenmix.lab.report import write_report
+from tokenmix.lab.report.mixtures import READABLE, Mixture, mixture_pictures, mixture_table, mixtures
+from tokenmix.lab.train import load_run
 from tokenmix.models import LMConfig, Seq2SeqConfig, build_model
-from tokenmix.report import mixtures as module
-from tokenmix.report import write_report
-from tokenmix.report.checks import check_page
-from tokenmix.report.mixtures import READABLE, Mixture, mixture_pictures, mixture_table, mixtures
-from tokenmix.train import load_run
 
 THREE = {"name": "synthesizer_mixture", "parts": ["random", "dense", "attention"], "heads": 2}
 GATED = {"name": "synthesizer_mixture", "parts": ["attention", "dense", "random"], "join": "gated", "heads": 2}

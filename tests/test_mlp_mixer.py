@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tokenmix import MixerError, build_mixer, functional
+from tokenmix import MixerError, build_mixer, contrib
 from tokenmix.testing import inputs
 
 
@@ -42,7 +42,7 @@ def test_float32_is_exact_relative_to_the_terms():
     w1, b1, w2, b2 = (a.double() for a in weights)
     for name, x in inputs.adversarial_keys((1, 150, 8), size=100.0).items():
         x = x.float()
-        y, exact = functional.mlp_mixer(x, *weights), functional.mlp_mixer(x.double(), w1, b1, w2, b2)
+        y, exact = contrib.mlp_mixer(x, *weights), contrib.mlp_mixer(x.double(), w1, b1, w2, b2)
         sizes = w2.abs() @ (w1.abs() @ x.double().abs() + b1.abs()[:, None]) + b2.abs()[:, None]
         assert float(((y - exact).abs() / sizes).max()) < 1e-6, name
 
@@ -51,7 +51,7 @@ def test_there_is_no_causal_form():
     with pytest.raises(MixerError, match="no causal form"):
         build_mixer("mlp_mixer", 8, max_len=12, causal=True)
     with pytest.raises(MixerError, match="no causal form"):
-        functional.mlp_mixer(*(torch.ones(s) for s in ((1, 4, 8), (3, 4), (3,), (4, 3), (4,))), causal=True)
+        contrib.mlp_mixer(*(torch.ones(s) for s in ((1, 4, 8), (3, 4), (3,), (4, 3), (4,))), causal=True)
 
 
 def test_resize():
@@ -139,7 +139,7 @@ class TestRandomSynthesizerContainsLinearTokenMixing:
         torch.manual_seed(0)
         w1, w2, x = torch.rand(5, 9).double(), torch.rand(9, 5).double(), torch.randn(1, 9, 4).double()
         b1 = torch.full((5,), 50.0, dtype=torch.float64)
-        y = functional.mlp_mixer(x, w1, b1, w2, -(w2 @ b1))
+        y = contrib.mlp_mixer(x, w1, b1, w2, -(w2 @ b1))
         W = w2 @ w1
         scale = W.sum(-1, keepdim=True)
         torch.testing.assert_close(y, scale * self.synthesizer(W.log()[None], [1.0], 4)(x))

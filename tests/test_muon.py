@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from tokenmix.lab.train import DataConfig, OptimConfig, RunConfig, TrainConfig, load_run, resume, train
+from tokenmix.lab.train.config import SCHEDULES
+from tokenmix.lab.train.muon import Muon, orthogonalized
+from tokenmix.lab.train.optim import build_optimizers, learning_rate, parameter_roles
 from tokenmix.models import LM, LMConfig, in_shell
-from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, load_run, resume, train
-from tokenmix.train.config import SCHEDULES
-from tokenmix.train.muon import Muon, orthogonalized
-from tokenmix.train.optim import build_optimizers, learning_rate, parameter_roles
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 MIXED = (

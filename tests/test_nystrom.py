@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tokenmix import build_mixer, functional
-from tokenmix.functional.nystrom import inverse, segments
+from tokenmix import build_mixer, contrib, functional
+from tokenmix.contrib.nystrom import inverse, segments
 
 
 def qkv(T: int, D: int = 8, B: int = 2, size: float = 1.0) -> list[torch.Tensor]:
@@ -26,7 +26,7 @@ def test_with_a_landmark_per_token_it_approaches_softmax_attention(m):
     q, k, v = qkv(9, size=2.0)
     want = functional.attention(q, k, v, heads=2)
     errors = [
-        float((functional.nystrom(q, k, v, NONE, heads=2, landmarks=m, iterations=n) - want).abs().max())
+        float((contrib.nystrom(q, k, v, NONE, heads=2, landmarks=m, iterations=n) - want).abs().max())
         for n in (2, 6, 12, 30)
     ]
     assert errors[-1] < 1e-9
@@ -36,7 +36,7 @@ def test_with_a_landmark_per_token_it_approaches_softmax_attention(m):
 def test_a_row_shorter_than_the_landmarks_gets_one_for_each_token():
     q, k, v = qkv(9, size=2.0)
     mask = torch.arange(9) < torch.tensor([[9], [4]])
-    y = functional.nystrom(q, k, v, NONE, heads=2, landmarks=9, iterations=30, key_mask=mask)
+    y = contrib.nystrom(q, k, v, NONE, heads=2, landmarks=9, iterations=30, key_mask=mask)
     torch.testing.assert_close(
         y[1, :4], functional.attention(q[1:, :4], k[1:, :4], v[1:, :4], heads=2)[0], rtol=1e-9, atol=1e-9
     )
@@ -73,7 +73,7 @@ def test_the_inverse_is_the_pseudo_inverse_and_each_matrix_has_its_own_start():
 def test_the_skip_is_a_depthwise_convolution_of_the_values():
     q, k, v = qkv(11)
     taps = torch.randn(2, 5, dtype=torch.float64)
-    plain, more = (functional.nystrom(q, k, v, t, heads=2, landmarks=3) for t in (NONE, taps))
+    plain, more = (contrib.nystrom(q, k, v, t, heads=2, landmarks=3) for t in (NONE, taps))
     want = torch.nn.functional.conv1d(v.mT, taps.repeat_interleave(4, 0)[:, None], padding=2, groups=8).mT
     torch.testing.assert_close(more - plain, want, rtol=1e-10, atol=1e-10)
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tokenmix import MixerError, build_mixer, functional
+from tokenmix.lab.train.sparsity import head_penalties, one_hot_penalty
 from tokenmix.models import ViTConfig, build_model
 from tokenmix.models.one_hot import OneHotConv, aft_one_hot, largest_taps, sources, to_gather
-from tokenmix.train.sparsity import head_penalties, one_hot_penalty
 
 DIM, HEADS = 8, 4
 

@@ -11,13 +11,13 @@ import torch
 
 from image_sets import noise, save
 from tokenmix import MixerError
-from tokenmix.advise.loading import load_host
-from tokenmix.anatomy.loading import open_subject
-from tokenmix.data.point_files import read_points
 from tokenmix.hosts.huggingface.require import check_transformers
+from tokenmix.lab.advise.loading import load_host
+from tokenmix.lab.anatomy.loading import open_subject
+from tokenmix.lab.data.point_files import read_points
+from tokenmix.lab.report import draw_pictures
+from tokenmix.lab.train.task import check_unchanged
 from tokenmix.models import ViT, ViTConfig
-from tokenmix.report import draw_pictures
-from tokenmix.train.task import check_unchanged
 
 
 def refused(work) -> str:

@@ -15,11 +15,12 @@ import torch
 
 from cases import CASES, FIRST, GRIDS
 from perturb import perturb_mixers
-from tokenmix import MIXERS, Mixer, MixerError, build_mixer, cli
+from tokenmix import MIXERS, Mixer, MixerError, build_mixer
 from tokenmix.export import OnnxModel, export_onnx, export_program
 from tokenmix.export.dynamic_shapes import Sizes
 from tokenmix.export.inputs import find_port
 from tokenmix.export.onnx_model import difference
+from tokenmix.lab import cli
 from tokenmix.mixers import CORE
 from tokenmix.models import LM, DiTConfig, LMConfig, LoopConfig, build_model
 from tokenmix.testing.subject import perturb
@@ -338,11 +339,9 @@ def test_verb(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setitem(MODELS, "tiny", LMConfig(dim=8, max_len=6, mixers=({"name": "hydra"},), vocab=5))
     assert named.MODELS is MODELS
-    assert cli.main(["export-onnx", "tiny", str(tmp_path / "m.onnx"), "--decode", "--json"]) == 0, (
-        capsys.readouterr().err
-    )
+    assert cli.main(["export", "tiny", str(tmp_path / "m.onnx"), "--decode", "--json"]) == 0, capsys.readouterr().err
     found = json.loads(capsys.readouterr().out)
     assert found["difference"] < 1e-4
     assert list(found["inputs"])[0] == "tokens"
-    assert cli.main(["export-onnx", "nothing", str(tmp_path / "n.onnx")]) == 2
+    assert cli.main(["export", "nothing", str(tmp_path / "n.onnx")]) == 2
     assert "neither a directory nor the name of a model" in capsys.readouterr().err

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from tokenmix import build_mixer
-from tokenmix.cli.entry import main
 from tokenmix.errors import MixerError
+from tokenmix.lab.cli.entry import main
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.train import loop, train
 from tokenmix.models import LMConfig, build_model
-from tokenmix.recipes import RECIPES
 from tokenmix.system.memory import lack_of_memory
-from tokenmix.train import loop, train
 
 SMALL = {"dim": 8, "layers": 1, "max_len": 16, "mixers": ({"name": "aft_simple"},)}
 HUGE: list[dict[str, Any]] = [{"mlp_ratio": 1e13}, {"mlp_ratio": 1e300}, {"max_len": 10**13}, {"vocab": 10**13}]
@@ -101,7 +101,7 @@ def test_memory_that_ends_in_a_run_says_what_is_saved(tmp_path: Path, monkeypatc
 def test_every_verb_says_it_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tokenmix.cli.library.ListAll.run", lambda self: torch.empty(2**50))
+    monkeypatch.setattr("tokenmix.lab.cli.library.ListAll.run", lambda self: torch.empty(2**50))
     assert main(["list"]) == 2
     assert capsys.readouterr().err == "error: list: out of memory, asked for 4 PiB at once; give smaller sizes.\n"
     with pytest.raises(RuntimeError, match="allocate memory"):
@@ -109,6 +109,6 @@ def test_every_verb_says_it_in_one_line(
 
 
 def test_a_bug_is_no_error_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmix.cli.library.ListAll.run", lambda self: int("x"))
+    monkeypatch.setattr("tokenmix.lab.cli.library.ListAll.run", lambda self: int("x"))
     with pytest.raises(ValueError, match="invalid literal"):
         main(["list"])

@@ -12,7 +12,7 @@ import torch
 
 from own_mixer import WeighedMean
 from tokenmix import MIXERS, MixerError, build_mixer, register_mixer
-from tokenmix.cli import main
+from tokenmix.lab.cli import main
 
 NAME = "weighed_mean"
 SPEC = {"name": NAME, "floor": 0.25}
@@ -131,9 +131,9 @@ def test_it_is_exported(tmp_path):
 
 
 def test_a_run_with_it_is_reported(tmp_path, monkeypatch):
-    from tokenmix.report import write_report
-    from tokenmix.train import train
-    from tokenmix.train.config import RunConfig
+    from tokenmix.lab.report import write_report
+    from tokenmix.lab.train import train
+    from tokenmix.lab.train.config import RunConfig
 
     text = tmp_path / "text"
     text.write_bytes(bytes(range(32, 122)) * 60)

@@ -12,7 +12,7 @@ import torch
 
 import tokenmix.mixers
 from tokenmix import MixerError
-from tokenmix.cli import main
+from tokenmix.lab.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/adding-a-mixer.md").read_text()

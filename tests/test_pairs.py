@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from tokenmix import MixerError
-from tokenmix.cli import main
-from tokenmix.data import Subwords, open_parallel
-from tokenmix.data.docstrings import docstring_pairs
-from tokenmix.data.grammar import sentence_pairs
-from tokenmix.data.pair_sampler import IGNORED, LengthBuckets, pair_batch
-from tokenmix.data.subwords import END, PAD, SPECIAL, START
-from tokenmix.recipes import RECIPES
-from tokenmix.report import write_report
-from tokenmix.train import evaluate_run, load_run, resume, train, translate_run
-from tokenmix.train.pair_task import PairTask, measured
-from tokenmix.train.rundir import RunDir
+from tokenmix.lab.cli import main
+from tokenmix.lab.data import Subwords, open_parallel
+from tokenmix.lab.data.docstrings import docstring_pairs
+from tokenmix.lab.data.grammar import sentence_pairs
+from tokenmix.lab.data.pair_sampler import IGNORED, LengthBuckets, pair_batch
+from tokenmix.lab.data.subwords import END, PAD, SPECIAL, START
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.report import write_report
+from tokenmix.lab.train import evaluate_run, load_run, resume, train, translate_run
+from tokenmix.lab.train.pair_task import PairTask, measured
+from tokenmix.lab.train.rundir import RunDir
 
 LINES = {"en": ["a cat", "a dog runs", "the house"], "de": ["eine Katze", "ein Hund läuft", "das Haus"]}
 

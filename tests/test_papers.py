@@ -11,10 +11,11 @@ import pytest
 import torch
 import tyro
 
+from ledger import printed
 from tokenmix import MixerError
-from tokenmix.cli.entry import main, take_overrides
-from tokenmix.cli.verbs import VERBS
-from tokenmix.papers import (
+from tokenmix.lab.cli.entry import main, take_overrides
+from tokenmix.lab.cli.verbs import OLD_VERBS, VERBS
+from tokenmix.lab.papers import (
     PAPERS,
     VERDICTS,
     Trial,
@@ -28,11 +29,12 @@ from tokenmix.papers import (
     recorded,
     written,
 )
-from tokenmix.papers.aft import TABLE_7, TABLE_8
-from tokenmix.papers.page import page
-from tokenmix.recipes import RECIPES, find_recipe
-from tokenmix.sweep.plan import SweepPlan, run_key
-from tokenmix.sweep.results import Results
+from tokenmix.lab.papers.identities import equal
+from tokenmix.lab.papers.load import SOURCES, read_paper, read_papers
+from tokenmix.lab.papers.page import page
+from tokenmix.lab.recipes import RECIPES, find_recipe
+from tokenmix.lab.sweep.plan import SweepPlan, run_key
+from tokenmix.lab.sweep.results import Results
 
 ROOT = Path(__file__).parents[1]
 CLAIMS = [(paper, claim) for paper in PAPERS.values() for claim in paper.claims]
@@ -74,8 +76,8 @@ def test_a_verdict_follows_from_the_numbers():
         "contradicted",
         "not yet",
     )
-    assert replace(number, measure=None).verdict(5.717) == "not yet"
-    assert {number.without for _, _, number in NUMBERS} <= set(VERDICTS)
+    assert replace(number, compute="").verdict(5.717) == "not yet"
+    assert {number.untested for _, _, number in NUMBERS} <= set(VERDICTS)
 
 
 @pytest.mark.parametrize(
@@ -122,13 +124,13 @@ def test_every_claim_says_something_and_no_two_numbers_share_a_name():
         assert claim.says.endswith("."), (paper.key, claim.section)
     for paper in PAPERS.values():
         assert len(paper.numbers()) == sum(len(claim.numbers) for claim in paper.claims)
-        assert set(recorded(paper)) == {key for key, number in paper.numbers().items() if number.measure is not None}
+        assert set(recorded(paper)) == {key for key, number in paper.numbers().items() if number.compute}
 
 
 @pytest.mark.parametrize(("paper", "claim"), CLAIMS, ids=lambda x: getattr(x, "key", None) or x.section)
 def test_code_is_found(paper, claim):
     if not claim.code:
-        assert all(n.without == "not built yet" or n.measure is not None for n in claim.numbers), "names no code"
+        assert all(n.untested == "not built yet" or n.compute for n in claim.numbers), "names no code"
         return
     file, line = located(claim.code)
     text = (ROOT / "src" / file).read_text().splitlines()
@@ -137,7 +139,7 @@ def test_code_is_found(paper, claim):
 
 
 def test_a_path_to_nothing_is_refused():
-    with pytest.raises((MixerError, AttributeError)):
+    with pytest.raises(MixerError, match="'functional.hydra.hydrant' names nothing in tokenmix; nearest: hydra"):
         located("functional.hydra.hydrant")
 
 
@@ -158,7 +160,7 @@ def test_commands_parse(command):
 def test_the_command_of_a_computed_number_prints_it_or_trains_its_model():
     """`tokenmix list --cost 4096` printed costs at one length, from which no growth can be read."""
     for paper, claim in CLAIMS:
-        if any(number.measure is not None for number in claim.numbers):
+        if any(number.compute for number in claim.numbers):
             words = shlex.split(paper.command(claim))
             prints = words == ["tokenmix", "paper", paper.key, "--section", claim.section, "--run"]
             assert prints or words[1] == "train", claim.section
@@ -229,20 +231,20 @@ def test_small_models_decide_by_the_protocol(scores, verdict, tmp_path, monkeypa
 
 def test_recipes_print_what_the_table_prints():
     rows = RECIPES["aft_imagenet"].rows
-    for name, printed, _ in TABLE_7:
-        assert rows[f"table7/{name}"].printed["parameters_m"] == float(printed)
-    eighth = {name: float(printed) for name, printed, _ in TABLE_8}
+    for name, number in printed("aft", "Table 7, parameters").items():
+        assert rows[f"table7/{name}"].printed["parameters_m"] == float(number)
+    eighth = {name: float(number) for name, number in printed("aft", "Table 8, parameters").items()}
     assert rows["table8/deit_base_384"].printed["parameters_m"] == eighth["deit_base_384"]
     assert rows["table8/aft_conv_random"].printed["parameters_m"] == eighth["aft_conv_base384_k25_h32"]
 
 
 def test_the_list_names_every_source(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    assert main(["papers"]) == 0
+    assert main(["paper"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == list(PAPERS)
     assert max(map(len, lines)) <= 100
-    assert main(["papers", "--json"]) == 0
+    assert main(["paper", "--json"]) == 0
     found = {entry["key"]: entry for entry in json.loads(capsys.readouterr().out)}
     assert found["livt"]["verdicts"] == {
         "confirmed": 5,
@@ -269,3 +271,91 @@ def test_wrong_names_are_refused(capsys):
         find_paper("hydar")
     assert main(["paper", "aft", "--section", "Tabel 7"]) == 2
     assert "paper aft has no section 'Tabel 7'; nearest: Table 7" in capsys.readouterr().err
+    assert main(["paper", "--run"]) == 2
+    assert "paper: --run needs a KEY, one of aft, hydra" in capsys.readouterr().err
+    assert OLD_VERBS["papers"] == "paper"
+
+
+SOURCE = """\
+title = "A paper"
+order = 1
+[[claim]]
+section = "Eq. 1"
+says = "It counts."
+trials = [{ sweep = "addition", row = "a", claimed = "better", against = "b" }]
+[[claim.numbers]]
+name = "parameters"
+printed = "5.7"
+compute = "counts.parameters"
+args = { model = "deit_tiny" }
+[[claim.numbers]]
+untested = "not built yet"
+[claim.numbers.rows]
+"a score" = "81.6"
+"another" = { printed = "82", unit = "%" }
+"""
+
+
+def test_a_data_file_is_read(tmp_path):
+    (tmp_path / "mine.toml").write_text(SOURCE)
+    (claim,) = read_papers(tmp_path)["mine"].claims
+    assert [(n.name, n.printed, n.unit, n.untested) for n in claim.numbers] == [
+        ("parameters", "5.7", "", "not yet"),
+        ("a score", "81.6", "", "not built yet"),
+        ("another", "82", "%", "not built yet"),
+    ]
+    assert claim.numbers[0].function(**claim.numbers[0].args) == 5_717_416
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("order = 1", "order = ", "mine.toml is no TOML file: Invalid value"),
+        ("order = 1", 'order = "1"', "mine.toml.order must be an int, got '1'"),
+        ("order = 1\n", "", "mine.toml needs the field 'order'"),
+        ("order = 1", "order = 1\nclaim = 2", "mine.toml"),
+        ('says = "It', 'say = "It', r"mine.toml, claim 1 \(Eq. 1\) has no field 'say'; nearest: says"),
+        ('says = "It counts."\n', "", r"mine.toml, claim 1 \(Eq. 1\) needs the field 'says'"),
+        ('"better"', '"bigger"', r"mine.toml, claim 1 .*trials.claimed is 'bigger'; nearest: better"),
+        ('printed = "5.7"', "printed = 5.7", "mine.toml, .*number parameters.printed must be a str, got 5.7"),
+        ('printed = "5.7"', 'printd = "5.7"', "mine.toml, .*number parameters has no field 'printd'; nearest: printed"),
+        ('name = "parameters"\n', "", r"mine.toml, .*needs one of name, rows and recipe, got \[\]"),
+        ("counts.param", "counts.parm", "mine.toml, .*parameters.compute: .*names nothing .*nearest: parameters"),
+        ("model =", "modle =", "mine.toml, .*number parameters.args do not fit counts.parameters: .*'model'"),
+        ('"not built yet"', '"unbuilt"', "mine.toml, .*number a score.untested is 'unbuilt'; "),
+        ('"81.6"', "81.6", "mine.toml, .*number a score.printed must be a str, got 81.6"),
+        ('unit = "%"', "unti = 3", "mine.toml, .*number another has no field 'unti'; nearest: unit"),
+        ('"another"', '"parameters"', "mine.toml has two numbers of the name 'Eq. 1: parameters'; rename one"),
+        ('[claim.numbers.rows]\n"a score" = "81.6"', 'rows = ["81.6"]\n[x]', "mine.toml, .*rows must be a table"),
+        (
+            '[claim.numbers.rows]\n"a score" = "81.6"\n"another" = { printed = "82", unit = "%" }',
+            'recipe = { name = "aft_imagenet", fields = ["top2"] }',
+            "mine.toml, .*recipe: no row of aft_imagenet begins with '' and has its fields",
+        ),
+        (
+            '[claim.numbers.rows]\n"a score" = "81.6"\n"another" = { printed = "82", unit = "%" }',
+            'recipe = { name = "aft_imagnet", fields = ["top1"] }',
+            "mine.toml, .*recipe: there is no recipe 'aft_imagnet'; nearest: aft_imagenet",
+        ),
+    ],
+)
+def test_a_damaged_data_file_is_refused_in_one_line(old, new, message, tmp_path):
+    assert SOURCE.count(old) >= 1
+    (tmp_path / "mine.toml").write_text(SOURCE.replace(old, new, 1))
+    with pytest.raises(MixerError, match=message) as refused:
+        read_paper(tmp_path / "mine.toml")
+    assert "\n" not in str(refused.value)
+
+
+def test_data_files_are_beside_the_code():
+    assert SOURCES.is_relative_to(Path(ours.__file__).parent)
+    assert {file.stem for file in SOURCES.iterdir()} == set(PAPERS)
+
+
+def test_equality_of_forms_notices_a_difference_and_an_unknown_input():
+    form = "functional.aft.aft_local"
+    given = {"inputs": {"w": "T T"}, "window": 3}
+    assert equal(form, "reference.aft.aft_local", **given) == "equal"
+    assert equal(form, "functional.aft.aft_full", **given).startswith("off by ")
+    with pytest.raises(MixerError, match="neither .* has a parameter widow"):
+        equal(form, "reference.aft.aft_local", widow=3)

@@ -12,8 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from tokenmix import MixerError, build_mixer, functional, reference, state_bytes
-from tokenmix.functional.patterns_global import random_choice
+from tokenmix import MixerError, build_mixer, contrib, functional, reference, state_bytes
+from tokenmix.contrib.patterns_bigbird import random_choice
 
 PATTERNS = {
     "local": {"window": 16},
@@ -42,7 +42,9 @@ def seen(name: str, T: int, *, heads: int = 1, **options) -> list[list[set[int]]
     """
     q, v = torch.zeros(1, T, heads * T), torch.eye(T).repeat(1, heads)[None]
     args = (q, q, v) if name != "longformer" else (q, q, v, q, q, v)
-    y = getattr(functional, name)(*args, heads=heads, **options)[0].unflatten(-1, (heads, T))
+    y = getattr(functional if name == "local" else contrib, name)(*args, heads=heads, **options)[0].unflatten(
+        -1, (heads, T)
+    )
     return [[set(torch.nonzero(y[t, h]).flatten().tolist()) for t in range(T)] for h in range(heads)]
 
 
@@ -330,13 +332,11 @@ def test_functional_forms_refuse_what_does_not_fit():
     for call in (
         lambda: functional.local(q, k, v, window=2, heads=3),
         lambda: functional.local(q, k, v, window=2, heads=2, outside="all"),
-        lambda: functional.strided(q, k[:, :4], v[:, :4], stride=2, heads=2),
-        lambda: functional.strided(q, k, v, stride=2, heads=1),
-        lambda: functional.fixed(q, k, v, stride=2, columns=3, heads=2),
-        lambda: functional.longformer(q, k, v, q, k, v, reach=1, dilation=[1], global_tokens=1, heads=2),
-        lambda: functional.bigbird(
-            q, k, v, block=2, window_blocks=2, random_blocks=1, global_blocks=1, seed=0, heads=2
-        ),
+        lambda: contrib.strided(q, k[:, :4], v[:, :4], stride=2, heads=2),
+        lambda: contrib.strided(q, k, v, stride=2, heads=1),
+        lambda: contrib.fixed(q, k, v, stride=2, columns=3, heads=2),
+        lambda: contrib.longformer(q, k, v, q, k, v, reach=1, dilation=[1], global_tokens=1, heads=2),
+        lambda: contrib.bigbird(q, k, v, block=2, window_blocks=2, random_blocks=1, global_blocks=1, seed=0, heads=2),
     ):
         with pytest.raises(MixerError):
             call()

@@ -7,7 +7,7 @@ import math
 import torch
 
 import tokenmix
-from tokenmix.functional import pct_attention
+from tokenmix.contrib import pct_attention
 
 
 def literal(q, k, v, x, scale=1.0):

@@ -7,8 +7,8 @@ import torch
 
 from image_sets import pixels_split, smooth_files
 from tokenmix import MixerError
-from tokenmix.data import Augment, ImageSplit, PixelSampler, from_pixels, pixel_batches, to_pixels
-from tokenmix.data import augment_ops as ops
+from tokenmix.lab.data import Augment, ImageSplit, PixelSampler, from_pixels, pixel_batches, to_pixels
+from tokenmix.lab.data import augment_ops as ops
 
 
 @pytest.fixture

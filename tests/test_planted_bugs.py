@@ -1,636 +1,494 @@
-"""Plant bugs in digits, samplers, loops, ranks, flows and tasks on texts, points and images; a named test notices each.
+"""Plant bugs while the program runs, and see them noticed: every promise and every kernel can fail.
 
-Each is patched into a copy of the library, on which the test runs in a process of its own and must fail by comparison.
+A bug replaces a method, a function or a kernel of the library by one that is wrong; ``planted_bugs.py`` says how.
+
+| kind | what is wrong |
+|---|---|
+| values and gradients | a window, a detached value, a second derivative, a row without keys |
+| who sees whom | a later token, a masked one, padding, positions of another row, another row of the batch |
+| numbers | overflow, NaN that spreads or disappears |
+| shapes and layouts | a dtype, an empty batch, one token, strides, packed sequences |
+| states and segments | a ring, a counter, a state that is shared, kept, too long or not checked, a merge |
+| torch | compilation, export, traces, copies, the meta device, autocast, defaults, checkpoints, hooks |
+| refusals | options, waivers, masks that are ignored or converted |
+| kernels | each kernel in C: its tiles, rows, masks and gradients, and the steps of a stream |
+| around the mixers | ranks; caches and surgery, packed texts, the loss (``test_planted_bugs_extras.py``) |
+
+Bugs that only a sanitizer can see are in ``test_sanitizers.py``.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import importlib
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from forked import HERE, copied, plant, run_pytest
+import test_kernels_decode
+import test_kernels_tokenwise
+import test_parallel
+from planted_bugs import (
+    Bug,
+    Kernel,
+    attribute,
+    check,
+    form,
+    function,
+    method,
+    name_of,
+    new_states,
+    outputs,
+    replace,
+    result,
+)
+from test_contract_backends import subject32
 
 
-class Bug(NamedTuple):
-    """Replace ``old`` by ``new`` in one file of the library; ``test`` in ``tests/<suite>.py`` must then fail."""
+def options_by_place(patch: pytest.MonkeyPatch, cls: Any) -> None:
+    right = cls.__init__
 
-    name: str
-    file: str
-    old: str
-    new: str
-    suite: str
-    test: str
+    def __init__(self: Any, dim: int, causal: bool = False) -> None:
+        right(self, dim, causal=causal)
+
+    patch.setattr(cls, "__init__", __init__)
 
 
+def true_is_one(patch: pytest.MonkeyPatch, cls: Any) -> None:
+    def wrong(right: Any, cls: Any, *given: Any, rank: Any = 64, **options: Any) -> Any:
+        return right(cls, *given, rank=1 if rank is True else rank, **options)
+
+    replace(patch, type(cls), "__call__", wrong)
+
+
+def a_factor_without_a_buffer(patch: pytest.MonkeyPatch, cls: Any) -> None:
+    def wrong(right: Any, self: Any, *given: Any, **options: Any) -> None:
+        right(self, *given, **options)
+        self.factor = torch.rand(())
+
+    replace(patch, cls, "__init__", wrong)
+    replace(patch, cls, "forward", lambda right, self, *given, **options: self.factor * right(self, *given, **options))
+
+
+def states_kept_by_the_layer(patch: pytest.MonkeyPatch, cls: Any) -> None:
+    def begin(right: Any, mixer: Any, *given: Any, **options: Any) -> Any:
+        mixer.last = None
+        return right(mixer, *given, **options)
+
+    def extend(right: Any, mixer: Any, x: Tensor, state: Any, **options: Any) -> Any:
+        known = mixer.last is not None and len(mixer.last[0]) == len(x)
+        y, mixer.last = right(mixer, x, mixer.last if known else state, **options)
+        return y, mixer.last
+
+    replace(patch, cls, "init_state", begin)
+    replace(patch, cls, "extend", extend)
+
+
+def longer_by_the_batch(before: Any, after: Any, x: Tensor) -> Any:
+    def longer(a: Tensor) -> Tensor:
+        return torch.cat([a.new_zeros(len(a), len(x), *a.shape[2:]), a], 1) if a.ndim > 1 else a
+
+    return type(after)(*map(longer, after))
+
+
+def a_merge_that_forgets(patch: pytest.MonkeyPatch, cls: Any) -> None:
+    patch.setattr(type(cls(8, causal=True).init_state(1)), "merge_with", lambda self, later: later)
+
+
+def without_hooks(right: Any, mixer: Any, x: Tensor, state: Any, **options: Any) -> Any:
+    hooks = dict(mixer._forward_pre_hooks)
+    mixer._forward_pre_hooks.clear()
+    try:
+        return right(mixer, x, state, **options)
+    finally:
+        mixer._forward_pre_hooks.update(hooks)
+
+
+def any_masks(
+    right: Any, mixer: Any, x: Tensor, *given: Any, key_mask: Any = None, attn_mask: Any = None, **options: Any
+) -> Any:
+    return right(mixer, x, *given, key_mask=None if key_mask is None else key_mask.bool(), **options)
+
+
+def as_if_dense(right: Any, mixer: Any, x: Tensor, *given: Any, **options: Any) -> Any:
+    if x.stride(0):  # an expanded batch has no memory for it
+        x = x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride())
+    return right(mixer, x, *given, **options)
+
+
+def never_again(patch: pytest.MonkeyPatch, cls: Any) -> None:
+    patch.setattr(importlib.import_module(cls.__module__), "recomputing", lambda: False)
+
+
+def second_derivatives_are_cut(y: Tensor) -> Tensor:
+    if y.requires_grad:
+        y.register_hook(lambda g: None if g is None else g.detach())
+    return y
+
+
+def a_later_token(right: Any, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, **options: Any) -> Tensor:
+    if causal:
+        mask = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril(1)
+        given = options.pop("attn_mask", None)
+        options["attn_mask"] = mask if given is None else mask & given
+    return right(q, k, v, causal=False, **options)
+
+
+def never_nothing(right: Any, *given: Any, key_mask: Tensor | None = None, **options: Any) -> Tensor:
+    if key_mask is not None:
+        key_mask = key_mask | ~key_mask.any(1, keepdim=True)
+    return right(*given, key_mask=key_mask, **options)
+
+
+def a_lost_key(right: Any, q: Any, new: Any, kept: Any, far: Any, *given: Any, **options: Any) -> Any:
+    y, ring, _ = right(q, new, kept, far, *given, **options)
+    return y, ring, far
+
+
+def keys_overflow(right: Any, q: Any, k: Tensor, *given: Any, **options: Any) -> Any:
+    y, *kept = right(q, k, *given, **options)
+    return y.masked_fill((k > 88).any(1, keepdim=True), float("nan")), *kept
+
+
+TOKENWISE = test_kernels_tokenwise.test_equal_the_eager_forms_in_float64
+SIZE = {"size": (2, 70, 3, 18), "dtype": torch.float32}
 BUGS = [
+    # values and gradients
     Bug(
-        "a stream keeps turned keys for a bias that reads them before",
-        "mixers/attention.py",
-        "return isinstance(self.bias, ContentPositions) and isinstance(self.positions, RotaryPositions)",
-        "return False",
-        "test_shift_invariance",
-        "test_attention_depends_on_distances and cope",
+        "a window one too wide",
+        form(lambda right, *given, window, **options: right(*given, window=window + 1, **options)),
+        ("equals_reference",),
+        "aft_local-3",
     ),
     Bug(
-        "logits of NaN and inf make tokens",
-        "models/sampling.py",
-        "return logits.amax(-1).isfinite()",
-        "return logits.amax(-1) > -float('inf')",
-        "test_generation_refusals",
-        "test_which_logits_are_refused",
+        "values get no gradient",
+        form(lambda right, q, k, v, **options: right(q, k, v.detach(), **options)),
+        ("every_parameter_learns",),
+        "aft_simple",
     ),
     Bug(
-        "the offset of Abacus stays at test time",
-        "positions/digits.py",
-        "if self.training and self.max_offset > 1:",
-        "if self.max_offset > 1:",
-        "test_digit_positions",
-        "test_offsets_move_digits_in_training_alone",
+        "second derivatives are cut",
+        form(result(second_derivatives_are_cut)),
+        ("differentiable_twice",),
+        "aft_simple",
     ),
     Bug(
-        "Abacus moves what is no digit",
-        "positions/digits.py",
-        "offset if self.separators_move else torch.where(places > 0, offset, 0)",
-        "offset",
-        "test_digit_positions",
-        "test_offsets_move_digits_in_training_alone",
+        "a row with nothing to attend gets the mean",
+        form(never_nothing),
+        ("nothing_to_attend", "pairs_with_nothing_to_attend"),
+        "attention",
     ),
+    # who sees whom
     Bug(
-        "a stream forgets that it is inside a number",
-        "models/lm.py",
-        "before = run[0] if run else",
-        "before = run[0] * 0 if run else",
-        "test_digit_positions",
-        "test_streams_in_any_cuts_equal_the_whole",
+        "a token sees the next one",
+        form(a_later_token),
+        ("future_cannot_reach_past", "attn_mask_equals_causal"),
+        "attention",
+        causal=True,
     ),
     Bug(
-        "padding counts as a digit",
-        "positions/digits.py",
-        "counted = valid & ~digit, valid.long().cumsum(1)",
-        "counted = valid & ~digit, torch.ones_like(valid).long().cumsum(1)",
-        "test_digit_positions",
-        "test_places_equal_those_of_a_loop_with_padding_and_any_start",
+        "a token sees itself alone",
+        form(lambda right, q, k, v, **options: torch.sigmoid(q) * v),
+        ("past_reaches_present", "token_before_reaches"),
+        "aft_simple",
+        causal=True,
     ),
     Bug(
-        "positions are sampled in evaluation",
-        "models/lm.py",
-        "if self.training and self.config.sample_positions is not None:",
-        "if self.config.sample_positions is not None:",
-        "test_digit_positions",
-        "test_a_model_samples_in_training_alone_and_tells_its_mixers",
+        "padding on the left counts as positions",
+        function("tokenmix.mixers.state", "default_positions", lambda right, B, T, mask, at: right(B, T, None, at)),
+        ("padded_equals_shorter",),
+        "aft_full",
     ),
     Bug(
-        "the input is injected before the first pass alone",
-        "models/looped.py",
-        "return s + x if self.mix is None",
-        "return s + x * (s is x) if self.mix is None",
-        "test_digit_positions",
-        "test_passes_are_the_blocks_stacked",
+        "all rows have the positions of the first",
+        method(
+            "functional_args",
+            lambda right, *given, positions, **options: right(
+                *given, positions=None if positions is None else positions[:1].expand_as(positions), **options
+            ),
+        ),
+        ("subset_equals_masked",),
+        "aft_full",
     ),
+    # numbers
     Bug(
-        "a stream does not inject",
-        "models/trunk.py",
-        "self.blocks[n].extend(s if self.loop is None else self.loop.inject(s, x, n), old, **given)",
-        "self.blocks[n].extend(s, old, **given)",
-        "test_digit_positions",
-        "test_streams_in_any_cuts_equal_the_whole",
+        "what may not be attended is multiplied by 0",
+        form(lambda right, q, k, v, **options: right(q, k, v, **options) + 0 * v.sum()),
+        ("non_finite_is_honest", "gradients_of_non_finite_are_honest"),
+        "linear",
+        causal=True,
     ),
+    # shapes and layouts
     Bug(
-        "a sum without its carries",
-        "data/characters.py",
-        "total = sums[:, column] + carry",
-        "total = sums[:, column]",
-        "test_characters",
-        "test_rows_of_a_size_say_what_is_true",
+        "outputs are float32",
+        outputs(lambda y, x: y.float()),
+        ("keeps_shape", "changes_dtype"),
+        "aft_simple",
     ),
     Bug(
-        "a sort that is not stable among digits",
-        "data/characters.py",
-        "order = order.gather(1, key.argsort(dim=1, stable=True))",
-        "order = key.argsort(dim=1, stable=True)",
-        "test_characters",
-        "test_rows_of_a_size_say_what_is_true",
+        "a batch of no rows gives one",
+        outputs(lambda y, x: y if len(x) else y.new_zeros(1, *y.shape[1:])),
+        ("empty_batch",),
+        "hydra",
     ),
+    Bug("the input is read as if dense", method("forward", as_if_dense), ("any_strides",), "hydra"),
     Bug(
-        "a decoder reads the padding of its source",
-        "models/blocks.py",
-        "crossed = self.cross(asked, context, key_mask=context_mask,",
-        "crossed = self.cross(asked, context, key_mask=None,",
-        "test_seq2seq",
-        "test_padding_on_either_side_changes_nothing",
+        "packed sequences see each other",
+        method("forward_packed", lambda right, mixer, x, ends: mixer(x[None])[0]),
+        ("packed_equals_separate",),
+        "aft_simple",
     ),
+    # states and segments
     Bug(
-        "a streaming decoder reads the padding of its source",
-        "models/blocks.py",
-        "context=context, context_mask=context_mask))",
-        "context=context))",
-        "test_seq2seq",
-        "test_a_streamed_target_equals_the_whole",
+        "tokens that leave the window are lost",
+        new_states(lambda before, after, x: after._replace(m=before.m, num=before.num, den=before.den)),
+        ("streaming_equals_parallel",),
+        "aft_local-3",
+        causal=True,
     ),
     Bug(
-        "beams keep the states of other targets",
-        "models/seq2seq.py",
-        "self.state = reorder(self.state, index)",
-        "self.state = reorder(self.state, index.sort().values)",
-        "test_seq2seq",
-        "test_beams_of_states_are_those_of_targets_read_again",
+        "all rows stand where the first does",
+        new_states(lambda before, after, x: after._replace(position=after.position[:1].expand(len(x)))),
+        ("rows_at_different_positions",),
+        "aft_full",
+        causal=True,
     ),
     Bug(
-        "a beam search forgets the length",
-        "models/beam.py",
-        "Found(float(best[i, j]) / length**self.penalty, written)",
-        "Found(float(best[i, j]), written)",
-        "test_seq2seq",
-        "test_a_wide_beam_finds_what_a_search_of_everything_finds",
+        "a layer goes on from the state that it made last",
+        states_kept_by_the_layer,
+        ("state_is_a_value", "reorder_picks_rows"),
+        "hydra",
+        causal=True,
     ),
     Bug(
-        "the sums of a beam are those of its step",
-        "models/beam.py",
-        "(sums[..., None] + logs)",
-        "(sums[..., None].clamp_min(-1e30).sign() + logs)",
-        "test_seq2seq",
-        "test_a_wide_beam_finds_what_a_search_of_everything_finds",
+        "a history is longer by the number of rows",
+        new_states(longer_by_the_batch),
+        ("state_bytes_counts",),
+        "aft_full",
+        causal=True,
     ),
     Bug(
-        "padding of a target is to be predicted",
-        "data/pair_sampler.py",
-        "said.masked_fill(~target_mask, IGNORED)",
-        "said",
-        "test_pairs",
-        "test_a_batch_begins_targets_and_ends_both",
+        "states are not checked",
+        function("tokenmix.mixers.base", "checked_state", lambda right, mixer, x, state: state),
+        ("states_take_other_floats", "refuses_foreign_states", "refuses_other_devices"),
+        "attention",
+        causal=True,
+        backend="eager",
     ),
     Bug(
-        "parts of a batch weigh alike, whatever they hold",
-        "train/loop.py",
-        "(self.task.weight(y) / all_targets)",
-        "(1 / parts)",
-        "test_pairs",
-        "test_accumulation_gives_the_same_step",
+        "a merge forgets what came before",
+        a_merge_that_forgets,
+        ("merge_joins_stretches", "segments_compose", "gradients_of_segments"),
+        "aft_simple",
+        causal=True,
     ),
     Bug(
-        "rows of one length come in one order for ever",
-        "data/pair_sampler.py",
-        "manual_seed(mix64(self._key(epoch)) & MASK)",
-        "manual_seed(0)",
-        "test_pairs",
-        "test_every_epoch_visits_each_row_once_within_the_limits",
+        "a context is read from its end",
+        method(
+            "forward",
+            lambda right, mixer, x, context=None, **options: right(
+                mixer, x, None if context is None else context.flip(1), **options
+            ),
+        ),
+        ("context_streams", "context_of_itself"),
+        "aft_full",
     ),
+    # torch
     Bug(
-        "packed texts see each other",
-        "models/trunk.py",
-        "starts = starts.clone()\n        starts[:, :1] = True",
-        "starts = torch.zeros_like(starts)\n        starts[:, :1] = True",
-        "test_documents",
-        "test_packed_texts_do_not_see_each_other",
+        "a trace takes any length",
+        attribute("fixed_when_traced", False),
+        ("right_or_refused_when_traced",),
+        "image_local",
     ),
     Bug(
-        "positions of packed texts count on",
-        "models/trunk.py",
-        "return index - torch.where(starts, index, 0).cummax(1).values, ends.int()",
-        "return index, ends.int()",
-        "test_documents",
-        "test_packed_texts_do_not_see_each_other",
+        "a factor is neither parameter nor buffer",
+        a_factor_without_a_buffer,
+        ("copies", "state_dict_round_trip"),
+        "aft_simple",
     ),
     Bug(
-        "tokens of a word are masked one by one",
-        "data/masking.py",
-        "draws[0][rows, word].masked_fill",
-        "draws[0].masked_fill",
-        "test_documents",
-        "test_whole_words_are_masked_together_and_special_tokens_never",
+        "a mixer's own parameters are not initialised again",
+        method("reset_parameters", lambda right, mixer: [child.reset_parameters() for child in mixer.children()]),
+        ("builds_on_meta",),
+        "aft_conv",
     ),
     Bug(
-        "padding is masked",
-        "train/document_task.py",
-        "            tokens >= len(SPECIAL),\n            draws,",
-        "            tokens >= 0,\n            draws,",
-        "test_documents",
-        "test_no_mask_falls_on_what_is_not_text",
+        "autocast reaches into the forms",
+        function("tokenmix.kernels.precision", "casting", lambda right, device: False),
+        ("runs_under_autocast",),
+        "transformer_xl",
     ),
     Bug(
-        "a packed model predicts the start of the next text",
-        "train/document_task.py",
-        "nothing = starts | (tokens == PAD)",
-        "nothing = tokens == PAD",
-        "test_documents",
-        "test_a_packed_language_model_predicts_no_start_of_the_next_text",
+        "a constant has the program's default dtype and device",
+        outputs(lambda y, x: y * torch.full((1,), 1 / 3).to(y.dtype)),
+        ("same_under_another_default_dtype", "same_under_another_default_device"),
+        "hydra",
     ),
     Bug(
-        "every span has the same sentinel",
-        "data/masking.py",
-        "source += [*tokens[at : at + kept], sentinel]",
-        "source += [*tokens[at : at + kept], sentinels[0]]",
-        "test_documents",
-        "test_spans_and_the_rest_are_the_text_again",
+        "centroids move again when a pass is computed again",
+        never_again,
+        ("checkpointing_changes_nothing",),
+        "routing",
+        causal=True,
     ),
+    Bug("hooks do not see extend", method("extend", without_hooks), ("hooks_see_every_call",), "hydra", causal=True),
+    # refusals
+    Bug("options may be given by place", options_by_place, ("options_are_json",), "hydra"),
+    Bug("True counts as a rank of 1", true_is_one, ("refuses_wrong_options",), "aft_full"),
     Bug(
-        "the shorter text of a pair is cut",
-        "train/label_task.py",
-        "longest = sizes.index(max(sizes))",
-        "longest = sizes.index(min(size for size in sizes if size))",
-        "test_documents",
-        "test_of_a_pair_the_longer_text_is_cut",
+        "causality is waived",
+        attribute("waivers", {"future_cannot_reach_past": "it is faster"}),
+        ("declares_waivers",),
+        "hydra",
     ),
     Bug(
-        "outliers are sought before the first layer",
-        "anatomy/outliers.py",
-        "last = norms.patches[-1]",
-        "last = norms.patches[0]",
-        "test_anatomy",
-        "test_planted_outliers_show_in_all_measures",
+        "masks are taken whatever they are",
+        method("forward", any_masks),
+        ("refuses_what_it_cannot", "refuses_wrong_inputs"),
+        "hydra",
     ),
+    # modules from outside
     Bug(
-        "a random token is any token",
-        "anatomy/probes.py",
-        "draws.masked_fill(~mask, -1.0).argmax(1)",
-        "draws.argmax(1)",
-        "test_anatomy",
-        "test_a_random_token_is_one_that_is_marked",
+        "the last of an odd number of tokens is left out",
+        outputs(lambda y, x: y[:, : x.shape[1] // 2 * 2]),
+        ("any_length",),
+        "Mean",
     ),
+    Bug("there is noise in evaluation", outputs(lambda y, x: y + 0.01 * torch.randn_like(y)), ("same_twice",), "Mean"),
     Bug(
-        "outliers and others are compared on other images",
-        "anatomy/probes.py",
-        "used = having if outliers else torch.ones_like(having)",
-        "used = having | ~mask.any(1) if outliers else torch.ones_like(having)",
-        "test_anatomy",
-        "test_the_class_is_found_in_the_tokens_that_hold_it",
+        "an exponential overflows",
+        outputs(lambda y, x: y * torch.exp(x.abs().amax()).clamp_min(1.0)),
+        ("finite_at_large_inputs",),
+        "Mean",
     ),
     Bug(
-        "the penalty of a ridge does not grow with the tokens",
-        "anatomy/probes.py",
-        "gram.diagonal().add_(strength * n)",
-        "gram.diagonal().add_(strength)",
-        "test_anatomy",
-        "test_ridge_is_that_of_scikit_learn",
+        "a mask is ignored",
+        method("forward", lambda right, mixer, x, key_padding_mask=None: right(mixer, x)),
+        ("mask_hides_padding",),
+        "Mean",
     ),
+    # around the mixers
     Bug(
-        "a seed resembles the most patches",
-        "anatomy/lost.py",
-        "order = degrees.argsort(stable=True)",
-        "order = (-degrees).argsort(stable=True)",
-        "test_anatomy",
-        "test_lost_is_its_steps_by_hand",
+        "what a rank hears of the tokens before its own is 0",
+        function("tokenmix.parallel.program", "newest_halo", result(lambda halo: halo._replace(x=0 * halo.x))),
+        test=test_parallel.test_equals_one_process,
+        given={"case": "aft_forget"},
     ),
+]
+KERNEL_BUGS = [
     Bug(
-        "an object has parts that are not connected",
-        "anatomy/lost.py",
-        "mask = connected(alike.view(grid), (seed // columns, seed % columns))",
-        "mask = alike.view(grid)",
-        "test_anatomy",
-        "test_lost_finds_a_planted_object",
+        "keys above 88 overflow",
+        Kernel(
+            "aft_simple",
+            "forward",
+            keys_overflow,
+        ),
+        ("finite_at_large_keys", "accurate_on_adversarial_keys"),
+        "aft_simple",
+        subject=subject32,
     ),
     Bug(
-        "smoothness counts each pair once and divides by two of them",
-        "anatomy/looks.py",
-        "/ (pairs * squares)",
-        "/ (2 * pairs * squares)",
-        "test_anatomy",
-        "test_smoothness_is_morans_i",
+        "masked tokens count and decay",
+        Kernel("aft_forget", "forward", lambda right, q, k, v, d, mask, **options: right(q, k, v, d, None, **options)),
+        ("masked_keys_have_no_influence",),
+        "aft_forget",
+        causal=True,
+        subject=subject32,
     ),
     Bug(
-        "queries of timm are read before their norm",
-        "anatomy/theirs.py",
-        "q, k = module.q_norm(q), module.k_norm(k)",
-        "q, k = q, module.k_norm(k)",
-        "test_anatomy",
-        "test_attention_of_timm_and_transformers_is_their_own",
+        "logits of keys get no gradient",
+        Kernel("aft_pairs", "backward", result(torch.zeros_like, 4)),
+        ("equals_reference",),
+        "aft_pairs",
+        causal=True,
+        subject=subject32,
     ),
     Bug(
-        "farthest points forget those chosen before the last",
-        "models/point_sampling.py",
-        "distance = nearest",
-        "distance = (points - picked(points, last)).square().sum(-1)",
-        "test_points",
-        "test_farthest_points_are_those_of_a_literal_form",
+        "a row of a tile sees the next one",
+        Kernel("aft_full", "forward", result(lambda y: y + 0.01 * y.roll(-1, 1), 0)),
+        ("future_cannot_reach_past",),
+        "aft_full",
+        causal=True,
+        subject=subject32,
     ),
     Bug(
-        "farthest points begin at the first point",
-        "models/point_sampling.py",
-        "last = distance.argmax(1, keepdim=True)",
-        "last = distance.argmax(1, keepdim=True) * bool(chosen)",
-        "test_points",
-        "test_the_classifier_does_not_depend_on_the_order_of_the_points",
+        "the last token of a band is left out",
+        Kernel("aft_band", "forward", result(lambda y: y.index_fill(1, torch.tensor([y.shape[1] - 1]), 0.0), 0)),
+        ("one_token",),
+        "aft_local-3",
+        subject=subject32,
     ),
     Bug(
-        "neighbours are not seen from their centre",
-        "models/points.py",
-        "pairs = torch.cat([near - own, own], -1)",
-        "pairs = torch.cat([near, own], -1)",
-        "test_points",
-        "test_neighbour_embedding_is_the_papers_equations_written_out",
+        "the gradient of a tap stops short of the border",
+        Kernel("aft_conv2d", "backward", result(lambda dw: 0.99 * dw, 3)),
+        ("accurate_on_adversarial_keys",),
+        "aft_conv-2d",
+        subject=subject32,
     ),
     Bug(
-        "labels stay where points are dropped",
-        "data/points.py",
-        "parts = torch.where(gone, parts[first], parts)",
-        "parts = parts.clone()",
-        "test_points",
-        "test_augmentation_does_what_it_says",
+        "NaN comes out as 0",
+        Kernel("hydra", "forward", result(lambda y: y.nan_to_num(), 0)),
+        ("non_finite_is_honest",),
+        "hydra",
+        causal=True,
+        subject=subject32,
     ),
     Bug(
-        "a part that is nowhere counts 0",
-        "train/point_task.py",
-        "/ union if union else 1.0)",
-        "/ max(union, 1))",
-        "test_points",
-        "test_iou_is_one_for_a_part_that_is_nowhere",
+        "the gradient of keys is too small",
+        Kernel("linear", "backward", result(lambda dk: 0.9 * dk, 1)),
+        ("equals_reference",),
+        "linear",
+        causal=True,
+        subject=subject32,
     ),
     Bug(
-        "validation draws the clouds of the test",
-        "data/points.py",
-        "first += 1 << 32",
-        "first += 0",
-        "test_points",
-        "test_held_out_clouds_are_the_same_each_time_and_no_others",
+        "the last row of the batch is that of the first",
+        Kernel("external", "forward", result(lambda w: torch.cat([w[:-1], w[:1]]), 0)),
+        ("rows_are_independent",),
+        "external",
+        subject=subject32,
     ),
     Bug(
-        "triangles are filled towards a corner",
-        "data/point_shapes.py",
-        "root = u.sqrt()",
-        "root = u",
-        "test_points",
-        "test_points_of_a_mesh_lie_on_it_evenly",
+        "the last token has no norm",
+        Kernel("rms_norm", "forward", result(lambda y: torch.cat([y[:, :-1], 2 * y[:, -1:]], 1), 0)),
+        test=TOKENWISE,
+        given=SIZE,
     ),
     Bug(
-        "kept patches are counted from 0",
-        "models/vit.py",
-        "[prefix, self.config.prefix + keep], 1",
-        "[prefix, self.config.prefix + keep.argsort(1)], 1",
-        "test_mae",
-        "test_kept_positions_are_the_masked_full_sequence",
+        "every batch is turned by the angles of the first",
+        Kernel("rotate", "forward", lambda right, x, cos, sin, **options: right(x, cos[:1], sin[:1], **options)),
+        test=TOKENWISE,
+        given=SIZE,
     ),
     Bug(
-        "mask tokens do not know where they stand",
-        "models/mae.py",
-        "full = full + sincos(",
-        "full = full + 0 * sincos(",
-        "test_mae",
-        "test_predictions_are_the_equation",
+        "the gradient of the gate is too small",
+        Kernel("silu_gate", "backward", result(lambda dgate: 0.9 * dgate, 0)),
+        test=TOKENWISE,
+        given=SIZE,
     ),
     Bug(
-        "patches are divided by their deviation as a whole population",
-        "models/mae.py",
-        "patches.var(-1, keepdim=True)",
-        "patches.var(-1, keepdim=True, unbiased=False)",
-        "test_mae",
-        "test_the_loss_is_the_equation",
+        "a step loses the key that leaves the window",
+        function("tokenmix.kernels.cpu.decode", "ring", a_lost_key),
+        test=test_kernels_decode.test_streaming_in_any_cuts_is_the_parallel_form_and_the_eager_stream,
+        given={"row": "aft_local", "dtype": torch.float32},
     ),
     Bug(
-        "every step hides the same patches",
-        "train/masked_image_task.py",
-        "generator(self.train.seed, step, MASKS)",
-        "generator(self.train.seed, 0, MASKS)",
-        "test_mae",
-        "test_every_step_hides_other_patches_and_evaluations_the_same",
-    ),
-    Bug(
-        "layer decay does not reach Muon",
-        "train/optim.py",
-        'group["scale"] *= config.muon_lr / config.lr',
-        'group["scale"] = config.muon_lr / config.lr',
-        "test_mae",
-        "test_layer_decay_holds_under_muon_too",
-    ),
-    Bug(
-        "every image weighs alike in the mIoU",
-        "train/segmentation_task.py",
-        "confusion += confusion_matrix(logits.argmax(0), truth, classes).cpu()",
-        "one = confusion_matrix(logits.argmax(0), truth, classes).cpu()\n"
-        "            confusion += one * 720720 // one.sum().clamp_min(1)",
-        "test_segmentation_training",
-        "test_pixels_are_counted_over_all_images_before_dividing",
-    ),
-    Bug(
-        "pixels to be ignored count as the first class in scores",
-        "train/mask_scores.py",
-        "counted = truth != IGNORED",
-        "truth = truth.clamp_min(0)\n    counted = truth >= 0",
-        "test_segmentation_training",
-        "test_iou_is_that_of_sets_of_pixels",
-    ),
-    Bug(
-        "the union counts what is right twice",
-        "train/mask_scores.py",
-        "(confusion.sum(0) + confusion.sum(1) - confusion.diagonal())",
-        "(confusion.sum(0) + confusion.sum(1))",
-        "test_segmentation_training",
-        "test_iou_is_that_of_sets_of_pixels",
-    ),
-    Bug(
-        "pixels to be ignored are learned as the first class",
-        "train/segmentation_task.py",
-        "nats = F.cross_entropy(outputs.float(), targets, ignore_index",
-        "nats = F.cross_entropy(outputs.float(), targets.clamp_min(0), ignore_index",
-        "test_segmentation_training",
-        "test_the_loss_is_the_mean_over_pixels_with_a_class",
-    ),
-    Bug(
-        "masks are interpolated",
-        "data/augment_masks.py",
-        'mode="nearest-exact"',
-        'mode="bilinear"',
-        "test_masks",
-        "test_scaled_masks_lie_on_their_images",
-    ),
-    Bug(
-        "masks are half a pixel away from their images",
-        "data/augment_masks.py",
-        'mode="nearest-exact"',
-        'mode="nearest"',
-        "test_masks",
-        "test_scaled_masks_lie_on_their_images",
-    ),
-    Bug(
-        "images are mirrored without their masks",
-        "data/augment_masks.py",
-        "x, mask = x.flip(-1), mask.flip(-1)",
-        "x = x.flip(-1)",
-        "test_masks",
-        "test_image_and_mask_move_together",
-    ),
-    Bug(
-        "the margin of a small image is the first class",
-        "data/augment_masks.py",
-        "F.pad(mask, place, value=IGNORED)",
-        "F.pad(mask, place, value=0)",
-        "test_masks",
-        "test_scaled_masks_lie_on_their_images",
-    ),
-    Bug(
-        "validation scenes are those of training",
-        "data/masks.py",
-        '"valid": (count, held)',
-        '"valid": (0, held)',
-        "test_masks",
-        "test_splits_of_scenes_share_no_scene",
-    ),
-    Bug(
-        "a rank adds its own segment to what came before it",
-        "parallel/program.py",
-        "return _composed(every[:rank])",
-        "return _composed(every[: rank + 1])",
-        "test_parallel",
-        "test_equals_one_process and hydra",
-    ),
-    Bug(
-        "a scan in steps is inclusive",
-        "parallel/program.py",
-        "return (yield Shift(segment, 1))",
-        "return segment",
-        "test_parallel",
-        "test_equals_one_process and hydra",
-    ),
-    Bug(
-        "queries see all keys of their own share",
-        "parallel/program.py",
-        "reading.add(block, own=True)",
-        "reading.add(block, own=False)",
-        "test_parallel",
-        "test_equals_one_process and attention-rotary",
-    ),
-    Bug(
-        "queries see the keys of other documents",
-        "parallel/program.py",
-        "and rank - by >= nearest:",
-        "and rank - by >= 0:",
-        "test_parallel",
-        "test_documents_see_no_keys_of_others and aft_full",
-    ),
-    Bug(
-        "what lies before a document counts",
-        "parallel/program.py",
-        "cut=torch.ones_like(segment.cut)",
-        "cut=segment.cut",
-        "test_segments",
-        "test_nothing_before_a_document_counts and hydra",
-    ),
-    Bug(
-        "the gradient of the state is dropped between chunks",
-        "parallel/long_backward.py",
-        "if g is not None and a.requires_grad:",
-        "if g is None and a.requires_grad:",
-        "test_long_backward",
-        "test_equals_the_ordinary_backward and hydra",
-    ),
-    Bug(
-        "the halo comes after the convolution",
-        "parallel/program.py",
-        "key_mask=share.key_mask, halo=halo)",
-        "key_mask=share.key_mask, halo=None)",
-        "test_parallel",
-        "test_equals_one_process and aft_forget",
-    ),
-    Bug(
-        "transitions are handed on in bfloat16",
-        "mixers/parts/convolved.py",
-        "for s in (earlier, later)), fade)",
-        "for s in (earlier, later)), fade.bfloat16().to(fade))",
-        "test_parallel",
-        "test_equals_one_process and aft_forget",
-    ),
-    Bug(
-        "gradients are not summed over ranks",
-        "parallel/ranks.py",
-        "            dist.all_reduce(flat, group=ranks.group)\n",
-        "",
-        "test_ranks",
-        "test_two_ranks_equal_one_process and aft_simple and plain",
-    ),
-    Bug(
-        "the gradient of a shift goes to the right",
-        "parallel/messages.py",
-        "received = _passed(ctx.group, message, -ctx.by)",
-        "received = _passed(ctx.group, message, ctx.by)",
-        "test_ranks",
-        "test_two_ranks_equal_one_process and lightconv and plain",
-    ),
-    Bug(
-        "a rank counts positions from its own first token",
-        "parallel/ranks.py",
-        "at = torch.where(count > 0, count + index, at)",
-        "at = torch.where(count > 0, index, at)",
-        "test_ranks",
-        "test_two_ranks_equal_one_process and LM and plain",
-    ),
-    Bug(
-        "the mean is one of means",
-        "parallel/ranks.py",
-        "return _Shared.apply(total, ranks.group) / targets",
-        "return _Shared.apply(total / count, ranks.group) / ranks.ranks",
-        "test_ranks",
-        "test_two_ranks_equal_one_process and LM and plain",
-    ),
-    Bug(
-        "a flow learns the way back",
-        "models/flow.py",
-        "return noise - images",
-        "return images - noise",
-        "test_diffusion",
-        "test_a_path_runs_from_images_to_noise_at_its_velocity",
-    ),
-    Bug(
-        "a diffusion transformer is not told the time",
-        "models/dit.py",
-        "self.waves(TIME_SCALE * time)",
-        "self.waves(0 * time)",
-        "test_diffusion",
-        "test_time_and_class_change_what_a_model_says and aft_simple",
-    ),
-    Bug(
-        "the weight of the guidance is ignored",
-        "models/flow.py",
-        "return without + weight * (with_class - without)",
-        "return with_class",
-        "test_diffusion",
-        "test_samples_follow_the_guided_velocity",
-    ),
-    Bug(
-        "held-out images are all scored at the last times",
-        "train/flow_task.py",
-        "yield (k + t) / BUCKETS",
-        "yield (BUCKETS - 1 + t) / BUCKETS",
-        "test_diffusion",
-        "test_held_out_images_are_scored_by_time",
-    ),
-    Bug(
-        "Heun's step is Euler's",
-        "models/flow.py",
-        "slope = (slope + velocity(x - h * slope, end)) / 2",
-        "slope = slope + 0 * velocity(x - h * slope, end)",
-        "test_diffusion",
-        "test_the_solver_reaches_the_mean_and_the_variance_of_gaussian_images",
-    ),
-    Bug(
-        "ranks train on the mean of their means",
-        "train/loop.py",
-        "* (self.task.weight(y) / all_targets)",
-        "/ (parts * self.world.ranks)",
-        "test_ranks_training",
-        "test_two_ranks_train_as_one_process and tokens",
-    ),
-    Bug(
-        "each rank trains by its own gradients",
-        "train/world.py",
-        "            sum_gradients(model)\n",
-        "            pass\n",
-        "test_ranks_training",
-        "test_two_ranks_train_as_one_process and whole",
-    ),
-    Bug(
-        "ranks read the same tokens",
-        "train/world.py",
-        "rows.tensor_split(self.cp, 1)[self.rank % self.cp]",
-        "rows.tensor_split(self.cp, 1)[0]",
-        "test_ranks_training",
-        "test_two_ranks_train_as_one_process and tokens",
+        "the gradient of the sums before a chunk is lost",
+        Kernel("aft_simple", "extend_backward", result(torch.zeros_like, 3)),
+        ("gradients_stream",),
+        "aft_simple",
+        causal=True,
+        subject=subject32,
     ),
 ]
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
-def test_planted_bug_is_noticed(bug, tmp_path):
-    plant(copied(tmp_path) / bug.file, bug.old, bug.new)
-    done = run_pytest(tmp_path, "-k", bug.test, str(HERE / f"{bug.suite}.py"))
-    assert done.status == 1, done.printed[-2000:]
-    assert "AssertionError" in done.printed or "E       assert" in done.printed, done.printed[-2000:]
+@pytest.mark.parametrize("bug", BUGS, ids=name_of)
+def test_a_planted_bug_is_noticed(bug, monkeypatch):
+    check(bug, monkeypatch)
+
+
+@pytest.mark.parametrize("bug", KERNEL_BUGS, ids=name_of)
+def test_a_bug_in_a_kernel_is_noticed(bug, monkeypatch):
+    check(bug, monkeypatch)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tokenmix import MixerError
-from tokenmix.data import open_points
-from tokenmix.data.point_files import read_cloud, triangles_of
-from tokenmix.data.point_shapes import Mesh, triangle_areas
+from tokenmix.lab.data import open_points
+from tokenmix.lab.data.point_files import read_cloud, triangles_of
+from tokenmix.lab.data.point_shapes import Mesh, triangle_areas
 
 CORNERS = "0 0 0\n1 0 0\n0 1 0\n0 0 1\n"
 FACES = ("3 0 1 2", "3 0 1 3", "3 0 2 3", "3 1 2 3")
@@ -328,7 +328,7 @@ def test_too_many_points_are_refused_before_training(tmp_path):
 
 
 def test_a_resume_goes_by_contents_wherever_the_folder_lies(tmp_path):
-    from tokenmix.train.point_task import PointClassTask
+    from tokenmix.lab.train.point_task import PointClassTask
 
     class Opened(PointClassTask):
         def __init__(self, root: Path):

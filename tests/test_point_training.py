@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from tokenmix import MixerError
-from tokenmix.cli import main
-from tokenmix.data.points import Cloud, PointSet
+from tokenmix.lab.cli import main
+from tokenmix.lab.data.points import Cloud, PointSet
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.report import write_report
+from tokenmix.lab.report.clouds import seen
+from tokenmix.lab.train import evaluate_run, match_data, train
+from tokenmix.lab.train.tasks import open_task
 from tokenmix.models import build_model
-from tokenmix.recipes import RECIPES
-from tokenmix.report import write_report
-from tokenmix.report.clouds import seen
-from tokenmix.train import evaluate_run, match_data, train
-from tokenmix.train.tasks import open_task
 
 TINY = {
     "model.dim": 16,
@@ -68,7 +68,6 @@ def test_the_command_line_takes_classes_and_parts_from_the_data():
 def test_what_does_not_fit_is_refused_in_one_line():
     for name, changes, message in (
         ("points_classify", {"data.points": 20}, "need clouds of at least 24"),
-        ("points_classify", {"data.smoothing": 1.0}, "data.smoothing must be in"),
         ("points_parts", {"model.samples": [8]}, "samples of 0"),
         ("points_classify", {"model.pool": "mean"}, "pool must be one of"),
         ("points_classify", {"model.samples": [24, 8]}, "as many as each other"),

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from tokenmix import MIXERS, MixerError
-from tokenmix.data import Jitter, PointSampler, open_points
-from tokenmix.data.point_files import read_cloud, read_points
-from tokenmix.data.point_shapes import OBJECTS, SOLIDS, box, made, rod, sample_mesh, triangle_areas
-from tokenmix.data.points import Cloud, stacked, unit_ball
+from tokenmix.lab.data import Jitter, PointSampler, open_points
+from tokenmix.lab.data.point_files import read_cloud, read_points
+from tokenmix.lab.data.point_shapes import OBJECTS, SOLIDS, box, made, rod, sample_mesh, triangle_areas
+from tokenmix.lab.data.points import Cloud, stacked, unit_ball
+from tokenmix.lab.train.point_task import part_iou, part_labels
 from tokenmix.models import PointClassifier, PointClassifierConfig, PointSegmenter, PointSegmenterConfig
 from tokenmix.models.point_sampling import farthest_points, nearest_points, picked
 from tokenmix.models.points import NeighbourEmbedding, blind_mixer
-from tokenmix.train.point_task import part_iou, part_labels
 
 SMALL = {"dim": 16, "lift": 8, "fuse": 24, "hidden": (12,), "layers": 2, "neighbours": (5,)}
 MIXED = ("attention", "hydra", "aft_simple", "linear", "set")

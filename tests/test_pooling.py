@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tokenmix import MixerError, build_mixer, functional
+from tokenmix import MixerError, build_mixer, contrib
 from tokenmix.testing import inputs
 
 
@@ -25,7 +25,7 @@ def test_on_a_sequence_it_is_average_pooling_along_it():
 
 
 def test_masked_tokens_are_not_counted():
-    y = functional.pooling(
+    y = contrib.pooling(
         torch.tensor([[[3.0], [6.0], [9.0]]]), window=3, subtract=False, key_mask=torch.tensor([[True, False, True]])
     )
     torch.testing.assert_close(y[0, :, 0], torch.tensor([3.0, 6.0, 9.0]))
@@ -35,7 +35,7 @@ def test_float32_is_exact_relative_to_the_tokens():
     """The exception from accurate_on_adversarial_keys: on a ramp the mean minus the token is 0 but for rounding."""
     for name, x in inputs.adversarial_keys((1, 150, 8), size=100.0).items():
         x = x.float()
-        error = (functional.pooling(x, window=7) - functional.pooling(x.double(), window=7)).abs().max()
+        error = (contrib.pooling(x, window=7) - contrib.pooling(x.double(), window=7)).abs().max()
         assert float(error) <= 1e-6 * float(x.abs().max()), name
 
 

@@ -7,10 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from cases import BOTH_WAYS, CASES
+from ledger import printed
 from tokenmix import MixerError
 from tokenmix.models import Pyramid, PyramidConfig, build_model, replace_layers
-from tokenmix.papers.pvt import EXACT
 
+COUNTS = printed("pvt", "Parameters")
+EXACT = {name.removesuffix(", exact"): count for name, count in COUNTS.items() if name.endswith(", exact")}
 HEADS, RATIOS = (1, 2, 5, 2), (4, 2, 2, 1)
 PVT = tuple({"name": "spatial_reduction", "heads": h, "ratio": r} for h, r in zip(HEADS, RATIOS, strict=True))
 FREE = {"pool": "mean", "positions": None}

@@ -14,7 +14,7 @@ import kill_ranks
 import ranks_process as at_ranks
 import ranks_training as jobs
 from tokenmix import MixerError
-from tokenmix.train import load_run
+from tokenmix.lab.train import load_run
 
 CLOSE = {"adamw float64": 1e-10, "adamw float32": 1e-5, "muon float32": 1e-3, "average float32": 1e-5}
 FOUR = ("adamw float64", "adamw float32", "muon float32")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tokenmix import MixerError
-from tokenmix.data import recall_batch
+from tokenmix.lab.data import recall_batch
 
 
 def test_every_key_is_asked_once_for_its_value():

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from tokenmix import MixerError
+from tokenmix.lab.recipes import RECIPES, SIZES, find_recipe
+from tokenmix.lab.recipes.tuned import TUNED, Tuned
+from tokenmix.lab.sweep.plan import SweepPlan
+from tokenmix.lab.sweep.results import Results
+from tokenmix.lab.train import RunConfig, train
 from tokenmix.mixers import CORE
 from tokenmix.models import build_model
-from tokenmix.recipes import RECIPES, SIZES, find_recipe
-from tokenmix.recipes.tuned import TUNED, Tuned
-from tokenmix.sweep.plan import SweepPlan
-from tokenmix.sweep.results import Results
-from tokenmix.train import RunConfig, train
 
 ROOT = Path(__file__).parents[1]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tokenmix import MixerError, build_mixer, functional
-from tokenmix.functional.reformer import hash_buckets
+from tokenmix import MixerError, build_mixer, contrib
+from tokenmix.contrib.reformer import hash_buckets
 from tokenmix.testing import check_mixer, masking, subject
 
 SMALL = {"heads": 2, "buckets": 4, "chunk": 2, "rounds": 2, "seed": 3}
@@ -77,17 +77,15 @@ def test_a_round_twice_is_a_round_once(causal):
     torch.manual_seed(0)
     q, v, r = torch.randn(2, 30, 8).double(), torch.randn(2, 30, 8).double(), torch.randn(1, 2, 4, 2).double()
     shape = {"heads": 2, "chunk": 3, "causal": causal}
-    once = functional.reformer(q, v, r, **shape)
-    torch.testing.assert_close(
-        functional.reformer(q, v, r.expand(3, -1, -1, -1), **shape), once, rtol=1e-12, atol=1e-12
-    )
+    once = contrib.reformer(q, v, r, **shape)
+    torch.testing.assert_close(contrib.reformer(q, v, r.expand(3, -1, -1, -1), **shape), once, rtol=1e-12, atol=1e-12)
 
 
 def test_itself_only_without_company():
     """With others to attend, a token's own value has no part in its output; alone, it is its output."""
     torch.manual_seed(0)
     q, v = torch.randn(1, 1, 8).double().expand(1, 5, 8), torch.randn(1, 5, 8).double()
-    y = functional.reformer(q, v, torch.randn(1, 2, 4, 2).double(), heads=2, chunk=9, causal=True)
+    y = contrib.reformer(q, v, torch.randn(1, 2, 4, 2).double(), heads=2, chunk=9, causal=True)
     torch.testing.assert_close(y[0, 0], v[0, 0])
     torch.testing.assert_close(y[0, 4], v[0, :4].mean(0))
 
@@ -96,9 +94,9 @@ def test_chunks_are_counted_inside_the_bucket():
     """Equal tokens fill one bucket: token t of chunk t // m attends from the start of the chunk before."""
     torch.manual_seed(0)
     q, v = torch.ones(1, 9, 4).double(), torch.randn(1, 9, 4).double()
-    y = functional.reformer(q, v, torch.randn(1, 1, 4, 1).double(), heads=1, chunk=3, causal=True)
+    y = contrib.reformer(q, v, torch.randn(1, 1, 4, 1).double(), heads=1, chunk=3, causal=True)
     torch.testing.assert_close(y[0, 7], v[0, 3:7].mean(0))
-    both = functional.reformer(q, v, torch.randn(1, 1, 4, 1).double(), heads=1, chunk=3)
+    both = contrib.reformer(q, v, torch.randn(1, 1, 4, 1).double(), heads=1, chunk=3)
     torch.testing.assert_close(both[0, 4], v[0, [0, 1, 2, 3, 5]].mean(0))
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cases import BOTH_WAYS, subject_of
-from tokenmix import MixerError, build_mixer, functional, merge
+from tokenmix import MixerError, build_mixer, contrib, functional, merge
 from tokenmix.testing.building import VALUES
 
 SMALL = {
@@ -108,7 +108,7 @@ DENSE, RANDOM = (tensor(2, 4, 6), tensor(2, 6)), tensor(2, 6, 6)
 REFUSED = {
     "a mask of one row, which would mask queries": lambda: functional.synthesizer_random(X, RANDOM, key_mask=LIVE[0]),
     "an additive mask": lambda: functional.local(X, X, X, window=2, heads=2, key_mask=torch.zeros(2, 5)),
-    "a mask of integers": lambda: functional.simplified_attention(X, X, key_mask=LIVE.long()),
+    "a mask of integers": lambda: contrib.simplified_attention(X, X, key_mask=LIVE.long()),
     "pairs of another length": lambda: functional.attention(
         X, X, X, heads=2, attn_mask=torch.ones(5, 6, dtype=torch.bool)
     ),

@@ -17,16 +17,16 @@ import torch
 from matplotlib.patches import Rectangle
 from PIL import Image
 
+from page_checks import check_page
 from run_dirs import KINDS, SPECS, tiny_run
 from tokenmix import MixerError, build_mixer
+from tokenmix.lab.report import Table, read_run, write_report
+from tokenmix.lab.report.biases import filters, pair_bias
+from tokenmix.lab.report.differences import differences_table, not_comparable
+from tokenmix.lab.report.figures import THEMES, both, colour_range, evaluations
+from tokenmix.lab.report.runs import Run, readable
+from tokenmix.lab.report.tables import summary_table
 from tokenmix.models import config_from_json, in_shell
-from tokenmix.report import Table, read_run, write_report
-from tokenmix.report.biases import filters, pair_bias
-from tokenmix.report.checks import check_page
-from tokenmix.report.differences import differences_table, not_comparable
-from tokenmix.report.figures import THEMES, both, colour_range, evaluations
-from tokenmix.report.runs import Run, readable
-from tokenmix.report.tables import summary_table
 from tokenmix.system.text import MISSING, named_apart, number, size
 
 

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from tokenmix import MixerError
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.report.runs import load_model, read_run
+from tokenmix.lab.report.tables import summary_table
+from tokenmix.lab.train import resume, train
 from tokenmix.models import ResNet, ResNetConfig, build_model, config_from_json, macs
-from tokenmix.recipes import RECIPES
-from tokenmix.report.runs import load_model, read_run
-from tokenmix.report.tables import summary_table
-from tokenmix.train import resume, train
 
 
 def closed_form(c: ResNetConfig) -> tuple[int, int]:

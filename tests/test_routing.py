@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from test_reformer import past_change
-from tokenmix import MixerError, aux_losses, build_mixer, functional
-from tokenmix.functional.routing import nearest_clusters, on_sphere
+from tokenmix import MixerError, aux_losses, build_mixer, contrib, functional
+from tokenmix.contrib.routing import nearest_clusters, on_sphere
 from tokenmix.testing import check_mixer, masking, subject
 
 SMALL = {"heads": 2, "clusters": 3, "window": 4, "seed": 3}
@@ -67,14 +67,14 @@ def test_one_cluster_that_holds_all_is_softmax_attention(causal):
     q, v = torch.randn(2, 20, 8).double(), torch.randn(2, 20, 8).double()
     x = on_sphere(q, 2).transpose(1, 2).flatten(2)
     want = functional.attention(x, x, v, heads=2, causal=causal)
-    y = functional.routing(q, v, torch.ones(2, 1, 4).double(), heads=2, window=20, causal=causal)
+    y = contrib.routing(q, v, torch.ones(2, 1, 4).double(), heads=2, window=20, causal=causal)
     torch.testing.assert_close(y, want, rtol=1e-12, atol=1e-12)
 
 
 def test_a_token_that_no_centroid_takes_gives_zero():
     torch.manual_seed(0)
     q, v, mu = torch.randn(1, 20, 8), torch.randn(1, 20, 8), torch.randn(1, 2, 8)
-    y = functional.routing(q, v, mu, heads=1, window=3)
+    y = contrib.routing(q, v, mu, heads=1, window=3)
     silent = (y == 0).all(-1).sum()
     assert 14 <= int(silent) <= 17  # two centroids take three each, at most six tokens in all
 

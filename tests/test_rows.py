@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tokenmix import MixerError, cli
-from tokenmix.recipes import RECIPES, SIZES, amounts, experiment
-from tokenmix.sweep import SweepPlan, sweep
-from tokenmix.sweep.plan import Jobs, check_plan, run_key
+from tokenmix import MixerError
+from tokenmix.lab import cli
+from tokenmix.lab.recipes import RECIPES, SIZES, amounts, experiment
+from tokenmix.lab.sweep import SweepPlan, sweep
+from tokenmix.lab.sweep.plan import Jobs, check_plan, run_key
 from tokenmix.system.text import named_apart
 
 ROOT = Path(__file__).parents[1]

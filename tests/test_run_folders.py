@@ -9,16 +9,17 @@ import shutil
 import pytest
 import torch
 
-from tokenmix import MixerError, cli
-from tokenmix.data.records import read_records
+from tokenmix import MixerError
+from tokenmix.lab import cli
+from tokenmix.lab.data.records import read_records
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.report.runs import load_model, read_run
+from tokenmix.lab.report.watch import Watch
+from tokenmix.lab.train import resume, train
+from tokenmix.lab.train.rundir import RunDir
 from tokenmix.models.sampling import pick_token
-from tokenmix.recipes import RECIPES
-from tokenmix.report.runs import load_model, read_run
-from tokenmix.report.watch import Watch
+from tokenmix.system.checkpoint import list_steps
 from tokenmix.system.files import is_own
-from tokenmix.train import resume, train
-from tokenmix.train.checkpoint import list_steps
-from tokenmix.train.rundir import RunDir
 
 
 @pytest.fixture(scope="module")

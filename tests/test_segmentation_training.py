@@ -12,15 +12,15 @@ import torch
 from PIL import Image
 
 from image_sets import noise, save
-from tokenmix import MixerError, cli
-from tokenmix.data import MaskAugment, MaskSplit
-from tokenmix.data.masks import coloured
-from tokenmix.data.pair_sampler import IGNORED
-from tokenmix.models import PyramidConfig, SegmentationConfig, SegmenterConfig, ViTConfig, build_model
-from tokenmix.recipes import RECIPES
-from tokenmix.report import read_run, write_report
-from tokenmix.report.checks import check_page
-from tokenmix.train import (
+from page_checks import check_page
+from tokenmix import MixerError
+from tokenmix.lab import cli
+from tokenmix.lab.data import MaskAugment, MaskSplit
+from tokenmix.lab.data.masks import coloured
+from tokenmix.lab.data.pair_sampler import IGNORED
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.report import read_run, write_report
+from tokenmix.lab.train import (
     MaskDataConfig,
     OptimConfig,
     RunConfig,
@@ -32,10 +32,11 @@ from tokenmix.train import (
     resume,
     train,
 )
-from tokenmix.train.mask_scores import accuracies
-from tokenmix.train.optim import learning_rate
-from tokenmix.train.rundir import RunDir
-from tokenmix.train.tasks import match_data, open_task
+from tokenmix.lab.train.mask_scores import accuracies
+from tokenmix.lab.train.optim import learning_rate
+from tokenmix.lab.train.rundir import RunDir
+from tokenmix.lab.train.tasks import match_data, open_task
+from tokenmix.models import PyramidConfig, SegmentationConfig, SegmenterConfig, ViTConfig, build_model
 
 RECIPE = RECIPES["segmentation"]
 
@@ -286,7 +287,7 @@ def test_the_paper_s_training_as_printed():
 
 def test_a_backbone_starts_from_a_classifier_of_another_size(monkeypatch):
     """Its weights without head and class token, positions resized as by hand."""
-    from tokenmix.train import init_from
+    from tokenmix.lab.train import init_from
 
     model = build_model(segmenter(pool="mean"))
     source = build_model(replace(model.config.backbone, pool="class", classes=7, image_size=(32, 32)))

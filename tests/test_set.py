@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import layer_norm
 
-from tokenmix import MixerError, build_mixer, functional
-from tokenmix.mixers.set import PMA
+from tokenmix import MixerError, build_mixer, contrib, functional
+from tokenmix.contrib.set import PMA
 
 MASK = torch.tensor([[1, 1, 0, 1, 0, 1, 1], [0, 1, 1, 1, 1, 0, 1]]).bool()
 
@@ -99,7 +99,7 @@ def test_the_operator_on_the_values_has_rank_m():
         for i, s in enumerate(((1, 8), (1, 8), (3,)))
     )
     one = torch.eye(8, dtype=torch.float64)
-    operator = functional.induced_set(q, k, one[None], points, (one, one), heads=1)[0]
+    operator = contrib.induced_set(q, k, one[None], points, (one, one), heads=1)[0]
     assert torch.linalg.matrix_rank(operator, rtol=1e-9) == 3
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from test_reformer import past_change
-from tokenmix import MixerError, build_mixer, functional
-from tokenmix.functional.sinkhorn import lay_out, permutation
+from tokenmix import MixerError, build_mixer, contrib, functional
+from tokenmix.contrib.sinkhorn import lay_out, permutation
 from tokenmix.testing import PROMISES, check_mixer
 
 SMALL = {"heads": 2, "block": 4, "iterations": 4}
@@ -35,7 +35,7 @@ def test_sortcut_attends_the_first_sorted_blocks_only():
     q = k = torch.eye(8)[torch.arange(4).repeat_interleave(2)][None].double()
     v = torch.randn(1, 8, 8).double()
     A = 1e4 * torch.eye(8)[None].double()
-    y = functional.sinkhorn(q, k, v, A, heads=1, block=2, iterations=3, temperature=1.0, sortcut=1)
+    y = contrib.sinkhorn(q, k, v, A, heads=1, block=2, iterations=3, temperature=1.0, sortcut=1)
     weights = torch.softmax(q @ k[:, :2].mT / 8**0.5, -1)
     torch.testing.assert_close(y, weights @ v[:, :2])
 
@@ -90,7 +90,7 @@ def test_one_block_is_softmax_attention(causal):
     """Sorted to itself it counts twice, which softmax does not see; causal, nothing is brought to it."""
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 7, 8).double()
-    y = functional.sinkhorn(
+    y = contrib.sinkhorn(
         q, k, v, torch.randn(2, 4, 4).double(), heads=2, block=9, iterations=3, temperature=0.7, causal=causal
     )
     torch.testing.assert_close(y, functional.attention(q, k, v, heads=2, causal=causal), rtol=1e-12, atol=1e-12)
@@ -101,7 +101,7 @@ def test_a_hard_permutation_brings_one_block():
     torch.manual_seed(0)
     k, v = torch.eye(8)[torch.arange(4).repeat_interleave(2)][None].double(), torch.randn(1, 8, 8).double()
     q = k.roll(2, 1)
-    y = functional.sinkhorn(q, k, v, 1e4 * torch.eye(8)[None].double(), heads=1, block=2, iterations=3, temperature=1.0)
+    y = contrib.sinkhorn(q, k, v, 1e4 * torch.eye(8)[None].double(), heads=1, block=2, iterations=3, temperature=1.0)
     pair = [4, 5, 2, 3]  # queries of block 2 ask for block 1
     want = torch.softmax(q[:, 4:6] @ k[:, pair].mT / 8**0.5, -1) @ v[:, pair]
     torch.testing.assert_close(y[:, 4:6], want)

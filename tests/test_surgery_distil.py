@@ -12,9 +12,10 @@ import torch
 
 from surgery_models import make, padded, shared
 from tokenmix import MixerError
-from tokenmix.hosts.surgery import distill, replace_mixers
+from tokenmix.hosts.surgery import replace_mixers
 from tokenmix.hosts.surgery.capture import adapters_by_site, captured, layer_losses
-from tokenmix.report import write_report
+from tokenmix.lab.report import write_report
+from tokenmix.lab.train import distill
 
 
 def batches(name: str, n: int = 4) -> list[Any]:

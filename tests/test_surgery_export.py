@@ -11,11 +11,11 @@ import torch
 
 from surgery_models import SHIFTED, built, make, padded, tf
 from tokenmix import MixerError
-from tokenmix.cli import main
 from tokenmix.export import OnnxModel, export_onnx, export_program
 from tokenmix.export.onnx_model import difference
 from tokenmix.hosts.surgery import load_converted, replace_mixers
 from tokenmix.hosts.surgery.ports import host_port
+from tokenmix.lab.cli import main
 
 
 def replaced(name: str, mixers: Any, **options: Any) -> Any:
@@ -47,7 +47,7 @@ def test_the_command_exports_a_folder_of_convert(tmp_path, capsys):
     assert main(["convert", str(tmp_path / "gpt2"), spec, "--out", str(tmp_path / "folder")]) == 0
     out = tmp_path / "gpt2.onnx"
     capsys.readouterr()
-    assert main(["export-onnx", str(tmp_path / "folder"), str(out), "--length", "9", "--json"]) == 0
+    assert main(["export", str(tmp_path / "folder"), str(out), "--length", "9", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["difference"] < 1e-4
     ids = torch.randint(60, (3, 7))
     assert difference(OnnxModel(out)(ids), load_converted(tmp_path / "folder")(ids).logits) < 1e-5

@@ -13,11 +13,12 @@ import torch.nn.functional as F
 
 from surgery_models import GPT2, SEQ2SEQ, make, padded, shared, tf
 from tokenmix import MixerError
-from tokenmix.advise.compare import Comparison, Speed, compare
-from tokenmix.advise.decoding import Decoded
-from tokenmix.cli import main
-from tokenmix.hosts.surgery import distill, load_converted, replace_mixers, save_replaced
+from tokenmix.hosts.surgery import load_converted, replace_mixers, save_replaced
 from tokenmix.hosts.surgery.quality import AGREEMENT, COSINE, PERPLEXITY, Quality, _mean_rows, measure_quality
+from tokenmix.lab.advise.compare import Comparison, Speed, compare
+from tokenmix.lab.advise.decoding import Decoded
+from tokenmix.lab.cli import main
+from tokenmix.lab.train import distill
 
 
 def quality(measure: str, *rows: float) -> Quality:

@@ -13,8 +13,6 @@ import torch
 
 from surgery_models import make, padded, shared
 from tokenmix import MixerError
-from tokenmix.advise import load_host
-from tokenmix.cli import main
 from tokenmix.hosts.surgery import (
     convert_host,
     find_attention,
@@ -24,6 +22,8 @@ from tokenmix.hosts.surgery import (
     save_replaced,
 )
 from tokenmix.hosts.vit import checkpoints as files
+from tokenmix.lab.advise import load_host
+from tokenmix.lab.cli import main
 
 
 @pytest.fixture

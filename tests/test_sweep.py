@@ -20,21 +20,22 @@ import torch
 from matplotlib.figure import Figure
 
 from image_sets import noise, save
-from tokenmix import MixerError, cli
+from page_checks import check_page
+from tokenmix import MixerError
+from tokenmix.lab import cli
+from tokenmix.lab.report.figures import Picture
+from tokenmix.lab.sweep import Results, SweepPlan, compare, curves, results_table, shortcomings, sweep, worker
+from tokenmix.lab.sweep import run as run_module
+from tokenmix.lab.sweep.curves import final_pictures, tuning_pictures
+from tokenmix.lab.sweep.modules import load_modules
+from tokenmix.lab.sweep.page import comparison_table, write_sweep_page
+from tokenmix.lab.sweep.plan import Job, Jobs, run_key
+from tokenmix.lab.sweep.results import markdown
+from tokenmix.lab.sweep.run import FLOOR, Queue, middle_first
+from tokenmix.lab.train import evaluate_run
+from tokenmix.lab.train.rundir import RunDir
 from tokenmix.models import build_model
-from tokenmix.report.checks import check_page
-from tokenmix.report.figures import Picture
-from tokenmix.sweep import Results, SweepPlan, compare, curves, results_table, shortcomings, sweep, worker
-from tokenmix.sweep import run as run_module
-from tokenmix.sweep.curves import final_pictures, tuning_pictures
-from tokenmix.sweep.modules import load_modules
-from tokenmix.sweep.page import comparison_table, write_sweep_page
-from tokenmix.sweep.plan import Job, Jobs, run_key
-from tokenmix.sweep.results import markdown
-from tokenmix.sweep.run import FLOOR, Queue, middle_first
 from tokenmix.system.lock import locked
-from tokenmix.train import evaluate_run
-from tokenmix.train.rundir import RunDir
 
 ROOT = Path(__file__).parents[1]
 SMALL = {"model.dim": 16, "model.layers": 1, "model.max_len": 16, "data.seq_len": 16, "train.batch_size": 2}
@@ -177,7 +178,9 @@ def test_a_worker_whose_sweep_was_killed_before_it_could_look_trains_nothing(pla
     said |= {"limits": {}, "test_bytes": None, "lengths": [], "final": False, "probe": False, "modules": []}
     for parent, trains in ((os.getppid(), False), (os.getpid(), True)):
         (tmp_path / "job.json").write_text(json.dumps(said | {"parent": parent}))
-        ended = subprocess.run([sys.executable, "-m", "tokenmix.sweep.worker", str(tmp_path / "job.json")], check=False)
+        ended = subprocess.run(
+            [sys.executable, "-m", "tokenmix.lab.sweep.worker", str(tmp_path / "job.json")], check=False
+        )
         assert (tmp_path / "run").exists() == (tmp_path / "outcome.json").exists() == trains
         assert ended.returncode == (0 if trains else 1)
 
@@ -497,7 +500,7 @@ def test_a_file_that_many_write_loses_nothing(plan, tmp_path):
     Results(tmp_path / "shared.json", replace(plan, seeds=tuple(range(40)))).save()
     code = (
         "import sys, json; from pathlib import Path; from types import SimpleNamespace;"
-        "from tokenmix.sweep import Results; found = Results.open(Path(sys.argv[1]), shared=True);"
+        "from tokenmix.lab.sweep import Results; found = Results.open(Path(sys.argv[1]), shared=True);"
         "add = lambda seed: found.add(SimpleNamespace(key=f'final/a/{seed}', phase='final', row='a', rate=1e-3,"
         "seed=seed), {'score': 1.0, 'metric': 'm', 'tokens': 1, 'steps': 1, 'seconds': 1.0, 'peak_mib': 1,"
         "'curve': []});"
@@ -772,7 +775,9 @@ def test_a_segmenter_s_classes_are_those_of_its_masks(tmp_path):
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/sweeps").glob("*.json")), ids=lambda path: path.stem)
 def test_every_row_of_the_projects_plans_can_be_built(path, monkeypatch):
     monkeypatch.chdir(ROOT)  # modules of plans are relative to it
-    monkeypatch.setattr("tokenmix.sweep.plan.match_data", lambda config: config)  # images may not be on this machine
+    monkeypatch.setattr(
+        "tokenmix.lab.sweep.plan.match_data", lambda config: config
+    )  # images may not be on this machine
     plan = SweepPlan.from_json(json.loads(path.read_text()))
     load_modules(plan.modules)
     for row in plan.rows:

@@ -13,17 +13,16 @@ from torch import nn
 
 import kill_nine
 from test_sweep import in_this_process
-from tokenmix import MixerError, cli
-from tokenmix.data import SYNTHETIC_TASKS, Synthetic
-from tokenmix.mixers import state_bytes
-from tokenmix.models import LMConfig, build_model
-from tokenmix.recipes import RECIPES
-from tokenmix.report import read_run
-from tokenmix.report.curves import Screen, frame
-from tokenmix.report.tables import summary_table
-from tokenmix.report.watch import Watch
-from tokenmix.sweep import Results, SweepPlan, compare, results_table, sweep
-from tokenmix.train import (
+from tokenmix import MixerError
+from tokenmix.lab import cli
+from tokenmix.lab.data import SYNTHETIC_TASKS, Synthetic
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.report import read_run
+from tokenmix.lab.report.curves import Screen, frame
+from tokenmix.lab.report.tables import summary_table
+from tokenmix.lab.report.watch import Watch
+from tokenmix.lab.sweep import Results, SweepPlan, compare, results_table, sweep
+from tokenmix.lab.train import (
     OptimConfig,
     RunConfig,
     SyntheticDataConfig,
@@ -33,8 +32,10 @@ from tokenmix.train import (
     sample_run,
     train,
 )
-from tokenmix.train.synthetic_task import answer
-from tokenmix.train.tasks import open_task
+from tokenmix.lab.train.synthetic_task import answer
+from tokenmix.lab.train.tasks import open_task
+from tokenmix.mixers import state_bytes
+from tokenmix.models import LMConfig, build_model
 
 ROOT = Path(__file__).parents[1]
 SMALL = {"model.dim": 16, "model.layers": 1, "model.max_len": 12, "model.vocab": 16, "data.seq_len": 12}
@@ -376,7 +377,7 @@ def test_passes_of_a_model_without_a_loop_are_refused(whole):
 
 
 def test_the_report_draws_the_lengths(sums, tmp_path):
-    from tokenmix.report import write_report
+    from tokenmix.lab.report import write_report
 
     evaluate_run(sums, lengths=(1, 2, 3, 4), samples=5)
     strings = tmp_path / "strings"

@@ -14,9 +14,9 @@ import pyarrow.parquet
 import pytest
 
 from tokenmix import MixerError
-from tokenmix.data import open_documents, open_labelled, open_parallel, packed
-from tokenmix.data.inventory import Inventory
-from tokenmix.data.tables import column_names, read_columns
+from tokenmix.lab.data import open_documents, open_labelled, open_parallel, progress
+from tokenmix.lab.data.inventory import Inventory
+from tokenmix.lab.data.tables import column_names, read_columns
 
 PAIRS = [(f"cat {i}", f"Katze {i}") for i in range(200)]
 
@@ -261,6 +261,6 @@ def test_reading_says_how_far_it_is_only_where_it_takes_long(tmp_path, monkeypat
     file = table(tmp_path / "a.tsv", "".join(f"{a}\t{b}\n" for a, b in PAIRS * 10))
     open_parallel(str(file))
     assert capfd.readouterr().err == ""
-    monkeypatch.setattr(packed, "PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
     open_parallel(str(file))
-    assert f"data: reading {file}: 100%\n" in capfd.readouterr().err
+    assert f"data: reading {file}: 100%, done\n" in capfd.readouterr().err

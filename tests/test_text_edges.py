@@ -8,13 +8,13 @@ import zlib
 import pytest
 
 from tokenmix import MixerError
-from tokenmix.data import open_corpus, open_documents, open_labelled, open_parallel, progress, subwords
-from tokenmix.data.inventory import Inventory
-from tokenmix.data.mask_legend import read_names
-from tokenmix.recipes import RECIPES
-from tokenmix.train import label_task, match_data
-from tokenmix.train.config import parse_value
-from tokenmix.train.tasks import open_task
+from tokenmix.lab.data import open_corpus, open_documents, open_labelled, open_parallel, progress, subwords
+from tokenmix.lab.data.inventory import Inventory
+from tokenmix.lab.data.mask_legend import read_names
+from tokenmix.lab.recipes import RECIPES
+from tokenmix.lab.train import label_task, match_data
+from tokenmix.lab.train.config import parse_value
+from tokenmix.lab.train.tasks import open_task
 
 ROWS = "".join(f"text {i}\t{'pos' if i % 2 else 'neg'}\n" for i in range(200))
 TABLE = f"text\tlabel\n{ROWS}"

@@ -17,9 +17,9 @@ import zipfile
 import pytest
 
 from tokenmix import MixerError
-from tokenmix.data import open_corpus, open_documents
-from tokenmix.data.lines import read_text, text_lines
-from tokenmix.data.packed import unpacked_chunks
+from tokenmix.lab.data import open_corpus, open_documents
+from tokenmix.lab.data.lines import read_text, text_lines
+from tokenmix.lab.data.packed import unpacked_chunks
 
 TEXT = b"to be or not to be. " * 400
 PACK = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
@@ -232,7 +232,7 @@ def test_what_a_folder_leaves_out_is_counted(tmp_path):
 
 READ = """
 import sys, time
-from tokenmix.data import open_corpus, packed
+from tokenmix.lab.data import open_corpus, packed
 real = packed.read_chunks
 def slow(f, size=packed.CHUNK):
     for chunk in real(f, 1000):

@@ -22,15 +22,12 @@ from torch import nn
 import kill_nine
 from cases import CASES, ONLY_CAUSAL
 from tokenmix import MixerError, build_mixer
-from tokenmix.mixers.parts.short_conv import ShortConv
-from tokenmix.models import LM, LMConfig
-from tokenmix.report import read_run
-from tokenmix.train import (
+from tokenmix.lab.report import read_run
+from tokenmix.lab.train import (
     DataConfig,
     OptimConfig,
     RunConfig,
     TrainConfig,
-    checkpoint,
     evaluate,
     evaluate_run,
     load_run,
@@ -39,11 +36,14 @@ from tokenmix.train import (
     sample_run,
     train,
 )
-from tokenmix.train.evaluate import windows
-from tokenmix.train.loop import Trainer
-from tokenmix.train.optim import learning_rate, parameter_groups
-from tokenmix.train.rundir import RunDir
-from tokenmix.train.tasks import open_task
+from tokenmix.lab.train.evaluate import windows
+from tokenmix.lab.train.loop import Trainer
+from tokenmix.lab.train.optim import learning_rate, parameter_groups
+from tokenmix.lab.train.rundir import RunDir
+from tokenmix.lab.train.tasks import open_task
+from tokenmix.mixers.parts.short_conv import ShortConv
+from tokenmix.models import LM, LMConfig
+from tokenmix.system import checkpoint
 
 HYBRID = ({"name": "aft_local", "window": 4, "rank": 3}, {"name": "attention", "heads": 2})
 FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "progress.json")
@@ -803,7 +803,7 @@ def test_ctrl_c_twice_ends_at_once_and_says_what_is_saved(tmp_path, text, monkey
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_before_the_run_began_says_that_there_is_nothing(tmp_path, text, monkeypatch):
-    monkeypatch.setattr("tokenmix.train.start.environment", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("tokenmix.lab.train.start.environment", lambda *_: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt, match="nothing of this run was written yet"):
         train(config(text), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -8,18 +8,18 @@ from itertools import product
 import pytest
 import torch
 
+from page_checks import PNG, _undecodable
 from tokenmix import MixerError
+from tokenmix.lab.report import image_pictures, maps
+from tokenmix.lab.report.attribution import focus, slot_reads, slot_similarity
+from tokenmix.lab.report.biases import bias_pictures, filters
+from tokenmix.lab.report.image_grid import as_shown, image_grid
+from tokenmix.lab.report.norms import neighbour_similarity, outlier_cutoff, share_above, token_norms
+from tokenmix.lab.report.pictures import effective_attention
+from tokenmix.lab.report.runs import load_model, read_run
+from tokenmix.lab.report.vision import draw_pictures, load_image, vision_section
 from tokenmix.mixers import CORE
 from tokenmix.models import LMConfig, ViTConfig, build_model
-from tokenmix.report import image_pictures, maps
-from tokenmix.report.attribution import focus, slot_reads, slot_similarity
-from tokenmix.report.biases import bias_pictures, filters
-from tokenmix.report.checks import PNG, _undecodable
-from tokenmix.report.image_grid import as_shown, image_grid
-from tokenmix.report.norms import neighbour_similarity, outlier_cutoff, share_above, token_norms
-from tokenmix.report.pictures import effective_attention
-from tokenmix.report.runs import load_model, read_run
-from tokenmix.report.vision import draw_pictures, load_image, vision_section
 
 OPTIONS = {
     "attention": {"heads": 2},
@@ -360,7 +360,7 @@ def test_the_colours_are_those_of_the_values():
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    from tokenmix.report.image_grid import _pixels
+    from tokenmix.lab.report.image_grid import _pixels
 
     colours = ScalarMappable(Normalize(-1, 1), "RdBu_r")
     found = _pixels(torch.tensor([[1.0, -1.0], [torch.nan, 0.0]]), (4, 4), colours)

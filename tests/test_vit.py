@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from cases import BOTH_WAYS, CASES
+from ledger import printed
 from tokenmix import MixerError
 from tokenmix.hosts.vit.write import to_hf, to_timm
 from tokenmix.models import MODELS, MAEConfig, ViT, ViTConfig, build_model, replace_layers
 from tokenmix.models.vit import filled
-from tokenmix.papers.aft import TABLE_7, TABLE_8
 from tokenmix.positions.grid import resize_rows, sincos
 
 COUNTS = {  # the documented convention: no bias on Q, K and V of AFT; DeiT's own counts to the digit
@@ -29,7 +29,8 @@ COUNTS = {  # the documented convention: no bias on Q, K and V of AFT; DeiT's ow
     "hydra_deit_base": 86_567_656,
     "deit_small_registers": 22_050_664 + 4 * 384,
 }
-PRINTED = {name: float(printed) for name, printed, _ in (*TABLE_7, *TABLE_8)}  # AFT, in millions
+TABLES = printed("aft", "Table 7, parameters") | printed("aft", "Table 8, parameters")
+PRINTED = {name: float(number) for name, number in TABLES.items()}  # AFT, in millions
 SPECS = {
     "attention": {"name": "attention", "heads": 2},
     "aft_full": {"name": "aft_full", "rank": 4},

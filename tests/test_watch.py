@@ -1,4 +1,4 @@
-"""`tokenmix watch`: what it finds, what it says has become of runs, and how it draws them on any terminal."""
+"""`tokenmix report --watch`: what it finds, what it says has become of runs, and how it draws them on any terminal."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from tokenmix import MixerError, cli
-from tokenmix.cli.output import shows
-from tokenmix.report import curves
-from tokenmix.report.curves import Screen, clock, frame, table
-from tokenmix.report.live import Page
-from tokenmix.report.watch import Tail, Watch, Watched, find_runs
+from tokenmix import MixerError
+from tokenmix.lab import cli
+from tokenmix.lab.cli.output import shows
+from tokenmix.lab.report import curves
+from tokenmix.lab.report.curves import Screen, clock, frame, table
+from tokenmix.lab.report.live import Page
+from tokenmix.lab.report.watch import Tail, Watch, Watched, find_runs
 from tokenmix.system.lock import locked
 
 TEXT = {"model": {"kind": "lm"}, "train": {"steps": 100, "max_seconds": None}}
@@ -55,7 +56,7 @@ def note(path: Path, state: str, why: str = "") -> None:
 
 
 def once(capsys, *argv: str) -> str:
-    assert cli.main(["watch", *argv]) == 0
+    assert cli.main(["report", "--watch", *argv]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     return out
@@ -92,14 +93,14 @@ def test_nothing_to_see_is_one_line(tmp_path, capsys):
         (["run", "--metric", "los"], "no run has the metric 'los'; nearest: "),
         (["run", "--every", "0"], "every must be above 0"),
         (["run", "--x", "epochs"], "--x"),
-        (["run", "--page", "file/page.html"], "file"),
+        (["run", "--out", "file/page.html"], "file"),
     ],
 )
 def test_what_does_not_work_is_one_line_and_exit_2(tmp_path, capsys, monkeypatch, argv, words):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "run", lines_of(20))
     (tmp_path / "file").touch()
-    assert cli.main(["watch", *argv]) == 2
+    assert cli.main(["report", "--watch", *argv]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert words in err
@@ -316,7 +317,7 @@ def test_an_ascii_terminal(tmp_path, monkeypatch):
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", out)
     assert not shows("─")
-    assert cli.main(["watch", str(tmp_path), "--once"]) == 0
+    assert cli.main(["report", "--watch", str(tmp_path), "--once"]) == 0
     assert b"a n\\xe9e" in out.buffer.getvalue()
 
 
@@ -345,22 +346,22 @@ def test_a_live_frame_is_left_cleanly(tmp_path, monkeypatch):
     for name, value in {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert cli.main(["watch", str(tmp_path), "--every", "3"]) == 0
+    assert cli.main(["report", "--watch", str(tmp_path), "--every", "3"]) == 0
     assert looks == [3.0, 3.0]
     shown = out.getvalue()
     assert shown.index("\x1b[?1049h") < shown.index("\x1b[?1049l")  # the other screen, and back
     last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown[shown.rindex("\x1b[?1049l") :])
     assert re.search(r"━ run +stopped +50 +50%", last)
     monkeypatch.setenv("TERM", "dumb")
-    assert cli.main(["watch", str(tmp_path)]) == 0
+    assert cli.main(["report", "--watch", str(tmp_path)]) == 0
     assert len(looks) == 2
 
 
 def test_a_page_is_written_when_something_changed(tmp_path, monkeypatch, capsys):
-    from tokenmix.report.checks import check_page
+    from page_checks import check_page
 
     run, page = write(tmp_path / "runs" / "run", lines_of(20)), tmp_path / "page.html"
-    once(capsys, str(tmp_path / "runs"), "--page", str(page))
+    once(capsys, str(tmp_path / "runs"), "--out", str(page))
     assert check_page(page) == []
     assert 'http-equiv="refresh"' not in page.read_text()
     watch, live = Watch([tmp_path / "runs"]), Page(page, 2.0)
@@ -393,6 +394,6 @@ def test_a_page_that_cannot_be_written_is_no_success(tmp_path, monkeypatch, caps
     def full(*args, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tokenmix.report.live.write_report", full)
-    assert cli.main(["watch", str(tmp_path), "--once", "--page", str(tmp_path / "page.html")]) == 1
+    monkeypatch.setattr("tokenmix.lab.report.live.write_report", full)
+    assert cli.main(["report", str(tmp_path), "--watch", "--once", "--out", str(tmp_path / "page.html")]) == 1
     assert "page.html: not written: No space left on device" in capsys.readouterr().out

@@ -428,7 +428,7 @@ def test_folders(tmp_path):
 
 
 def test_run_directory(tmp_path):
-    from tokenmix.train.checkpoint import save_checkpoint
+    from tokenmix.system.checkpoint import save_checkpoint
 
     model = ours()
     (tmp_path / "checkpoints").mkdir()

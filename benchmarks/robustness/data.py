@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from tokenmix.data import open_corpus, open_images
+from tokenmix.lab.data import open_corpus, open_images
 from tokenmix.system.files import whole_file
 
 from . import attempt
@@ -149,7 +149,7 @@ def kept_mtime() -> str:
 
 def _in_a_while(code: str, seconds: float = 20.0) -> str:
     """The last line that a process of its own prints, or that it hangs."""
-    ask = f"from tokenmix.data import open_images\n{code}"
+    ask = f"from tokenmix.lab.data import open_images\n{code}"
     try:
         done = subprocess.run(
             [sys.executable, "-c", ask],

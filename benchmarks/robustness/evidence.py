@@ -24,7 +24,7 @@ def _told(*args: str) -> str:
 def rows_that_are_one_model() -> str:
     """Heads, kernels and layers were capped without a word."""
     from tokenmix import MixerError
-    from tokenmix.recipes import RECIPES
+    from tokenmix.lab.recipes import RECIPES
 
     rows, refused, models, declared = 0, 0, 0, 0
     for recipe in RECIPES.values():
@@ -60,7 +60,7 @@ def slashes() -> str:
 
 def _results(scores: dict[str, list[float]], floor: float, lengths: tuple[int, ...] = ()) -> object:
     """Return results of rows with these scores, higher is better, tuned over three rates."""
-    from tokenmix.sweep import Results, SweepPlan
+    from tokenmix.lab.sweep import Results, SweepPlan
 
     plan = SweepPlan("recall", {row: {} for row in scores}, rates=(0.1, 0.2, 0.4), shell="paper", lengths=lengths)
     found = Results(Path("none.json"), plan, yardsticks={"constant predictor": floor})
@@ -78,7 +78,7 @@ def _results(scores: dict[str, list[float]], floor: float, lengths: tuple[int, .
 @attempt("3", "Two rows of accuracies at chance, compared")
 def at_chance() -> str:
     """Scores that are better the higher they are had no floor."""
-    from tokenmix.sweep import compare
+    from tokenmix.lab.sweep import compare
 
     return compare(_results({"a": [0.1, 0.1005, 0.0995], "b": [0.1, 0.0995, 0.1005]}, 0.1), "a", "b").text()
 
@@ -86,7 +86,7 @@ def at_chance() -> str:
 @attempt("3", "A claim on longer sums of a row that has not learned those of its training")
 def not_learned() -> str:
     """The ledger called it contradicted."""
-    from tokenmix.sweep import compare
+    from tokenmix.lab.sweep import compare
 
     found = _results({"a": [0.87, 0.871, 0.887], "b": [0.99, 0.985, 0.98]}, 0.15, (4, 16))
     return compare(found, "a", "b").text()
@@ -95,7 +95,7 @@ def not_learned() -> str:
 @attempt("4", "Confirmed claims that no model is built for")
 def confirmed() -> str:
     """Cost formulas, defaults and sums of printed rows counted as tests."""
-    from tokenmix.papers import PAPERS, recorded
+    from tokenmix.lab.papers import PAPERS, recorded
 
     found = collections.Counter()
     for paper in PAPERS.values():

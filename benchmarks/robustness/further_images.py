@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+import tokenmix.lab.report
 import tokenmix.models
-import tokenmix.report
-from tokenmix.data import Bounds, open_images, open_masks
+from tokenmix.lab.data import Bounds, open_images, open_masks
 
 from . import attempt
 
@@ -67,7 +67,7 @@ def threads_in_a_tar() -> str:
     with tarfile.open("pets.tar", "w") as tar:
         tar.add("pets", ".")
     sys.setswitchinterval(1e-6)
-    from tokenmix.data.trees import tar_tree
+    from tokenmix.lab.data.trees import tar_tree
 
     tree = tar_tree(Path("pets.tar"), Bounds())
     with ThreadPoolExecutor(8) as pool:
@@ -104,7 +104,7 @@ def backslashes_in_a_zip() -> str:
 def _cloud(name: str, content: str) -> str:
     Path(name).write_text(content)
     try:
-        from tokenmix.data.point_files import read_cloud
+        from tokenmix.lab.data.point_files import read_cloud
 
         found = read_cloud(Path(name))
     except Exception as why:
@@ -184,7 +184,7 @@ def pictures_without_matplotlib() -> str:
     sys.modules["matplotlib"] = None
     model = tokenmix.models.build_model("deit_tiny", layers=1, image_size=(32, 32))
     try:
-        tokenmix.report.draw_pictures(model, [_images("set", "a.png") + "/a.png"], "out")
+        tokenmix.lab.report.draw_pictures(model, [_images("set", "a.png") + "/a.png"], "out")
     except Exception as why:
         return f"{type(why).__name__}: {why}"
     return "drawn"

@@ -57,8 +57,8 @@ def resized_beyond_memory() -> str:
 
 
 def _warned(recipe: str, changes: dict[str, object]) -> str:
-    from tokenmix.recipes import RECIPES
-    from tokenmix.train.idle_settings import idle_settings
+    from tokenmix.lab.recipes import RECIPES
+    from tokenmix.lab.train.idle_settings import idle_settings
 
     return "; ".join(idle_settings(RECIPES[recipe].config().override(changes))) or "no word"
 
@@ -73,7 +73,7 @@ def idle() -> str:
 
 def _read(name: str, content: str | bytes, kind: str = "labelled", **options: object) -> str:
     """Say what is found in a file of texts."""
-    from tokenmix import data
+    from tokenmix.lab import data
 
     Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
     try:
@@ -124,7 +124,7 @@ def names_in_capitals() -> str:
     Path("f").mkdir()
     for name in ("Train", "Dev", "Test"):
         Path("f", f"{name}.tsv").write_text(TABLE)
-    from tokenmix.data import open_labelled
+    from tokenmix.lab.data import open_labelled
 
     try:
         found = open_labelled("f")[0].inventory.lines()[0]

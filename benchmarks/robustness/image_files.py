@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tokenmix.data import open_images, open_masks, open_points
-from tokenmix.data import point_files as files
+from tokenmix.lab.data import open_images, open_masks, open_points
+from tokenmix.lab.data import point_files as files
 
 from . import attempt
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 import tokenmix
-from tokenmix.train import OptimConfig
-from tokenmix.train.optim import parameter_groups
+from tokenmix.lab.train import OptimConfig
+from tokenmix.lab.train.optim import parameter_groups
 
 from . import attempt
 

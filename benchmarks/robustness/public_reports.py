@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmix import MIXERS, MixerError, cli
-from tokenmix.data import Subwords, open_documents, open_images, open_labelled, open_masks, open_points
+from tokenmix import MIXERS, MixerError
+from tokenmix.lab import cli
+from tokenmix.lab.data import Subwords, open_documents, open_images, open_labelled, open_masks, open_points
+from tokenmix.lab.train import DataConfig, OptimConfig, RunConfig, TrainConfig, resume, train
 from tokenmix.mixers import example_mixer
 from tokenmix.models import LM, EncoderConfig, LMConfig, Seq2Seq, Seq2SeqConfig, build_model
-from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, resume, train
 
 from . import attempt
 
@@ -181,7 +182,7 @@ def padded_count() -> str:
 @attempt("9", "qubvel/segmentation_models#553: a class that is only predicted does not count in mIoU")
 def class_only_predicted() -> str:
     """Two classes in the masks, a third in the prediction: (1/2 + 1 + 0) / 3."""
-    from tokenmix.train.mask_scores import confusion_matrix, intersection_over_union
+    from tokenmix.lab.train.mask_scores import confusion_matrix, intersection_over_union
 
     iou = intersection_over_union(confusion_matrix(torch.tensor([0, 2, 1]), torch.tensor([0, 0, 1]), 4))
     return f"IoU {[round(v, 3) for v in iou.tolist()]}, mean {float(iou.nanmean()):.3f}"
@@ -343,7 +344,7 @@ def _columns(order: str) -> str:
 @attempt("17", "cartographer-project/point_cloud_viewer#8: columns of a .ply are read by their order")
 def ply_columns() -> str:
     """Colour, z, x, y."""
-    from tokenmix.data.point_files import read_points
+    from tokenmix.lab.data.point_files import read_points
 
     Path("c.ply").write_text(PLY.format(extra="", columns=_columns("rzxy"), rows=_rows("rzxy")))
     return _said(lambda: f"the first point is {[round(v, 3) for v in read_points(Path('c.ply'))[0].tolist()]}")

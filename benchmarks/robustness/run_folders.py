@@ -28,8 +28,8 @@ def _told(*args: str, env: dict[str, str] | None = None) -> str:
 
 def _run() -> Path:
     """Train a small run."""
-    from tokenmix.recipes import RECIPES
-    from tokenmix.train import train
+    from tokenmix.lab.recipes import RECIPES
+    from tokenmix.lab.train import train
 
     Path("text.txt").write_bytes(b"the cat sat on the mat. " * 300)
     fields = {"data.source": str(Path("text.txt").resolve()), "data.seq_len": 16, "model.max_len": 16, "model.dim": 8}
@@ -55,7 +55,7 @@ def pipe_for_metrics() -> str:
     run = _run()
     (run / "metrics.jsonl").unlink()
     os.mkfifo(run / "metrics.jsonl")
-    return _told("watch", "run", "--once")
+    return _told("report", "run", "--watch", "--once")
 
 
 @attempt("3", "A loss of 1e308 in a run's metrics")
@@ -64,14 +64,14 @@ def huge_loss() -> str:
     run = _run()
     with (run / "metrics.jsonl").open("a") as f:
         f.write(json.dumps({"kind": "train", "step": 4, "loss": 1e308, "bpb": 1e308, "seconds": 4.0}) + "\n")
-    return f"watch {_told('watch', 'run', '--once')}; report {_told('report', 'run')}"
+    return f"watch {_told('report', 'run', '--watch', '--once')}; report {_told('report', 'run')}"
 
 
 @attempt("4", "A folder of checkpoints with a superscript for its step")
 def superscript_step() -> str:
     """It is a digit to Python, and no number."""
     (_run() / "checkpoints" / "step_²").mkdir()
-    return f"watch {_told('watch', 'run', '--once')}; resume {_told('resume', 'run')}"
+    return f"watch {_told('report', 'run', '--watch', '--once')}; resume {_told('resume', 'run')}"
 
 
 @attempt("5", "A config of a run with a model of 10^12 features, or without data")
@@ -82,7 +82,7 @@ def odd_configs() -> str:
     (run / "config.json").write_text(json.dumps({**config, "model": {**config["model"], "dim": 10**12}}))
     wide = _told("report", "run")
     (run / "config.json").write_text(json.dumps({**config, "data": None}))
-    return f"report {wide}; watch {_told('watch', 'run', '--once')}"
+    return f"report {wide}; watch {_told('report', 'run', '--watch', '--once')}"
 
 
 @attempt("6", "Sampling at a temperature of 1e-300")

@@ -14,9 +14,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tokenmix import cli
+from tokenmix.lab import cli
+from tokenmix.lab.train import DataConfig, OptimConfig, RunConfig, TrainConfig, train
 from tokenmix.models import LMConfig
-from tokenmix.train import DataConfig, OptimConfig, RunConfig, TrainConfig, train
 
 from . import attempt
 
@@ -115,7 +115,7 @@ def stepless_metrics() -> str:
 def pictures_of_text() -> str:
     """One line is the answer."""
     _run()
-    return _called("pictures", "run", "a.txt", "--out", "drawn")[:120]
+    return _called("look", "images", "run", "a.txt", "--out", "drawn")[:120]
 
 
 @attempt("12", "A sample on a terminal that is not UTF-8")

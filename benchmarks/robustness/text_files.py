@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tokenmix.data import open_corpus, open_documents, open_labelled, open_parallel
+from tokenmix.lab.data import open_corpus, open_documents, open_labelled, open_parallel
 
 from . import attempt
 

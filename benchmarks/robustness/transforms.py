@@ -52,8 +52,8 @@ def on_meta() -> str:
 @attempt("15", "tokenmix list --cost with a length of 14 digits; bench --budget nan")
 def command_line() -> str:
     """The tables of a mixer of that length were made."""
-    from tokenmix.cli.bench import check_positive
-    from tokenmix.cli.costs import costs, costs_text
+    from tokenmix.lab.cli.bench import check_positive
+    from tokenmix.lab.cli.costs import costs, costs_text
 
     def listed() -> str:
         T = 99_999_999_999_999

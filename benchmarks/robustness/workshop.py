@@ -40,7 +40,7 @@ class Zeros(Attention):
 @attempt("1", "A mixer with a causal form only is registered: what does the doctor say?")
 def doctor() -> str:
     """It tried the bidirectional form of everything."""
-    from tokenmix.cli.doctor import diagnose
+    from tokenmix.lab.cli.doctor import diagnose
 
     tokenmix.register_mixer("running", Running)
     found = diagnose()

@@ -3,7 +3,7 @@
 from .system.collection import collection_paused
 
 with collection_paused():  # which saves a fourth of this import
-    from . import functional
+    from . import contrib, functional
     from .errors import MixerError
     from .functional import use_backend
     from .kernels.fast_linear import fast_linear
@@ -20,7 +20,10 @@ with collection_paused():  # which saves a fourth of this import
         state_bytes,
     )
     from .parallel import long_backward
+    from .system.moved import MOVED, answer_old_names
     from .system.version import __version__
+
+answer_old_names()
 
 __all__ = [
     "Capabilities",
@@ -31,6 +34,7 @@ __all__ = [
     "__version__",
     "aux_losses",
     "build_mixer",
+    "contrib",
     "fast_linear",
     "functional",
     "long_backward",
@@ -40,3 +44,9 @@ __all__ = [
     "state_bytes",
     "use_backend",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in MOVED:
+        raise ModuleNotFoundError(f"tokenmix.{name} is now tokenmix.lab.{name}.")  # `from` shows no AttributeError
+    raise AttributeError(f"module 'tokenmix' has no attribute {name!r}.")

@@ -1,5 +1,5 @@
 """Run the command line as ``python -m tokenmix VERB``, for when its script is not on the path."""
 
-from .cli import main
+from .lab.cli import main
 
 raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""The page of `tokenmix explain` in a real browser: hover, click, keys, steps, languages, wide and narrow."""
+"""The page of `tokenmix look sentence` in a real browser: hover, click, keys, steps, languages, wide and narrow."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from chromium import measured
-from tokenmix.explain import explain, write_page
-from tokenmix.explain.example import train_example
+from tokenmix.lab.explain import explain, write_page
+from tokenmix.lab.explain.example import train_example
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 STEPS = 13

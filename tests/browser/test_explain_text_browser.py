@@ -1,4 +1,4 @@
-"""The pages of `tokenmix explain` of language models and of an encoder in a real browser, wide and narrow."""
+"""The pages of `tokenmix look sentence` of language models and of an encoder in a real browser, wide and narrow."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from chromium import measured
-from tokenmix.explain import explain, write_page
-from tokenmix.explain.characters import Bytes
+from tokenmix.lab.explain import explain, write_page
+from tokenmix.lab.explain.characters import Bytes
 from tokenmix.models import EncoderConfig, LMConfig, build_model
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]

@@ -10,7 +10,7 @@ from PIL import Image
 
 from chromium import chromium
 from run_dirs import SPECS, tiny_run
-from tokenmix.report import write_report
+from tokenmix.lab.report import write_report
 
 pytestmark = pytest.mark.browser
 

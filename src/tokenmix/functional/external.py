@@ -17,7 +17,6 @@ from ..errors import MixerError
 from ..kernels.backend import Backend, choose
 from ..kernels.operator import Operator
 from ..kernels.precision import exact, sum_dtype
-from .attention import attention
 from .layout.checks import check_eps, check_flags, check_key_mask, check_name
 from .layout.masks import zero_masked
 from .sums.nonfinite import honest, honest_chunk
@@ -241,53 +240,6 @@ def merge_slots(earlier: SlotSums, later: SlotSums) -> SlotSums:
 def _lift(past: SlotSums) -> Sums:
     m, den = past.m[:, None], past.den[:, None, None]
     return Sums(m, torch.zeros_like(m), den)
-
-
-@exact
-def simplified_attention(
-    x: Tensor,
-    k: Tensor,
-    *,
-    scale: float = 1.0,
-    causal: bool = False,
-    key_mask: Tensor | None = None,
-    attn_mask: Tensor | None = None,
-    backend: Backend = "auto",
-) -> Tensor:
-    """Compute the simplified self-attention of the External Attention paper: no projections, one head.
-
-    y_t = sum_s softmax_s(scale x_t . k_s) k_s, with k = x in self-mixing. Takes time O(T S D). The paper's scale is 1;
-    the logits are then as large as |x|^2, so half precision is computed in float32.
-
-    Args:
-        x: (B, T, D), the queries.
-        k: (B, S, D), used as keys and as values.
-        scale: factor of the logits.
-        causal, key_mask, attn_mask, backend: as in ``attention``.
-
-    Returns:
-        (B, T, D) in x's dtype.
-
-    Raises:
-        MixerError: the shapes of x and k do not fit, or ``attention`` refuses the call.
-    """
-    if x.ndim != 3 or k.ndim != 3 or x.shape[0] != k.shape[0] or x.shape[2] != k.shape[2]:
-        raise MixerError(
-            f"simplified_attention: expects x (B, T, D) and k (B, S, D), got {tuple(x.shape)} and {tuple(k.shape)}."
-        )
-    wide = sum_dtype(x)
-    y = attention(
-        x.to(wide),
-        k.to(wide),
-        k.to(wide),
-        heads=1,
-        scale=scale,
-        causal=causal,
-        key_mask=key_mask,
-        attn_mask=attn_mask,
-        backend=backend,
-    )
-    return y.to(x.dtype)
 
 
 def check_norm(who: str, norm: str, eps: float) -> None:

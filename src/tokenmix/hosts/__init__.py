@@ -4,9 +4,7 @@ from .conversion_report import Report
 from .patch_grid import given_grid
 from .rotary import rotary_spec
 from .surgery import (
-    DistillConfig,
     Site,
-    distill,
     find_attention,
     load_converted,
     replace_mixers,
@@ -20,14 +18,12 @@ from .vit.read import Weights, from_hf, from_timm
 from .vit.write import hf_options, timm_options, to_hf, to_timm
 
 __all__ = [
-    "DistillConfig",
     "MultiheadMixer",
     "Report",
     "Site",
     "Weights",
     "convert_command",
     "convert_vit",
-    "distill",
     "find_attention",
     "from_hf",
     "from_timm",

@@ -16,7 +16,7 @@ from ..functional.layout.heads import by_head
 from ..mixers import MIXERS, Mixer, build_mixer, mixer_options
 from ..mixers.attention import Attention
 from ..mixers.outside import load_mixer
-from ..report.pictures import values_attention
+from ..models.effective_attention import values_attention
 
 
 class NoWeights:

@@ -6,7 +6,7 @@ table, and `make tables` writes it.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import MixerError
 from ..system.config import nearest
@@ -15,8 +15,8 @@ from .facts import mixer_options
 from .outside import load_mixer
 from .table import MIXERS
 
-MixerName = Literal[tuple(MIXERS)]
-"""The names of the table's rows; ``register_mixer`` adds others, which are plain strings to a type checker."""
+MixerName = str
+"""The name of a mixer. Type checkers know the names of the library; those that ``register_mixer`` adds are strings."""
 
 
 def build_mixer(name: str, dim: int, **options: Any) -> Mixer:

@@ -7,6 +7,39 @@ from typing import (
     overload,
 )
 
+from ..contrib.axial import Axial
+from ..contrib.compressive import Compressive
+from ..contrib.external import SimplifiedAttention
+from ..contrib.fourier import Fourier
+from ..contrib.gmlp import GMLP
+from ..contrib.hydra import PolyNL
+from ..contrib.image_local import ImageLocal
+from ..contrib.lambda_layer import Lambda
+from ..contrib.lightconv import (
+    DynamicConv,
+    LightConv,
+)
+from ..contrib.linformer import Linformer
+from ..contrib.memory_compressed import MemoryCompressed
+from ..contrib.mlp_mixer import MLPMixer
+from ..contrib.nystrom import Nystrom
+from ..contrib.patterns import (
+    Fixed,
+    Strided,
+)
+from ..contrib.patterns_bigbird import BigBird
+from ..contrib.patterns_longformer import (
+    ETC,
+    Longformer,
+)
+from ..contrib.pct_attention import PCTAttention
+from ..contrib.pooling import Pooling
+from ..contrib.reformer import Reformer
+from ..contrib.routing import Routing
+from ..contrib.set import InducedSet
+from ..contrib.sinkhorn import Sinkhorn
+from ..contrib.spatial_reduction import SpatialReduction
+from ..contrib.transformer_xl import TransformerXL
 from ..functional.sums.gates import Gate
 from ..functional.sums.outside import (
     Filters,
@@ -26,51 +59,19 @@ from .aft_forget import (
 from .aft_pairs import AFTPairs
 from .aft_reach import AFTReach
 from .attention import Attention
-from .axial import Axial
 from .base import Mixer
-from .compressive import Compressive
 from .external import (
     External,
     ExternalMultihead,
-    SimplifiedAttention,
 )
-from .fourier import Fourier
-from .gmlp import GMLP
 from .hydra import (
     Hydra,
     MultiheadLinear,
-    PolyNL,
-)
-from .image_local import ImageLocal
-from .lambda_layer import Lambda
-from .lightconv import (
-    DynamicConv,
-    LightConv,
 )
 from .linear import LinearAttention
-from .linformer import Linformer
 from .local import Local
-from .memory_compressed import MemoryCompressed
-from .mlp_mixer import MLPMixer
-from .nystrom import Nystrom
-from .patterns import (
-    Fixed,
-    Strided,
-)
-from .patterns_global import (
-    ETC,
-    BigBird,
-    Longformer,
-)
-from .pct_attention import PCTAttention
 from .performer import Performer
-from .pooling import Pooling
-from .reformer import Reformer
 from .rfa import RFA
-from .routing import Routing
-from .set import InducedSet
-from .sinkhorn import Sinkhorn
-from .spatial_reduction import SpatialReduction
 from .synthesizer import (
     SynthesizerDense,
     SynthesizerFactorizedDense,
@@ -78,7 +79,6 @@ from .synthesizer import (
     SynthesizerRandom,
 )
 from .synthesizer_mixture import SynthesizerMixture
-from .transformer_xl import TransformerXL
 
 MixerName = Literal[
     "attention",
@@ -91,10 +91,8 @@ MixerName = Literal[
     "aft_pairs",
     "hydra",
     "multihead_linear",
-    "polynl",
     "external",
     "external_multihead",
-    "simplified_attention",
     "synthesizer_dense",
     "synthesizer_random",
     "synthesizer_factorized_dense",
@@ -104,6 +102,8 @@ MixerName = Literal[
     "performer",
     "rfa",
     "local",
+    "polynl",
+    "simplified_attention",
     "strided",
     "fixed",
     "longformer",
@@ -285,15 +285,6 @@ def build_mixer(
 ) -> MultiheadLinear: ...
 @overload
 def build_mixer(
-    name: Literal["polynl"],
-    dim: int,
-    *,
-    causal: bool = False,
-    qkv_bias: bool = True,
-    out_bias: bool = True,
-) -> PolyNL: ...
-@overload
-def build_mixer(
     name: Literal["external"],
     dim: int,
     *,
@@ -319,15 +310,6 @@ def build_mixer(
     qkv_bias: bool = True,
     out_bias: bool = True,
 ) -> ExternalMultihead: ...
-@overload
-def build_mixer(
-    name: Literal["simplified_attention"],
-    dim: int,
-    *,
-    causal: bool = False,
-    scale: float = 1.0,
-    out_bias: bool = True,
-) -> SimplifiedAttention: ...
 @overload
 def build_mixer(
     name: Literal["synthesizer_dense"],
@@ -468,6 +450,24 @@ def build_mixer(
     qkv_bias: bool = True,
     out_bias: bool = True,
 ) -> Local: ...
+@overload
+def build_mixer(
+    name: Literal["polynl"],
+    dim: int,
+    *,
+    causal: bool = False,
+    qkv_bias: bool = True,
+    out_bias: bool = True,
+) -> PolyNL: ...
+@overload
+def build_mixer(
+    name: Literal["simplified_attention"],
+    dim: int,
+    *,
+    causal: bool = False,
+    scale: float = 1.0,
+    out_bias: bool = True,
+) -> SimplifiedAttention: ...
 @overload
 def build_mixer(
     name: Literal["strided"],

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import functional
 from ..functional.external import (
     EPS,
     SlotSums,
@@ -24,8 +23,7 @@ from ..functional.external import (
 )
 from .base import About, Arguments, Kernels, Mixer, register_state
 from .cost import MixingCost
-from .parts.options import at_least, check_heads, check_positive
-from .parts.shared import largest_dot, valid_mask
+from .parts.options import at_least, check_heads
 
 
 @register_state
@@ -41,14 +39,6 @@ class ExternalState(NamedTuple):
     def merge_with(self, later: ExternalState) -> ExternalState:
         """Return the sums over two adjacent stretches of tokens."""
         return ExternalState(*merge_slots(SlotSums(*self), SlotSums(*later)))
-
-
-@register_state
-class SimplifiedState(NamedTuple):
-    """Every token so far: keys (B, S, D); valid (B, S) bool, True = may be attended."""
-
-    keys: Tensor
-    valid: Tensor
 
 
 def step(
@@ -286,80 +276,3 @@ def largest_slot_logit(args: tuple, options: dict[str, Any]) -> float:
     """Return the largest |x_t M_k^T + b_k|."""
     x, memory_k, _, *biases = (a.detach() for a in args)
     return float(slot_logits(x, memory_k, biases[0] if biases else None, options["heads"], None).abs().max())
-
-
-class SimplifiedAttention(Mixer):
-    """y_t = W_o [sum_s softmax_s(scale x_t . x_s) x_s]: attention without q, k and v projections.
-
-    Guo et al. 2021, arXiv:2105.02358, who replace its keys by learned memories to obtain external attention. Maps (B,
-    T, D) to (B, T, D).
-
-    Args:
-        scale: factor on the logits, 1 by default as in the paper. The logit of a token with itself is scale |x|^2, so
-            with many features a token attends little else.
-
-    Parameters: out_proj, which is not part of the paper's equation. Time O(T^2 D). The streaming state is every token
-    so far.
-
-    Raises:
-        MixerError: if ``scale`` is not a positive number.
-    """
-
-    supports_causal = supports_streaming = supports_context = supports_attn_mask = True
-    about = About("Guo et al. 2021, arXiv 2105.02358", "attention", "T^2 D", "T D")
-    form = "simplified_attention"
-    carries = ("out_proj",)
-
-    def __init__(self, dim: int, *, causal: bool = False, scale: float = 1.0, out_bias: bool = True):
-        super().__init__(dim, causal=causal)
-        check_positive(self, scale=scale)
-        self.scale = scale
-        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
-
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
-        """Return the arguments of ``functional.simplified_attention`` for this input: (positional, keyword)."""
-        return (x, x if context is None else context), {
-            "scale": self.scale,
-            "causal": self.causal,
-            "key_mask": key_mask,
-            "attn_mask": attn_mask,
-        }
-
-    def mixing_cost(self, T: int) -> MixingCost:
-        flops = 4 * T * T * self.dim
-        return MixingCost(flops=flops, counted=flops, activations=4 * 2 * self.dim * T, state=(4 * self.dim + 1) * T)
-
-    @staticmethod
-    def largest_logit(args: tuple, options: dict[str, Any]) -> float:
-        x, k = args
-        own = options["scale"] * float(
-            k.detach().square().sum(-1).max()
-        )  # k is the value too, so its gradients are rounded relative to |k|^2
-        return max(largest_dot(x, k, 1, 1, options["scale"]), own)
-
-    def empty_state(self, batch_size, *, device, dtype):
-        keys = torch.zeros(batch_size, 0, self.dim, device=device, dtype=dtype)
-        return SimplifiedState(keys, torch.zeros(batch_size, 0, dtype=torch.bool, device=device))
-
-    def context_state(self, context, context_mask):
-        return SimplifiedState(context, valid_mask(context, context_mask))
-
-    def mix_chunk(self, x, state, *, positions, key_mask):
-        if self.causal:
-            state = SimplifiedState(
-                torch.cat([state.keys, x.to(state.keys.dtype)], 1), torch.cat([state.valid, valid_mask(x, key_mask)], 1)
-            )
-        y = functional.simplified_attention(
-            x, state.keys.to(x.dtype), scale=self.scale, causal=self.causal, key_mask=state.valid
-        )
-        return self.out_proj(y), state

@@ -72,7 +72,7 @@ class Facts(nn.Module):
     form: ClassVar[str | Callable[..., Tensor] | None] = None
     """The functional form that ``mix`` calls, or None: a function, or a name in ``tokenmix.functional``.
 
-    A named form has a reference of the same name in ``tokenmix.reference``.
+    A form of this library has a reference of the same name in ``tokenmix.reference``.
     """
     carries: ClassVar[tuple[str, ...]] = ()
     """The projections that take over weights when softmax attention is replaced, "q_norm" and "k_norm" included.

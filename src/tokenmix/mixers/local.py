@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import functional
 from ..functional.layout.positions import last_valid
-from ..functional.patterns import local_chunk
+from ..functional.local import local_chunk
 from ..functional.sums.outside import LOCAL_OUTSIDES, LocalOutside
 from .base import QKVO, About, Arguments, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost

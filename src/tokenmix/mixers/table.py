@@ -11,36 +11,15 @@ from .aft_forget import AFTForget
 from .aft_pairs import AFTPairs
 from .aft_reach import AFTReach
 from .attention import Attention
-from .axial import Axial
 from .base import Mixer
-from .compressive import Compressive
-from .external import External, ExternalMultihead, SimplifiedAttention
-from .fourier import Fourier
-from .gmlp import GMLP
-from .hydra import Hydra, MultiheadLinear, PolyNL
-from .image_local import ImageLocal
-from .lambda_layer import Lambda
-from .lightconv import DynamicConv, LightConv
+from .external import External, ExternalMultihead
+from .hydra import Hydra, MultiheadLinear
 from .linear import LinearAttention
-from .linformer import Linformer
 from .local import Local
-from .memory_compressed import MemoryCompressed
-from .mlp_mixer import MLPMixer
-from .nystrom import Nystrom
-from .patterns import Fixed, Strided
-from .patterns_global import ETC, BigBird, Longformer
-from .pct_attention import PCTAttention
 from .performer import Performer
-from .pooling import Pooling
-from .reformer import Reformer
 from .rfa import RFA
-from .routing import Routing
-from .set import InducedSet
-from .sinkhorn import Sinkhorn
-from .spatial_reduction import SpatialReduction
 from .synthesizer import SynthesizerDense, SynthesizerFactorizedDense, SynthesizerFactorizedRandom, SynthesizerRandom
 from .synthesizer_mixture import SynthesizerMixture
-from .transformer_xl import TransformerXL
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
@@ -54,11 +33,9 @@ MIXERS: dict[str, type[Mixer]] = {
     # hydra
     "hydra": Hydra,
     "multihead_linear": MultiheadLinear,
-    "polynl": PolyNL,
     # external
     "external": External,
     "external_multihead": ExternalMultihead,
-    "simplified_attention": SimplifiedAttention,
     # synthesizer
     "synthesizer_dense": SynthesizerDense,
     "synthesizer_random": SynthesizerRandom,
@@ -69,43 +46,12 @@ MIXERS: dict[str, type[Mixer]] = {
     "linear": LinearAttention,
     "performer": Performer,
     "rfa": RFA,
-    # local and other patterns
+    # local
     "local": Local,
-    "strided": Strided,
-    "fixed": Fixed,
-    "longformer": Longformer,
-    "etc": ETC,
-    "bigbird": BigBird,
-    # low rank
-    "linformer": Linformer,
-    "nystrom": Nystrom,
-    "memory_compressed": MemoryCompressed,
-    "spatial_reduction": SpatialReduction,
-    "set": InducedSet,
-    # gated, convolutional and MLP
-    "lightconv": LightConv,
-    "dynamicconv": DynamicConv,
-    "lambda": Lambda,
-    "mlp_mixer": MLPMixer,
-    "gmlp": GMLP,
-    "pooling": Pooling,
-    "fourier": Fourier,
-    # content-sorted
-    "reformer": Reformer,
-    "routing": Routing,
-    "sinkhorn": Sinkhorn,
-    # memory
-    "transformer_xl": TransformerXL,
-    "compressive": Compressive,
-    # images
-    "axial": Axial,
-    "image_local": ImageLocal,
-    # points
-    "pct_attention": PCTAttention,
 }
-"""Every mixer by name, family by family."""
+"""Every mixer by name: those of the core, to which ``contrib`` and ``register_mixer`` add."""
 
-CORE = tuple(name for name, cls in MIXERS.items() if cls.about.tier == "core")
+CORE = tuple(MIXERS)
 
 
 def is_softmax(spec: dict[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -49,9 +49,6 @@ class DiTConfig(Json):
         positions: what is added to the patches: "sinusoidal" vectors in two dimensions, "learned" ones, or None.
         dropout: dropout rate in [0, 1) of the output of each branch.
         drop_path: drop path rate of the last layer, in [0, 1); it rises linearly from 0 in the first layer.
-        norm_eps: epsilon of the norms.
-        init_std: standard deviation of the initial weights.
-        kind: "dit".
     """
 
     dim: int
@@ -66,9 +63,9 @@ class DiTConfig(Json):
     positions: str | None = "sinusoidal"
     dropout: float = 0.0
     drop_path: float = 0.0
-    norm_eps: float = 1e-6
-    init_std: float = 0.02
-    kind: str = "dit"
+    kind: ClassVar[str] = "dit"
+    norm_eps: ClassVar[float] = 1e-6
+    init_std: ClassVar[float] = 0.02
 
     def __post_init__(self) -> None:
         normalise_image_config(self, "dim", "layers", "patch", "channels")

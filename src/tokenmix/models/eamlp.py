@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -50,15 +50,10 @@ class EAMLPConfig(Json):
         channels: channels of the images, at least 1.
         classes: outputs of the head; 0: no head, the model returns the class token's features.
         mlp_ratio: hidden width of the layers' MLPs as a multiple of ``dim``.
-        token_dim: width of the two token stages, at least 1.
-        token_slots: slots of the memories of a token stage, at least 1.
         token_mixer: None for EAMLP's token stage, or the spec of another mixer of width ``token_dim``.
         dropout: dropout rate in [0, 1), of the embedded tokens and each branch.
         drop_path: drop path rate of the last layer, in [0, 1); it rises linearly from 0 in the first layer. The token
             stages have none.
-        norm_eps: epsilon of the norms.
-        init_std: standard deviation of the initial weights.
-        kind: "eamlp".
     """
 
     dim: int
@@ -68,17 +63,17 @@ class EAMLPConfig(Json):
     channels: int = 3
     classes: int = 1000
     mlp_ratio: float = 3.0
-    token_dim: int = 64
-    token_slots: int = 128
     token_mixer: dict[str, Any] | None = None
     dropout: float = 0.0
     drop_path: float = 0.0
-    norm_eps: float = 1e-5
-    init_std: float = 0.02
-    kind: str = "eamlp"
+    kind: ClassVar[str] = "eamlp"
+    token_dim: ClassVar[int] = 64
+    token_slots: ClassVar[int] = 128
+    norm_eps: ClassVar[float] = 1e-5
+    init_std: ClassVar[float] = 0.02
 
     def __post_init__(self) -> None:
-        normalise_image_config(self, "dim", "layers", "channels", "token_dim", "token_slots")
+        normalise_image_config(self, "dim", "layers", "channels")
         if self.dim % 2:
             raise MixerError(f"EAMLPConfig: dim must be even (sines and cosines), got {self.dim}.")
         check_layers(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ class EncoderConfig(Json):
     Args:
         classes: number of classes of a whole text; 0: the head predicts tokens instead, as for masked language models.
         pool: what the classes are read from: "mean" of the tokens, or the "first" of them.
-        kind: "encoder".
     """
 
     dim: int
@@ -43,12 +42,12 @@ class EncoderConfig(Json):
     mlp: MLPKind = "gelu"
     mlp_bias: bool = True
     positions: str | None = "learned"
-    logit_cap: float | None = None
     tied: bool = True
     dropout: float = 0.0
     init_std: float = 0.02
     loop: LoopConfig | None = None
-    kind: str = "encoder"
+    kind: ClassVar[str] = "encoder"
+    logit_cap: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mixers", tuple(self.mixers))

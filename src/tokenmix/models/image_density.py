@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,14 +38,10 @@ class ImageDensityConfig(Json):
         norm: "pre" (with a final norm before the head) or "post".
         norm_type: "layer" for LayerNorm, "rms" for RMSNorm, both with eps 1e-5.
         mlp: "gelu", "relu2" or "swiglu"; see ``MLP``.
-        mlp_bias: whether its layers have biases.
         positions: what is added to the embedding: "learned" vectors, fixed "sinusoidal" ones, or None.
-        logit_cap: the head's logits l become cap * tanh(l / cap), so that none exceeds it (Gemma 2, arXiv 2408.00118);
-            None: as they are.
         tied: whether the head shares the embedding's weight.
         dropout: dropout rate in [0, 1), of the embedded sub-pixels and each branch.
         init_std: standard deviation of the initial weights, as in ``LMConfig``.
-        kind: "image_density".
     """
 
     dim: int
@@ -58,13 +54,13 @@ class ImageDensityConfig(Json):
     norm: str = "pre"
     norm_type: NormType = "layer"
     mlp: MLPKind = "gelu"
-    mlp_bias: bool = True
     positions: str | None = "learned"
-    logit_cap: float | None = None
     tied: bool = False
     dropout: float = 0.0
     init_std: float = 0.02
-    kind: str = "image_density"
+    kind: ClassVar[str] = "image_density"
+    logit_cap: ClassVar[float | None] = None
+    mlp_bias: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mixers", tuple(self.mixers))
@@ -82,8 +78,6 @@ class ImageDensityConfig(Json):
         check_trunk(self, "dim", "channels", "values")
         if self.values > 256:
             raise MixerError(f"ImageDensityConfig: values must be at most 256, as images are bytes, got {self.values}.")
-        if self.kind != "image_density":
-            raise MixerError(f"ImageDensityConfig: kind={self.kind!r} is another model's; leave it out.")
 
     @property
     def line(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,7 +51,6 @@ class LMConfig(Json):
         init_std: standard deviation of the initial embeddings, weights of MLPs and q_proj, k_proj, v_proj and out_proj
             of the mixers; those that write to the residual stream are divided by sqrt(2 layers). The documentation of
             each mixer describes its other parameters.
-        kind: "lm".
     """
 
     dim: int
@@ -71,7 +70,7 @@ class LMConfig(Json):
     tied: bool = False
     dropout: float = 0.0
     init_std: float = 0.02
-    kind: str = "lm"
+    kind: ClassVar[str] = "lm"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mixers", tuple(self.mixers))

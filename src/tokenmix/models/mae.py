@@ -7,7 +7,7 @@ B images, N patches of P = channels * patch^2 pixels each, K of them kept, M = N
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +35,6 @@ class MAEConfig(ViTConfig):
         decoder_mixers: one spec per layer of the decoder, or a shorter list repeated cyclically.
         mask_ratio: share of the patches that are hidden, in (0, 1); at least one is kept and one hidden.
         normalise: predict each patch less its mean, divided by its standard deviation, and not the pixels themselves.
-        kind: "mae".
     """
 
     classes: int = 0
@@ -44,7 +43,7 @@ class MAEConfig(ViTConfig):
     decoder_mixers: tuple[dict[str, Any], ...] = ({"name": "attention", "heads": 16},)
     mask_ratio: float = 0.75
     normalise: bool = True
-    kind: str = "mae"
+    kind: ClassVar[str] = "mae"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,7 +76,7 @@ class MAEConfig(ViTConfig):
     @property
     def encoder(self) -> ViTConfig:
         """Return the config of the encoder alone, a ViT without a head."""
-        return ViTConfig(**{f.name: getattr(self, f.name) for f in fields(ViTConfig) if f.name != "kind"})
+        return ViTConfig(**{f.name: getattr(self, f.name) for f in fields(ViTConfig)})
 
 
 def masked_autoencoder(vit: ViTConfig, **options: Any) -> MAEConfig:
@@ -86,7 +85,7 @@ def masked_autoencoder(vit: ViTConfig, **options: Any) -> MAEConfig:
     Args:
         options: fields of ``MAEConfig`` that differ from their defaults.
     """
-    own = {f.name: getattr(vit, f.name) for f in fields(ViTConfig) if f.name not in ("kind", "classes")}
+    own = {f.name: getattr(vit, f.name) for f in fields(ViTConfig) if f.name != "classes"}
     return MAEConfig(**own, **options)
 
 

@@ -221,7 +221,7 @@ def to_gather(module: Any) -> Any:
     """Copy an ``AFTConv``, or a model, with a ``OneHotConv`` in place of every AFT-conv.
 
     One tap of each head's filter remains and is read by index. ``kept`` of each layer says how much of its filters
-    remains: near 1 after training with ``tokenmix.train.sparsity.one_hot_penalty``.
+    remains: near 1 after training with ``tokenmix.lab.train.sparsity.one_hot_penalty``.
 
     Raises:
         MixerError: if there is no AFT-conv, or one that is causal or has outside="none".

@@ -6,7 +6,7 @@ Its classifier does not depend on the order of the points, and the labels of its
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +53,7 @@ class PointsConfig(Json):
     pool: str = "max_mean"
     hidden: tuple[int, ...] = (512, 256)
     dropout: float = 0.5
-    kind: str = "point_classifier"
+    kind: ClassVar[str] = "point_classifier"
 
     def __post_init__(self) -> None:
         for name in ("mixers", "neighbours", "samples", "hidden"):
@@ -105,13 +105,12 @@ class PointSegmenterConfig(PointsConfig):
         parts: labels of the points.
         category: features of the cloud's category, which the model is told; 0: it is not told.
         samples: all 0: each point keeps its place.
-        kind: "point_segmenter".
     """
 
     samples: tuple[int, ...] = (0, 0)
     parts: int = 50
     category: int = 64
-    kind: str = "point_segmenter"
+    kind: ClassVar[str] = "point_segmenter"
 
     def __post_init__(self) -> None:
         super().__post_init__()

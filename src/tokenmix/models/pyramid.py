@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 from operator import mul
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -59,9 +59,6 @@ class PyramidConfig(Json):
         dropout: dropout rate in [0, 1), of the embedded tokens and each branch.
         drop_path: drop path rate of the last layer of the last stage, in [0, 1); it rises linearly from 0 in the first
             layer.
-        norm_eps: epsilon of the norms in blocks and before the head.
-        init_std: standard deviation of the initial weights.
-        kind: "pyramid".
     """
 
     depths: tuple[int, ...]
@@ -76,9 +73,9 @@ class PyramidConfig(Json):
     positions: str | None = "learned"
     dropout: float = 0.0
     drop_path: float = 0.0
-    norm_eps: float = 1e-6
-    init_std: float = 0.02
-    kind: str = "pyramid"
+    kind: ClassVar[str] = "pyramid"
+    norm_eps: ClassVar[float] = 1e-6
+    init_std: ClassVar[float] = 0.02
 
     def __post_init__(self) -> None:
         normalise_image_config(self, "channels")

@@ -6,6 +6,7 @@ It has no mixers: neighbourhoods of 3 x 3 cells alone join the places of an imag
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +29,6 @@ class ResNetConfig(Json):
         channels: channels of the images, at least 1.
         classes: outputs of the head; 0: no head, the model returns the pooled features.
         drop_path: drop path rate of the last block, in [0, 1); it rises linearly from 0 in the first block.
-        init_std: standard deviation of the initial weights of the head.
-        kind: "resnet".
     """
 
     widths: tuple[int, ...] = (16, 32, 64)
@@ -38,8 +37,8 @@ class ResNetConfig(Json):
     channels: int = 3
     classes: int = 10
     drop_path: float = 0.0
-    init_std: float = 0.02
-    kind: str = "resnet"
+    kind: ClassVar[str] = "resnet"
+    init_std: ClassVar[float] = 0.02
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", both_sides(self.image_size, "ResNetConfig"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -75,12 +75,11 @@ class SegmenterConfig(Json):
     Args:
         backbone: a ``PyramidConfig`` or a ``ViTConfig`` with ``classes=0``, as a model without a head of its own.
         head: the segmentation head.
-        kind: "segmentation".
     """
 
     backbone: PyramidConfig | ViTConfig
     head: SegmentationConfig
-    kind: str = "segmentation"
+    kind: ClassVar[str] = "segmentation"
 
     def __post_init__(self) -> None:
         if self.backbone.classes:

@@ -6,7 +6,7 @@ The decoder streams: its states, and what the cross mixers keep of the source, a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,6 @@ class Seq2SeqConfig(Json):
         tied: whether the head shares the embedding's weight, which encoder and decoder share in any case.
         start: token that every target begins with.
         end: token that ends a target.
-        kind: "seq2seq".
     """
 
     dim: int
@@ -63,13 +62,13 @@ class Seq2SeqConfig(Json):
     mlp_bias: bool = True
     positions: str | None = "sinusoidal"
     embed_scale: float = 1.0
-    logit_cap: float | None = None
     tied: bool = True
     dropout: float = 0.0
     init_std: float = 0.02
     start: int = 1
     end: int = 2
-    kind: str = "seq2seq"
+    kind: ClassVar[str] = "seq2seq"
+    logit_cap: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
         for name in ("mixers", "encoder_mixers", "cross_mixers"):

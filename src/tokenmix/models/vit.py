@@ -65,7 +65,6 @@ class ViTConfig(Json):
         mlp: "gelu", "relu2" or "swiglu"; see ``MLP``.
         norm_eps: epsilon of the norms.
         init_std: standard deviation of the initial weights.
-        kind: "vit".
     """
 
     dim: int
@@ -86,7 +85,7 @@ class ViTConfig(Json):
     mlp: MLPKind = "gelu"
     norm_eps: float = 1e-6
     init_std: float = 0.02
-    kind: str = "vit"
+    kind: ClassVar[str] = "vit"
 
     def __post_init__(self) -> None:
         normalise_image_config(self, "dim", "layers", "patch", "channels", not_negative=("classes", "registers"))

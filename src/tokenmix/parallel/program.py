@@ -14,7 +14,6 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import MixerError
-from ..functional.layout.checks import check_key_mask
 from ..mixers import Mixer
 from ..mixers.segments import Halo, newest_halo
 from ..mixers.state import chunk_positions
@@ -85,9 +84,11 @@ def check_shares(mixer: Mixer) -> None:
 
 def check_tokens(mixer: Mixer, x: Tensor, key_mask: Tensor | None, positions: Tensor | None) -> None:
     """Refuse masks and positions that are not one for each token; slices of them would fit."""
-    check_key_mask(type(mixer).__name__, key_mask, x)
-    if positions is not None and positions.shape != x.shape[:2]:
-        mixer.refuse(f"expects positions of shape {tuple(x.shape[:2])}, got {tuple(positions.shape)}")
+    shape = tuple(x.shape[:2])
+    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != shape):
+        mixer.refuse(f"expects a bool key_mask of shape {shape}, got {key_mask.dtype} {tuple(key_mask.shape)}")
+    if positions is not None and positions.shape != shape:
+        mixer.refuse(f"expects positions of shape {shape}, got {tuple(positions.shape)}")
 
 
 def mix_share(mixer: Mixer, share: Share, rank: int, ranks: int, *, scan: Scan | None = None) -> Program:

@@ -12,13 +12,17 @@ import typing
 from typing import Any, TypeVar
 
 from ..errors import MixerError
+from .removed_fields import removed_fields
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Json")
 
 
 class Json:
-    """A base class of config dataclasses, with the conversion to JSON and back."""
+    """A base class of config dataclasses, with the conversion to JSON and back.
+
+    Where one of several configs may stand, each has a constant ``kind``, by which JSON tells them apart.
+    """
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values, which ``from_json`` reads."""
@@ -40,7 +44,8 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
 def to_json(value: Any) -> Any:
     """Convert a dataclass (or tuple, dict, scalar) to plain JSON values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        found = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return found | _kind(type(value))
     if isinstance(value, (list, tuple)):
         return [to_json(v) for v in value]
     if isinstance(value, dict):
@@ -55,6 +60,14 @@ def from_json(cls: type[T], data: Any, *, where: str = "") -> T:
         raise MixerError(f"config: {name} must be an object, got {data!r}.")
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]  # T is a dataclass
+    if kind := _kind(cls):
+        if data.get("kind", kind["kind"]) != kind["kind"]:
+            raise MixerError(f"config: {name} is of kind {kind['kind']!r}, got {data['kind']!r}.")
+        data = {key: value for key, value in data.items() if key != "kind"}
+    for key, value in removed_fields(cls).items():
+        if data.get(key, value) != value:
+            raise MixerError(f"config: {name}.{key} is no longer an option, always {value!r}, got {data[key]!r}.")
+    data = {key: value for key, value in data.items() if key not in removed_fields(cls)}
     for key in data:
         if key not in fields:
             raise MixerError(f"config: {name} has no field {key!r}; {nearest(key, fields)}.")
@@ -95,9 +108,13 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
     return value
 
 
+def _kind(cls: type) -> dict[str, str]:
+    return {"kind": cls.kind} if issubclass(cls, Json) and hasattr(cls, "kind") else {}
+
+
 def _of_kind(classes: list[Any], value: Any, where: str) -> Any:
     """Return the class whose ``kind`` the value names, or the first if it names none."""
-    kinds: dict[Any, Any] = {next(f.default for f in dataclasses.fields(c) if f.name == "kind"): c for c in classes}
+    kinds: dict[Any, Any] = {c.kind: c for c in classes}
     kind = value.get("kind", next(iter(kinds))) if isinstance(value, dict) else next(iter(kinds))
     if not isinstance(kind, str) or kind not in kinds:
         raise MixerError(f"config: {where}.kind={kind!r} is unknown; {nearest(str(kind), kinds)}.")
@@ -106,3 +123,23 @@ def _of_kind(classes: list[Any], value: Any, where: str) -> Any:
 
 def _frozen(value: Any) -> Any:
     return tuple(_frozen(v) for v in value) if isinstance(value, list) else value
+
+
+def without_removed(config: Any, dotted: dict[str, Any]) -> dict[str, Any]:
+    """Return recorded values by dotted name without those of fields that were removed since, at their old default."""
+    return {name: value for name, value in dotted.items() if not _is_removed(config, name.split("."), value)}
+
+
+def _is_removed(config: Any, names: list[str], value: Any) -> bool:
+    for name in names[:-1]:
+        config = getattr(config, name, None)
+    former = removed_fields(type(config))
+    return names[-1] in former and former[names[-1]] == value
+
+
+def dotted_fields(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return every field of a config's JSON with its value, by its dotted name."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        found |= dotted_fields(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found

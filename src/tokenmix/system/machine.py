@@ -44,7 +44,7 @@ def peak_mib(device: torch.device) -> float:
     """
     if device.type == "cuda":
         return round(torch.cuda.max_memory_allocated(device) / 2**20, 1)
-    held = _reported("/proc/self/status", "VmHWM")
+    held = process_memory("VmHWM")
     if held is not None:
         return round(held / 2**20, 1)
     import resource
@@ -53,13 +53,21 @@ def peak_mib(device: torch.device) -> float:
     return round(peak / (2**20 if sys.platform == "darwin" else 1024), 1)
 
 
-def reset_peak(device: torch.device) -> None:
-    """Reset the high-water mark, where the system allows it, so that each run has its own peak."""
+def process_memory(field: str) -> int | None:
+    """Return the bytes of resident memory: VmRSS, those of now; VmHWM, the most so far; None where not reported."""
+    return _reported("/proc/self/status", field)
+
+
+def reset_peak(device: torch.device) -> bool:
+    """Reset the high-water mark, so that each run has its own peak; return False where the system does not allow it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        return
-    with contextlib.suppress(OSError):
+        return True
+    try:
         Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
 
 
 def memory_total() -> int | None:

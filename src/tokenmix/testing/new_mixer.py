@@ -1,4 +1,4 @@
-"""The command ``tokenmix new-mixer``: write the seven places of a new mixer into a checkout of the library.
+"""The command ``tokenmix new-mixer``: write the five places of a new mixer into a checkout of the library.
 
 A skeleton keeps the whole contract as written; replace its mathematics step by step.
 """
@@ -17,7 +17,7 @@ from ..errors import MixerError
 from ..mixers import MIXERS
 from .skeletons import SKELETONS
 
-LONGEST = 40
+LONGEST = 34
 """Letters of a name for which the skeleton's lines are narrow enough."""
 
 
@@ -43,7 +43,8 @@ def new_mixer(name: str, root: Path, like: str = "pointwise") -> list[Path]:
     if len(name) > LONGEST:
         raise MixerError(f"new-mixer: the name has {len(name)} letters, at most {LONGEST} fit the lines: {name!r}.")
     source = root / "src/tokenmix"
-    if not (source / "mixers/table.py").is_file() or not (root / "tests/cases.py").is_file():
+    table, cases = source / "contrib/__init__.py", root / "tests/cases.py"
+    if not table.is_file() or not cases.is_file():
         raise MixerError(
             f"new-mixer: {root} is not a checkout of tokenmix; outside of one, use tokenmix.register_mixer."
         )
@@ -52,18 +53,16 @@ def new_mixer(name: str, root: Path, like: str = "pointwise") -> list[Path]:
     skeleton = SKELETONS[like]
     files = {
         source / f"reference/{name}.py": skeleton.reference,
-        source / f"functional/{name}.py": skeleton.functional,
-        source / f"mixers/{name}.py": skeleton.mixer,
+        source / f"contrib/{name}.py": skeleton.mixer,
         root / f"docs/mixers/{name}.md": skeleton.page,
     }
     taken = [str(file.relative_to(root)) for file in files if file.exists()]
     if name in MIXERS or taken:
         raise MixerError(f"new-mixer: {name!r} is taken{f' ({taken[0]})' if taken else ''}; choose another name.")
     options = json.dumps(skeleton.options)
-    functions, mixers, cases = source / "functional/__init__.py", source / "mixers/table.py", root / "tests/cases.py"
+    text = _with_names(_with_import(table, f"from .{name} import {cls}, {name}"), cls, name)
     rows = {
-        functions: _with_name(_with_import(functions, f"from .{name} import {name}"), name),
-        mixers: _with_row(_with_import(mixers, f"from .{name} import {cls}"), "MIXERS", f'"{name}": {cls},'),
+        table: _with_row(text, "ROWS", f'"{name}": {cls},'),
         cases: _with_row(cases.read_text(), "CASES", f'"{name}": ("{name}", {options}),'),
     }
     for file, template in files.items():
@@ -76,7 +75,7 @@ def new_mixer(name: str, root: Path, like: str = "pointwise") -> list[Path]:
 def _tables(root: Path) -> list[Path]:
     """Write what follows from the checkout's own table: the overloads of ``build_mixer`` and the README's table."""
     env = {**os.environ, "PYTHONPATH": str(root / "src")}
-    for module, *file in (("tokenmix.testing.stub",), ("tokenmix.report.taxonomy", "README.md")):
+    for module, *file in (("tokenmix.testing.stub",), ("tokenmix.lab.report.taxonomy", "README.md")):
         command = [sys.executable, "-m", module, *file]
         done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True)
         if done.returncode:
@@ -93,12 +92,12 @@ def _with_import(file: Path, line: str) -> str:
     return "\n".join([*lines[:index], line, *lines[index:]]) + "\n"
 
 
-def _with_name(text: str, name: str) -> str:
-    """Return the text with one more name in its sorted ``__all__``."""
+def _with_names(text: str, *names: str) -> str:
+    """Return the text with more names in its sorted ``__all__``."""
     begin = text.index("__all__ = [\n") + len("__all__ = [\n")
     end = text.index("]\n", begin)
-    names = sorted([*text[begin:end].splitlines(keepends=True), f'    "{name}",\n'])
-    return text[:begin] + "".join(names) + text[end:]
+    lines = sorted([*text[begin:end].splitlines(keepends=True), *(f'    "{name}",\n' for name in names)])
+    return text[:begin] + "".join(lines) + text[end:]
 
 
 def _with_row(text: str, table: str, row: str) -> str:

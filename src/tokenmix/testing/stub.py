@@ -11,10 +11,9 @@ import inspect
 import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import get_args
 
 from .. import mixers
-from ..mixers import MIXERS, Mixer, MixerName
+from ..mixers import MIXERS, Mixer
 
 STUB = Path(mixers.__file__).with_name("by_name.pyi")
 HEAD = "# `make tables` writes this file from table.py and the constructors of its classes; change those instead.\n\n"
@@ -26,7 +25,7 @@ REST = "@overload\ndef build_mixer(name: str, dim: int, **options: Any) -> Mixer
 def stub() -> str:
     """Return the text of the stub. Every list is split, so the formatter keeps its layout at any width."""
     homes = dict(ALWAYS)
-    rows = {name: MIXERS[name] for name in get_args(MixerName)}  # without names that were registered since
+    rows = {name: cls for name, cls in MIXERS.items() if cls.__module__.startswith("tokenmix.")}  # not your own
     for cls in rows.values():
         homes |= _homes(cls)
     names = "".join(f'    "{name}",\n' for name in rows)
@@ -59,7 +58,8 @@ def _written(default: object) -> str:
 
 def _homes(cls: type[Mixer]) -> dict[str, str]:
     """Return the module of the class and of each name its constructor's annotations use, relative to ``mixers``."""
-    here = "." + cls.__module__.rpartition(".")[2]
+    package, _, stem = cls.__module__.rpartition(".")
+    here = f".{stem}" if package == mixers.__name__ else f"..contrib.{stem}"
     known: dict[str, str] = {}
     for node in ast.parse(inspect.getsource(sys.modules[cls.__module__])).body:
         if isinstance(node, ast.ImportFrom):

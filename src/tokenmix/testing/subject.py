@@ -118,10 +118,10 @@ def subject(target: str | type[nn.Module], options: dict[str, Any] | None = None
         options = {"causal": True} | (options or {})
     if form is not None and is_mixer(cls):
         more["functional"] = more.get("functional") or cls.functional_form()  # type: ignore[attr-defined]  # a Mixer
-    if isinstance(form, str):
-        from .. import reference
+        if more["functional"].__module__.startswith("tokenmix."):
+            from .. import reference
 
-        more["reference"] = more.get("reference") or getattr(reference, form)
+            more["reference"] = more.get("reference") or getattr(reference, more["functional"].__name__, None)
     return Subject(cls, dict(options or {}), **more)
 
 

@@ -5,7 +5,7 @@ from .attention_interface import register_attention
 from .back import from_transformers
 from .cache import TokenMixStateLayer
 from .configuration import TokenMixConfig
-from .export import export_run, to_transformers
+from .export import to_transformers
 from .heads import (
     TokenMixForMaskedLM,
     TokenMixForQuestionAnswering,
@@ -28,7 +28,6 @@ __all__ = [
     "TokenMixForTokenClassification",
     "TokenMixModel",
     "TokenMixStateLayer",
-    "export_run",
     "from_transformers",
     "register",
     "register_attention",

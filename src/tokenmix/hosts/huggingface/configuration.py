@@ -223,7 +223,7 @@ class TokenMixConfig(PreTrainedConfig):
         kind = found.get("model_type")
         if found and kind != cls.model_type:
             if kind is None and ("model" in found or "kind" in found):
-                export = "is of tokenmix itself; `tokenmix export-hf` turns a run into a folder to load"
+                export = "is of tokenmix itself; `tokenmix export` turns a run into a folder to load"
                 raise MixerError(f"{pretrained_model_name_or_path}: {export}.")
             other = f"holds a model of type {kind!r}, not 'tokenmix'"
             raise MixerError(f"{pretrained_model_name_or_path}: {other}; transformers' AutoModel classes load it.")

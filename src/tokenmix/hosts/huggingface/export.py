@@ -1,34 +1,22 @@
-"""Export a run as a Hugging Face folder.
-
-It holds weights, config, tokenizer or image processor, generation defaults and a model card.
-"""
+"""Convert models of ours to models of transformers with the same weights and logits."""
 
 from __future__ import annotations
 
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.utils import logging
 
 from ...errors import MixerError
 from ...mixers import MIXERS, mixer_options
 from ...models import LM, Encoder, EncoderConfig, LMConfig, Seq2Seq, Seq2SeqConfig, ViT, ViTConfig
 from ...models.blocks import evaluating
 from ...models.layers import hidden_width
-from ...system.files import check_out, new_folder, write_json
-from ...train.label_task import read_labels
-from ...train.rundir import RunDir
-from ...train.runs import load_run, pick_step
-from ...train.subword_task import TOKENIZER
-from .card import Facts, model_card
 from .configuration import TokenMixConfig
 from .heads import TokenMixForMaskedLM, TokenMixForSequenceClassification
 from .images import TokenMixForImageClassification
 from .modeling import TokenMixForCausalLM
-from .processors import CROPPED_FROM, byte_tokenizer, image_processor, subword_tokenizer
 from .seq2seq import TokenMixForSeq2SeqLM
 
 NAMES = (
@@ -50,37 +38,6 @@ PAIR_NAMES = (
 """The names of an encoder-decoder's weights, but for the embedding, which transformers holds twice."""
 SAME_LOGITS = 1e-6
 """The most by which the logits of a converted model may differ, relative to the largest."""
-
-
-def export_run(run: Path | str, out: Path | str, *, step: int | str = "last") -> Path:
-    """Write a run's model to the new folder ``out``, completely or not at all.
-
-    ``AutoModelForCausalLM``, ``AutoModelForMaskedLM``, ``AutoModelForSequenceClassification``,
-    ``AutoModelForSeq2SeqLM`` or ``AutoModelForImageClassification`` loads it.
-
-    Args:
-        run: the directory of a language model, an encoder, an encoder-decoder or a Vision Transformer.
-        step: of its checkpoints: a number, "last" or "best".
-
-    Raises:
-        MixerError: for another kind of model, and if the new model's logits differ from the run's.
-    """
-    check_out(out, "folder")
-    model, config = load_run(run, step=step)
-    opened = RunDir.open(run)
-    new = to_transformers(model)
-    files: dict[str, Any] = {}
-    own: Any = model.config
-    if isinstance(new, TokenMixForImageClassification) and min(own.image_size) < CROPPED_FROM:
-        files["preprocessor_config.json"] = image_processor(own, config.data)  # type: ignore[arg-type]  # of images
-    if config.data.kind == "labels":
-        labels = read_labels(opened.path).labels
-        new.config.id2label = dict(enumerate(labels))
-        new.config.label2id = {label: i for i, label in enumerate(labels)}
-    as_bytes = config.data.kind == "text" and own.vocab == 256
-    facts = Facts(opened, config, pick_step(opened, step), new, byte_tokens=as_bytes)
-    _write(Path(out), new, facts, files)
-    return Path(out)
 
 
 def to_transformers(model: nn.Module) -> Any:
@@ -275,24 +232,3 @@ def _filled(mixers: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
 def _renamed(name: str) -> str:
     ours, theirs = next(pair for pair in NAMES if name.startswith(pair[0]))
     return theirs + name[len(ours) :]
-
-
-def _write(out: Path, model: Any, facts: Facts, files: dict[str, Any]) -> None:
-    """Write everything into the new folder."""
-    bar = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        with new_folder(out, "folder") as folder:
-            model.save_pretrained(folder)
-            if facts.byte_tokens:
-                byte_tokenizer(facts.model.config.max_position_embeddings).save_pretrained(folder)
-            if facts.subwords:
-                longest = facts.config.data.max_tokens  # type: ignore[union-attr]  # of texts in subwords
-                text = (facts.run.path / TOKENIZER).read_text()
-                subword_tokenizer(text, longest, facts.config.model.kind).save_pretrained(folder)
-            for name, content in files.items():
-                write_json(folder / name, content)
-            (folder / "README.md").write_text(model_card(facts, out.name))
-    finally:
-        if bar:
-            logging.enable_progress_bar()

@@ -1,7 +1,6 @@
-"""Model surgery: find a model's attention, replace it by mixers, restore it, distil it into the mixers."""
+"""Model surgery: find a model's attention, replace it by mixers, restore it."""
 
 from ...export.inputs import PORT_FINDERS
-from .distill import DistillConfig, distill
 from .ports import host_port
 from .replace import replace_mixers
 from .restore import restore
@@ -9,11 +8,9 @@ from .save_load import convert_host, load_converted, open_host, save_replaced
 from .sites import FAMILIES, Site, find_attention
 
 __all__ = [
-    "DistillConfig",
     "FAMILIES",
     "Site",
     "convert_host",
-    "distill",
     "find_attention",
     "load_converted",
     "open_host",

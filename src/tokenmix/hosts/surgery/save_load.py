@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from ...errors import MixerError
+from ...models.saved import load_model
 from ...system.files import check_out, new_folder, whole_file, write_json
 from ...system.torchvision import ensure_torchvision
-from ...train.init_from import load_model
 from ..conversion_report import Report
 from ..vit import checkpoints as files
 from ..vit.checkpoints import read_file, read_json

@@ -209,7 +209,7 @@ def _language_model(who: str, folder: Path, device: str, does: str) -> nn.Module
     converted = json.loads((folder / "config.json").read_text()).get("kind") == "surgery"
     model: Any = load_converted(folder) if converted else open_host(str(folder))[0]
     if not predicts_next(model) or not (hasattr(model, "generate") and model.can_generate()):
-        other = "tokenmix.advise.compare.compare says how far it is from its teacher"
+        other = "tokenmix.lab.advise.compare.compare says how far it is from its teacher"
         raise MixerError(
             f"{who}: {folder} holds a {type(model).__name__}, which predicts no next token; {does}. {other}."
         )

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 
 from ...errors import MixerError
 from ...models import MAEConfig, ViT, ViTConfig
+from ...models.saved import read_run
 from ...system.torchvision import ensure_torchvision
-from ...train.checkpoint import load_checkpoint
-from ...train.rundir import RunDir
-from ...train.runs import pick_step
 from .names import bare, refuse_distilled
 from .read import Weights, from_hf, from_own, from_timm
 
@@ -185,13 +183,7 @@ def _from_folder(folder: Path, guess: dict[str, Any]) -> Weights:
     vit = MAEConfig.from_json(model).encoder if pretrained else ViTConfig.from_json(model)
     if not run:
         return from_own(read_file(folder / "model.safetensors"), vit, where=str(folder / "model.safetensors"))
-    opened = RunDir.open(folder)
-    step = pick_step(opened, "last")
-    group = (
-        "ema" if config.get("optim", {}).get("ema") else "model"
-    )  # where a run averages its weights, the average is its model
-    tensors, _ = load_checkpoint(opened.checkpoints, step, group)
-    state = tensors[group]
+    _, state, step = read_run(folder)
     if pretrained:  # of a masked autoencoder, the encoder
         state = {name.removeprefix("encoder."): t for name, t in state.items() if name.startswith("encoder.")}
     return from_own(state, vit, where=f"{folder} (step {step})")

@@ -174,11 +174,3 @@ def largest_added(options: dict[str, Any], reach: int) -> float:
         return 0.0
     found = added if isinstance(added, Tensor) else added(torch.arange(-reach, reach + 1))
     return float(found.detach().abs().max())
-
-
-def largest_relative(q: Tensor, k: Tensor, relative: Tensor, content: Tensor, place: Tensor, heads: int) -> float:
-    """Return a bound on the largest logit with Transformer-XL's relative positions."""
-    q, k, u, b = (a.detach().unflatten(-1, (heads, -1)).transpose(-2, -3) for a in (q, k, content[None], place[None]))
-    located = (q + b) @ relative.detach().unflatten(0, (heads, -1))
-    far = located.norm(dim=-1).max() * (relative.shape[1] / 2) ** 0.5  # the norm of every R_d
-    return float((((q + u) @ k.transpose(-1, -2)).abs().max() + far) * q.shape[-1] ** -0.5)

@@ -13,14 +13,13 @@ class Skeleton(NamedTuple):
     """The text of each file of a mixer, and the options of its case in the tests."""
 
     reference: str
-    functional: str
     mixer: str
     page: str
     options: dict[str, Any]
 
 
 def _skeleton(module: Any, **options: Any) -> Skeleton:
-    return Skeleton(module.REFERENCE, module.FUNCTIONAL, module.MIXER, module.PAGE, options)
+    return Skeleton(module.REFERENCE, module.MIXER, module.PAGE, options)
 
 
 SKELETONS: dict[str, Skeleton] = {

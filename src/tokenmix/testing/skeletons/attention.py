@@ -27,19 +27,24 @@ def NAME(
     return y.transpose(1, 2).flatten(2)
 '''
 
-FUNCTIONAL = '''"""NAME: softmax of dot products, in heads."""
+MIXER = '''"""NAME: softmax of dot products, in heads."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..functional.layout.checks import check_qkv
+from ..functional.layout.heads import by_head, join_heads
+from ..functional.layout.masks import allowed, zero_masked
+from ..functional.sums.nonfinite import hides
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import at_least_float32, exact
-from .layout.checks import check_qkv
-from .layout.heads import by_head, join_heads
-from .layout.masks import allowed, zero_masked
-from .sums.nonfinite import hides
+from ..mixers.base import QKVO, About, Arguments, Mixer, register_state
+from ..mixers.cost import MixingCost
+from ..mixers.parts.shared import add_projections, largest_dot, valid_mask
 
 
 @exact
@@ -77,21 +82,6 @@ def NAME(
     weights = torch.where(ok, logits, torch.finfo(logits.dtype).min).softmax(-1)
     y = torch.where(ok.any(-1, keepdim=True), weights @ vh, 0.0)
     return join_heads(y).to(q.dtype)
-'''
-
-MIXER = '''"""NAME as a layer."""
-
-from __future__ import annotations
-
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
-
-from .. import functional
-from .base import QKVO, About, Arguments, Mixer, register_state
-from .cost import MixingCost
-from .parts.shared import add_projections, largest_dot, valid_mask
 
 
 @register_state
@@ -123,7 +113,7 @@ class CLASS(Mixer):
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
     about = About("Authors year", "attention", "T^2 D", "T^2 H", idea="softmax of dot products")
-    form = "NAME"
+    form = staticmethod(NAME)
     carries = QKVO
 
     def __init__(self, dim: int, *, causal: bool = False, heads: int = 8, qkv_bias: bool = True, out_bias: bool = True):
@@ -142,7 +132,7 @@ class CLASS(Mixer):
         grid: tuple[int, ...] | None = None,
         prefix: int = 0,
     ) -> Arguments:
-        """Return the arguments of ``functional.NAME`` for this input."""
+        """Return the arguments of ``NAME`` for this input."""
         keys = x if context is None else context
         options = {"heads": self.heads, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
         return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), options
@@ -173,7 +163,7 @@ class CLASS(Mixer):
             state = CLASSState(*joined)
         keys, values = (a.to(q.dtype) for a in (state.keys, state.values))
         options = {"heads": self.heads, "causal": self.causal, "key_mask": state.valid}
-        return self.out_proj(functional.NAME(q, keys, values, **options)), state
+        return self.out_proj(NAME(q, keys, values, **options)), state
 '''
 
 PAGE = """# TITLE

@@ -22,15 +22,20 @@ def NAME(v: Tensor, *, mask: Tensor | None = None) -> Tensor:
     return y
 '''
 
-FUNCTIONAL = '''"""NAME: the mean of the values that a token may attend."""
+MIXER = '''"""NAME: the mean of the values that a token may attend."""
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import NamedTuple
 
+import torch
+from torch import Tensor, nn
+
+from ..functional.layout.masks import zero_masked
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import at_least_float32
-from .layout.masks import zero_masked
+from ..mixers.base import About, Arguments, Mixer, register_state
+from ..mixers.cost import MixingCost
 
 
 def NAME(
@@ -63,20 +68,6 @@ def sums(v: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """
     v = at_least_float32(zero_masked(v, key_mask))
     return v, v.new_ones(()).expand(*v.shape[:2], 1) if key_mask is None else key_mask[..., None].to(v.dtype)
-'''
-
-MIXER = '''"""NAME as a layer."""
-
-from __future__ import annotations
-
-from typing import NamedTuple
-
-import torch
-from torch import Tensor, nn
-
-from ..functional.NAME import sums
-from .base import About, Arguments, Mixer, register_state
-from .cost import MixingCost
 
 
 @register_state
@@ -106,7 +97,7 @@ class CLASS(Mixer):
 
     supports_causal = supports_streaming = True
     about = About("Authors year", "pooling", "T D", "T D", idea="the mean of the values")
-    form = "NAME"
+    form = staticmethod(NAME)
     carries = ("v_proj", "out_proj")
 
     def __init__(self, dim: int, *, causal: bool = False, qkv_bias: bool = True, out_bias: bool = True):
@@ -125,7 +116,7 @@ class CLASS(Mixer):
         grid: tuple[int, ...] | None = None,
         prefix: int = 0,
     ) -> Arguments:
-        """Return the arguments of ``functional.NAME`` for this input."""
+        """Return the arguments of ``NAME`` for this input."""
         return (self.v_proj(x),), {"causal": self.causal, "key_mask": key_mask}
 
     def mixing_cost(self, T: int) -> MixingCost:

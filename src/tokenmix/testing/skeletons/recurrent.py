@@ -33,20 +33,25 @@ def NAME(
     return (q[..., None] * S).sum(-2).flatten(2)
 '''
 
-FUNCTIONAL = '''"""NAME: a gated linear recurrence in heads."""
+MIXER = '''"""NAME: a gated linear recurrence in heads."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import MixerError
+from ..functional.layout.checks import check_qkv
+from ..functional.layout.heads import by_head, join_heads
+from ..functional.layout.masks import zero_masked
+from ..functional.sums.nonfinite import hides, honest_chunk
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import at_least_float32, exact
-from .layout.checks import check_qkv
-from .layout.heads import by_head, join_heads
-from .layout.masks import zero_masked
-from .sums.nonfinite import hides, honest_chunk
+from ..mixers.base import QKVO, About, Arguments, Mixer, register_state
+from ..mixers.cost import MixingCost
+from ..mixers.parts.shared import add_projections
 
 
 @exact
@@ -121,21 +126,6 @@ def step_through(
 def unit_norm(a: Tensor) -> Tensor:
     """Divide by the norm of the last axis; a vector of zeros stays as it is, and its derivatives are finite."""
     return a * (a.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
-'''
-
-MIXER = '''"""NAME as a layer."""
-
-from __future__ import annotations
-
-from typing import NamedTuple
-
-import torch
-from torch import Tensor, nn
-
-from ..functional.NAME import next_tokens
-from .base import QKVO, About, Arguments, Mixer, register_state
-from .cost import MixingCost
-from .parts.shared import add_projections
 
 
 @register_state
@@ -167,7 +157,7 @@ class CLASS(Mixer):
     causal_only = supports_streaming = True
     fixed_when_traced = True  # a trace unrolls the loop over tokens
     about = About("Authors year", "recurrence", "T K D", "T K D", idea="writes into a state and forgets")
-    form = "NAME"
+    form = staticmethod(NAME)
     carries = QKVO
     signed = True
 
@@ -195,7 +185,7 @@ class CLASS(Mixer):
         grid: tuple[int, ...] | None = None,
         prefix: int = 0,
     ) -> Arguments:
-        """Return the arguments of ``functional.NAME`` for this input."""
+        """Return the arguments of ``NAME`` for this input."""
         keep = self.keep_proj(x) + self.start
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), keep
         return args, {"heads": self.heads, "causal": True, "key_mask": key_mask}

@@ -1,0 +1,256 @@
+"""Whether to replace a model's attention: measured shares, the bound they set, the candidates, and the answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf, log
+from typing import Any
+
+from ...errors import MixerError
+from ...system.machine import memory_available
+from ..bench.cases import Subject
+from ..bench.roofline import machine
+from .amdahl import Crossing, expected, first_length, share_for
+from .attention_modules import AttentionModule, modules_of
+from .candidates import OWN, Row, Tell, measure_candidates, parse_candidates, usual
+from .inputs import Inputs
+from .loading import Host, load_host
+from .measuring import FAILURES, Share, measure_share
+from .probe import STEPS, Nearness, probe
+
+PROBE = 64  # tokens, or about as many patches: run first, to estimate the rest
+ROOM = 0.8  # the part of the free memory that a pass may take
+SPARE = 0.05  # the part of the seconds that a length may still take where others used them up
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A length that was not measured, and why."""
+
+    length: int
+    why: str
+
+
+@dataclass
+class Advice:
+    """The results. ``tokenmix.lab.advise.text`` formats them as sentences and tables; ``to_json`` has every number."""
+
+    host: Host
+    modules: list[AttentionModule]
+    batch: int
+    worth: float
+    machine: dict[str, Any]
+    shares: list[Share] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    specs: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the candidates, by label
+    nearness: dict[str, Nearness] = field(default_factory=dict)  # of the candidates that were probed, by label
+    distilled: dict[str, Any] | None = None
+    refused: str | None = None  # why nothing was replaced although it was asked for
+
+    @property
+    def crossing(self) -> Crossing:
+        """The length from which replacing pays: where the bound reaches ``worth``."""
+        return first_length(
+            [s.tokens for s in self.shares], [s.mixing_share for s in self.shares], share_for(self.worth)
+        )
+
+    @property
+    def pays(self) -> bool:
+        """Whether replacing pays at a length that was measured."""
+        return any(s.bound >= self.worth for s in self.shares)
+
+    @property
+    def longest(self) -> list[Row]:
+        """The candidates with times at the longest length that has any, the fastest first."""
+        known = [r for r in self.rows if r.speedup is not None and r.mixer != OWN]
+        last = max((r.length for r in known), default=None)
+        return sorted((r for r in known if r.length == last), key=lambda r: -(r.speedup or 0.0))
+
+    @property
+    def fastest(self) -> Row | None:
+        """The fastest candidate at the longest length, if it beats attention beyond the noise.
+
+        Where the quartiles of others overlap with its own, the one nearest to the teacher is taken.
+        """
+        faster = [r for r in self.longest if r.faster]
+        if not faster:
+            return None
+        alike = [r for r in faster if (r.most or r.speedup or 0.0) >= (faster[0].least or faster[0].speedup or 0.0)]
+        near = [r for r in alike if r.mixer in self.nearness]
+        return min(near, key=lambda r: self.nearness[r.mixer].after) if len(near) == len(alike) else faster[0]
+
+    @property
+    def says_no(self) -> str | None:
+        """Why nothing should be replaced, by what was measured; None where replacing pays."""
+        if not self.pays:
+            return f"replacing pays at no length measured (worth it is {self.worth:g}x)"
+        if self.rows and self.fastest is None:
+            return "no candidate makes the model faster beyond the noise of the timings"
+        return None
+
+
+def advise(
+    model: str | Host,
+    lengths: Sequence[int] | None = None,
+    *,
+    batch: int = 1,
+    seconds: float = 20.0,
+    worth: float = 1.25,
+    candidates: str | None = None,
+    device: str = "cpu",
+    options: dict[str, Any] | None = None,
+    steps: int = STEPS,
+    data: Sequence[Any] | None = None,
+    tell: Tell = lambda _: None,
+) -> Advice:
+    """Measure attention's share of a model's forward pass at some lengths, the largest gain of replacing it, and
+    candidates: how fast they are, and how near they come to attention after a short probe.
+
+    Args:
+        model: as in ``load_host``, or its result.
+        lengths: tokens; for a vision model, sides of square images. Default: some that the model takes.
+        seconds: approximate time for the shares; the candidates take up to three times as long. Lengths that do not fit
+            are skipped and reported.
+        worth: the speed-up that must be possible for replacing to pay.
+        candidates: "auto", or mixers such as "hydra,aft_local:window=32"; None measures none.
+        options: as in ``load_host``.
+        steps: of the probe, at most; it takes up to ``seconds`` more. 0: none.
+        data: batches for the probe; None: random inputs.
+
+    Raises:
+        MixerError: for a model that cannot be loaded or has no known attention, for bad arguments, and where no length
+            can be measured.
+    """
+    if steps < 0:
+        raise MixerError(f"advise: the steps of the probe must be >= 0, got {steps}.")
+    if batch < 1 or not 0 < seconds < inf or not 1 < worth < inf:
+        given = f"got {batch}, {seconds} and {worth}"
+        raise MixerError(f"advise: batch and seconds must be positive and worth larger than 1, all finite, {given}.")
+    host = load_host(model, options, device=device) if isinstance(model, str) else model
+    chosen = list(dict.fromkeys(sorted(lengths or host.inputs.usual(host.size))))
+    if not chosen or chosen[0] < 1:
+        raise MixerError(f"advise: lengths must be positive, got {list(lengths or [])}.")
+    modules = modules_of(host.model, host.name)
+    subjects = (
+        None
+        if candidates is None
+        else parse_candidates(
+            usual(modules, images=host.inputs.patch is not None) if candidates == "auto" else candidates
+        )
+    )
+    advice = Advice(
+        host,
+        modules,
+        batch,
+        worth,
+        machine(device),
+        specs={s.label: {"name": s.name, **s.options} for s in subjects or ()},
+    )
+    _measure_shares(advice, chosen, seconds, device, tell)
+    if not advice.shares:
+        raise MixerError(
+            f"advise: {host.name}: no length could be measured; "
+            + "; ".join(f"{s.length:,}: {s.why}" for s in advice.skipped)
+            + "."
+        )
+    _measure_candidates(advice, subjects or [], seconds, device, tell)
+    if subjects and steps and host.origin != "tokenmix":  # one of ours has new weights: nothing to be near to
+        tell("probing how near the candidates come")
+        length = advice.shares[0].length
+        advice.nearness = probe(host, subjects, length, seconds=seconds, steps=steps, data=data)
+    return advice
+
+
+def _measure_candidates(advice: Advice, subjects: list[Subject], seconds: float, device: str, tell: Tell) -> None:
+    """Fill in the rows of the candidates at each length; those for which no time is left say so."""
+    for share in advice.shares if subjects else ():
+        budget = 3 * seconds / len(advice.shares)
+        if share.seconds * 5 * (len(subjects) + 1) > max(budget, 1.0) * 2:
+            tell(f"candidates at {share.length:,}: skipped, no time left")
+            why = f"one pass of each takes about {share.seconds * (len(subjects) + 1):.0f} s; give more --seconds"
+            advice.rows += [Row(s.label, share.length, why=why) for s in subjects]
+            continue
+        advice.rows += measure_candidates(
+            advice.host, subjects, share.length, batch=advice.batch, budget=budget / 2, device=device, tell=tell
+        )
+
+
+def _measure_shares(advice: Advice, lengths: list[int], seconds: float, device: str, tell: Tell) -> None:
+    """Fill in shares and skipped lengths, from the shortest on."""
+    host, began = advice.host, time.perf_counter()
+    inputs: Inputs = host.inputs
+    seen = [] if inputs.tokens(lengths[0]) <= 2 * PROBE else _probe(advice, device)
+    for i, n in enumerate(lengths):
+        left = seconds - (time.perf_counter() - began)
+        why = inputs.refusal(n) or _outlook(seen, inputs.tokens(n), max(left, SPARE * seconds), device)
+        if why is None:
+            tell(f"attention at {n:,} {inputs.unit}")
+            found = _one(advice, n, left / (len(lengths) - i), device)
+            if isinstance(found, Share):
+                seen.append(found)
+                advice.shares.append(found)
+                continue
+            why = found
+        advice.skipped.append(Skipped(n, why))
+
+
+def _probe(advice: Advice, device: str) -> list[Share]:
+    """Measure a short input once, to estimate what longer ones take; return nothing if the model does not take it."""
+    inputs = advice.host.inputs
+    n = inputs.length(PROBE)
+    found = None if inputs.refusal(n) else _one(advice, n, 0.0, device)
+    return [found] if isinstance(found, Share) else []
+
+
+def _one(advice: Advice, n: int, budget: float, device: str) -> Share | str:
+    """Return the measurement at one length, or why there is none."""
+    host = advice.host
+    try:
+        host.inputs.fit(host.model, n)
+        args, named = host.inputs.make(n, advice.batch)
+        return measure_share(
+            host.model,
+            advice.modules,
+            lambda: host.model(*args, **named),
+            n,
+            host.inputs.tokens(n),
+            budget=budget,
+            device=device,
+        )
+    except FAILURES as why:
+        return f"the model does not take it ({' '.join(str(why).split())[:160]})"
+
+
+def _spelled(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:,.0f} s"
+
+
+def _outlook(seen: list[Share], tokens: int, left: float, device: str) -> str | None:
+    """Return why a length would take too long or too much memory, estimated from shorter ones; None where it fits."""
+    if not seen:
+        return None
+    last = seen[-1]
+    takes = 4 * expected(last.seconds, last.mixing, last.tokens, tokens)  # a warm-up, two for memory, one that counts
+    if takes > left:
+        return f"its passes would take about {_spelled(takes)} of {_spelled(left)} that are left; give more --seconds"
+    peak, free = expected_peak(seen, tokens), memory_available(device)
+    if peak is not None and free is not None and peak > ROOM * free:
+        return f"a pass would take up to {peak / 2**30:.1f} GiB of memory, {free / 2**30:.1f} GiB are free"
+    return None
+
+
+def expected_peak(seen: list[Share], tokens: int) -> float | None:
+    """Estimate the bytes at the peak of a pass at another length.
+
+    It is extrapolated by the power of T between the last two lengths, else attention's part by T^2 and the rest by T.
+    """
+    last = seen[-1]
+    if not last.peak or last.without is None:
+        return None
+    if len(seen) > 1 and seen[-2].peak and seen[-2].tokens < last.tokens:
+        power = log(last.peak / seen[-2].peak) / log(last.tokens / seen[-2].tokens)
+        return last.peak * (tokens / last.tokens) ** min(max(power, 1.0), 2.0)
+    return expected(last.peak, max(last.peak - last.without, 0), last.tokens, tokens)

@@ -1,0 +1,132 @@
+"""Load the ViT to be dissected from its name on the command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...errors import MixerError
+from ...hosts.surgery.save_load import open_host
+from ...hosts.vit.checkpoints import read_json
+from ...models import ViT
+from ...system.torchvision import ensure_torchvision
+from .ours import OurViT, our_vit
+from .subject import Subject
+from .theirs import their_vit
+
+FORMS = "a run directory of a ViT, a folder of transformers or timm, or timm:NAME"
+HALF = (0.5, 0.5, 0.5)
+
+
+def open_subject(source: str, *, weights: str | None = None, image_size: int | None = None) -> Subject:
+    """Load a ViT.
+
+    Args:
+        source: a run directory or converted model of this library; a folder written by transformers' or timm's
+            ``save_pretrained``; ``timm:NAME``, with the weights that timm has or downloads.
+        weights: of ``timm:NAME``, a checkpoint file to load instead, or "random".
+        image_size: side of the images in pixels, a multiple of the patch; None: the model's own.
+
+    Raises:
+        MixerError: in one line that says what was given and what would work.
+    """
+    if weights is not None and not source.startswith("timm:"):
+        raise MixerError(f"anatomy: --weights is for timm:NAME; {source} has its own weights.")
+    subject = _timm(source[5:], weights) if source.startswith("timm:") else _folder(Path(source.removeprefix("hf:")))
+    if image_size is None:
+        return subject
+    rows, columns = subject.side
+    if image_size < 1 or image_size % rows or image_size % columns:
+        raise MixerError(f"anatomy: --image-size must be a multiple of the patch, {rows} pixels, got {image_size}.")
+    if isinstance(subject, OurViT) and subject.model.fixed_size and subject.image_size != (image_size, image_size):
+        own = " x ".join(map(str, subject.image_size))
+        raise MixerError(f"anatomy: {source} has parameters per position, for images of {own}; leave out --image-size.")
+    return replace(subject, image_size=(image_size, image_size))
+
+
+def _folder(folder: Path) -> Subject:
+    if not folder.is_dir():
+        raise MixerError(f"anatomy: there is no folder {str(folder)!r}; a model is {FORMS}.")
+    if not (folder / "config.json").is_file():
+        raise MixerError(f"anatomy: {folder} holds no config.json; a model is {FORMS}.")
+    config = _named(read_json, folder / "config.json")
+    if "architecture" in config:
+        return _timm_folder(folder, config)
+    if str(config.get("model_type")).startswith("tokenmix") and config.get("kind") != "surgery":
+        raise MixerError(f"anatomy: {folder} was exported from tokenmix; give the run that it was exported from.")
+    if "model_type" in config and config.get("kind") != "surgery":
+        model, _, _ = _named(open_host, str(folder))
+        return their_vit(str(folder), model, *_moments(folder))
+    return _ours(folder, config)
+
+
+def _ours(folder: Path, config: dict[str, Any]) -> Subject:
+    model = config.get("model", config)
+    kind = model.get("kind", "lm" if "mixers" in model else None) if isinstance(model, dict) else None
+    if kind != "vit":
+        what = f"a model of kind {kind!r}" if kind else "no model that is known"
+        raise MixerError(f"anatomy: {folder / 'config.json'} describes {what}, not a ViT; a model is {FORMS}.")
+    from ..train import load_model
+
+    found, _ = load_model(folder)
+    assert isinstance(found, ViT)
+    data = config.get("data") if "model" in config else None
+    data = data if isinstance(data, dict) else {}
+    return our_vit(str(folder), found, data.get("mean"), data.get("std"))
+
+
+def _timm(name: str, weights: str | None) -> Subject:
+    if weights is None:
+        model, _, _ = _named(open_host, f"timm:{name}")
+        return their_vit(f"timm:{name}", model, *_timm_moments(model), [])
+    file = None if weights == "random" else weights
+    if file is not None and not Path(file).is_file():
+        raise MixerError(f"anatomy: --weights {weights}: there is no such file; give a checkpoint, or random.")
+    model = _built(f"timm:{name}", name, checkpoint_path=file or "")
+    return their_vit(f"timm:{name}", model, *_timm_moments(model), ["its weights are random"] if file is None else [])
+
+
+def _timm_folder(folder: Path, config: dict[str, Any]) -> Subject:
+    model = _built(str(folder), f"local-dir:{folder}", pretrained=True)
+    return their_vit(str(folder), model, *_timm_moments(model), [])
+
+
+def _built(shown: str, name: str, **options: Any) -> Any:
+    """Build a model of timm, or say in one line why that fails."""
+    try:
+        ensure_torchvision()
+        import timm
+    except ImportError:
+        raise MixerError(f"anatomy: {shown} needs timm: pip install 'tokenmix[vision]'.") from None
+    if not name.startswith("local-dir:") and not timm.is_model(name.split(".")[0]):
+        raise MixerError(f"anatomy: {shown}: timm {timm.__version__} has no such model; timm.list_models() lists them.")
+    try:
+        return timm.create_model(name, **options)
+    except Exception as why:  # a damaged file or config can raise any error
+        line = " ".join(str(why).split())[:200].rstrip(".")
+        raise MixerError(f"anatomy: timm cannot load {shown} ({line}).") from None
+
+
+def _timm_moments(model: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    given = getattr(model, "pretrained_cfg", None) or {}
+    return tuple(given.get("mean", HALF)), tuple(given.get("std", HALF))
+
+
+def _moments(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...], list[str]]:
+    """Return means and deviations of a folder of transformers, and what was assumed."""
+    try:
+        given = json.loads((folder / "preprocessor_config.json").read_text())
+        return tuple(given["image_mean"]), tuple(given["image_std"]), []
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        note = "it has no preprocessor_config.json with image_mean and image_std; 0.5 is assumed for both"
+        return HALF, HALF, [note]
+
+
+def _named(function: Any, *args: Any) -> Any:
+    """Call a function whose errors do not say that anatomy asked."""
+    try:
+        return function(*args)
+    except MixerError as why:
+        raise MixerError(f"anatomy: {why}") from None

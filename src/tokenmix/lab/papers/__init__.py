@@ -1,0 +1,60 @@
+"""The ledger: what the papers claim, as printed, and what is found here, with a verdict for each number.
+
+Each source is a data file in ``sources``.
+"""
+
+from __future__ import annotations
+
+from ...errors import MixerError
+from ...system.config import nearest
+from .claim import (
+    NOT_BUILT,
+    NOT_YET,
+    STATED,
+    TOO_LARGE,
+    VERDICTS,
+    Claim,
+    Number,
+    Paper,
+    Trial,
+    Value,
+    agrees,
+    written,
+)
+from .dotted import located
+from .load import read_papers
+from .ours import Outcome, computed, decided, measured_elsewhere, outcomes, recorded, tried
+
+__all__ = [
+    "Claim",
+    "NOT_BUILT",
+    "NOT_YET",
+    "Number",
+    "Outcome",
+    "PAPERS",
+    "Paper",
+    "STATED",
+    "TOO_LARGE",
+    "Trial",
+    "VERDICTS",
+    "Value",
+    "agrees",
+    "computed",
+    "decided",
+    "find_paper",
+    "located",
+    "measured_elsewhere",
+    "outcomes",
+    "recorded",
+    "tried",
+    "written",
+]
+
+PAPERS = read_papers()
+
+
+def find_paper(key: str) -> Paper:
+    """Return the source called ``key``; a misspelt key is refused with the nearest ones."""
+    if key not in PAPERS:
+        raise MixerError(f"there is no paper {key!r}; {nearest(key, PAPERS)}.")
+    return PAPERS[key]

@@ -1,0 +1,120 @@
+"""The page of claims as Markdown, one section for each source."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from .claim import VERDICTS, Claim, Number, Paper, Value, written
+from .dotted import located
+from .ours import measured_elsewhere, outcomes, recorded, tried
+
+DOCS = Path(__file__).resolve().parents[4] / "docs"
+
+INTRODUCTION = """# Claims of the papers
+
+What the papers claim, section by section, as printed, and what is found here. `make tables` writes this page from the
+data files in `src/tokenmix/lab/papers/sources`, and computes every number of ours anew; `tokenmix paper` and
+`tokenmix paper KEY` show the same table, `tokenmix paper KEY --run` computes it.
+
+- A number that needs no training is *confirmed* if ours, computed from a model that is built or a form that is run,
+  rounded to the printed digits is the printed one, and *contradicted* if not; the reason stands below the table.
+- Where ours is only what the library states (a mixer's cost formula, a default, a recipe's field) and agrees, it is
+  *stated alike*: we wrote down the same, which is no test.
+- Numbers in brackets in the column *printed* are printed nowhere: they follow from the formula that is.
+- A score of the papers' trained models *cannot be tested at this size*: it takes their data, sizes and weeks of GPUs.
+  The recipe that is named trains such a model.
+- *In small models* is the same question, put to models that train on one machine, by [the protocol](evidence.md): the
+  architecture around the mixer, the task, tokens, tuned rates, at least three paired seeds and a spread. It is
+  *confirmed* or *contradicted* if the 95 % interval of the difference leaves 0 out, *no difference* if not. With fewer
+  seeds, or not run, it *cannot be tested at this size*. That says nothing of the papers' sizes. The plans are in
+  `benchmarks/sweeps`: `tokenmix sweep benchmarks/sweeps/PLAN.json` runs one.
+- Speed and memory of the papers' machines are *not yet* measured.
+- *Not built yet*: the library lacks what the claim is about.
+
+Second-hand numbers are those that were not read in the document itself. A value in brackets was measured here under
+other conditions and decides nothing."""
+
+
+def page(papers: tuple[Paper, ...]) -> str:
+    """Return the whole page, from the recorded values."""
+    return "\n\n".join([INTRODUCTION, overview(papers), *map(section, papers)]) + "\n"
+
+
+def overview(papers: tuple[Paper, ...]) -> str:
+    """Return the table of sources with their verdicts counted."""
+    named = [(f"[`{paper.key}`](#{paper.key}): {paper.title}", paper) for paper in papers]
+    numbers = {name: paper.verdicts(recorded(paper)) for name, paper in named}
+    trials = {name: found for name, paper in named if (found := tried(paper))}
+    return "\n\n".join([_counts("source", numbers, VERDICTS), _counts("in small models", trials, VERDICTS[:4])])
+
+
+def _counts(head: str, counts: Mapping[str, Counter[str]], verdicts: tuple[str, ...]) -> str:
+    """Return a table of counted verdicts, one line for each source."""
+    rows = [f"| {name} | {' | '.join(str(count[v] or '') for v in verdicts)} |" for name, count in counts.items()]
+    return "\n".join([f"| {head} | {' | '.join(verdicts)} |\n|---{'|---' * len(verdicts)}|", *rows])
+
+
+def section(paper: Paper) -> str:
+    """Return the section of one source."""
+    about = ", ".join(part for part in (paper.authors, f"arXiv {paper.arxiv}" if paper.arxiv else "") if part)
+    head = f"## {paper.key}\n\n{paper.title}{f' ({about})' if about else ''}."
+    ours = recorded(paper)
+    return "\n\n".join([head, *(part for claim in paper.claims for part in _claim(paper, claim, ours))])
+
+
+def _claim(paper: Paper, claim: Claim, ours: dict[str, Value]) -> list[str]:
+    """Return the parts of one claim: sentence, equation, where its code is, table, reasons."""
+    parts = [f"### {paper.key}: {claim.section}", claim.says]
+    if claim.equation:
+        parts.append(f"```text\n{claim.equation}\n```")
+    where = [f"Code: `tokenmix.{claim.code}` in `src/{located(claim.code)[0]}`."] if claim.code else []
+    command = paper.command(claim)
+    parts += [" ".join([*where, *([f"Run: `{command}`."] if command else [])])] if where or command else []
+    rows = [row(claim, number, ours) for number in claim.numbers]
+    parts.append("\n".join(["| number | printed | ours | verdict |", "|---|---|---|---|", *rows]))
+    reasons = [f"- {number.name}: {number.why}." for number in claim.numbers if number.why]
+    parts += ["\n".join(reasons)] if reasons else []
+    return [*parts, *_small(claim)]
+
+
+def _small(claim: Claim) -> list[str]:
+    """Return what small models say of a claim, and where."""
+    place = f"[{title(claim.small)}]({claim.small})" if claim.small else ""
+    if not claim.trials:
+        return [f"In small models: {place}."] if place else []
+    table = ["| in small models | plan | difference | verdict |", "|---|---|---|---|"]
+    for trial, (verdict, found) in outcomes(claim):
+        claimed = f"`{trial.row}` {trial.claimed} than `{trial.against}`"
+        table.append(f"| {claimed} | `{trial.sweep}` | {found} | {verdict} |")
+    return ["\n".join(table), *([f"More in {place}."] if place else [])]
+
+
+def title(place: str) -> str:
+    """Return the title of the page of the documentation that holds a section, "page.md#section"."""
+    return (DOCS / place.partition("#")[0]).read_text().partition("\n")[0].removeprefix("# ")
+
+
+def row(claim: Claim, number: Number, ours: dict[str, Value]) -> str:
+    """Return one row of a claim's table."""
+    value = ours.get(f"{claim.section}: {number.name}")
+    name = f"{number.name} ({number.source})" if number.source else number.name
+    printed = with_unit(number.printed, number.unit)
+    cells = [name, f"[{printed}]" if number.derived else printed, shown(number, value), number.verdict(value)]
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def with_unit(text: str, unit: str) -> str:
+    """Append a unit to a number."""
+    return f"{text} {unit}".strip() if any(c.isdigit() for c in text) else text
+
+
+def shown(number: Number, value: Value | None) -> str:
+    """Return our value as text; one from ``benchmarks/results`` stands in brackets, with its file."""
+    if value is not None:
+        return with_unit(written(number.printed, value), number.unit if not isinstance(value, str) else "")
+    if number.result:
+        found = measured_elsewhere(number.result)
+        return f"[{found:.2f}, {number.result.partition(':')[0]}]" if found is not None else number.result
+    return ""

@@ -1,0 +1,232 @@
+"""Values of positions: where digits, and tokens in training, are taken to stand, and biases against their equations."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .claim import stated
+from .identities import HEADS, D, T, compared, drawn, qkv
+
+
+@stated
+def abacus_offset() -> int:
+    """Return the largest offset that Abacus embeddings draw at their defaults."""
+    from ...positions import AbacusPositions
+
+    return AbacusPositions(2).max_offset - 1
+
+
+def abacus_places(text: str) -> str:
+    """Return the rows of Abacus embeddings for the characters of a text, in evaluation."""
+    from ...positions import AbacusPositions
+
+    places = AbacusPositions(2, max_len=128).double().eval()
+    with torch.no_grad():
+        places.weight[:, 0] = torch.arange(128)
+    found, _ = places(torch.tensor([list(text.encode())]), None, torch.zeros(1, dtype=torch.long))
+    return " ".join(str(int(row)) for row in found[0, :, 0].tolist())
+
+
+@stated
+def abacus_parameters(layers: int, percent_of: int = 0) -> float:
+    """Compute the parameters (in millions) of the paper's model with a given number of layers.
+
+    Of each layer, with D = 1024: attention 4 D^2, a gated MLP of inner width 1024 3 D^2, two LayerNorms 4 D; besides
+    those a head of 3 D^2, 1,024 rows of Abacus embeddings, embedding and decoder of 118 symbols, two LayerNorms. No
+    biases.
+
+    Args:
+        percent_of: layers of a model of whose parameters the percentage is returned.
+    """
+    if percent_of:
+        return 100 * abacus_parameters(layers) / abacus_parameters(percent_of)
+    width = 1024
+    layer = 7 * width**2 + 4 * width
+    return (layers * layer + 3 * width**2 + 1024 * width + 2 * 118 * width + 4 * width) / 1e6
+
+
+@stated
+def fire_width() -> int:
+    """Return the hidden width of FIRE's MLP at its defaults."""
+    from ...positions import Fire
+
+    return Fire(1).hidden
+
+
+def sampled(sampler: str) -> str:
+    """Count the rows of positions that a sampler draws for four tokens of at most eight, if they are as described."""
+    from ...positions import SAMPLERS
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        rows = SAMPLERS[sampler](torch.arange(4).expand(2000, -1), 8)
+    gaps = (rows.diff(dim=1) > 1).sum(1)
+    rises = bool((rows.diff(dim=1) > 0).all()) and int(rows.min()) >= 0 and int(rows.max()) < 8
+    kinds = {"offset": int(gaps.max()) == 0, "pose": int(gaps.max()) == 1, "randomised": int(gaps.max()) > 1}
+    return f"{len(rows.unique(dim=0))} rows" if rises and kinds[sampler] else "not as described"
+
+
+def cape_range() -> str:
+    """Return the bounds of CAPE's jitter of position 10, if all positions drawn lie within and come near them."""
+    from ...positions.samplers import jittered
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        at = jittered(torch.full((20_000, 1), 10), global_shift=4.0, local_shift=0.5, scale=2.0)
+    low, high = float(at.min()), float(at.max())
+    return "2.75 to 29" if 2.75 <= low < 3 and 28 < high <= 29 else f"{low:.2f} to {high:.2f}"
+
+
+def sinusoids() -> str:
+    """Compare the fixed positions of EAMLP with sines and cosines written out."""
+    from ...models.eamlp import sinusoids
+
+    table = [[(math.sin, math.cos)[i % 2](t / 10_000 ** ((i - i % 2) / 6)) for i in range(6)] for t in range(7)]
+    off = float((sinusoids(7, 6).double() - torch.tensor(table, dtype=torch.float64)).abs().max())
+    return "equal" if off < 1e-6 else f"off by {off:.1e}"
+
+
+def rotary_is_relative() -> str:
+    """Compare products of rotated queries and keys at positions 3 and 5 with those at 103 and 105."""
+    from ...positions import RotaryPositions
+
+    rotary, (q, k, _) = RotaryPositions(D), (x[:1, :1] for x in qkv())
+
+    def product(i: int, j: int) -> Tensor:
+        return (rotary(torch.tensor([[i]]), q)[0] * rotary(torch.tensor([[j]]), k)[0]).sum()
+
+    return compared(product(103, 105), product(3, 5))
+
+
+def xpos() -> str:
+    """Compare products of queries and keys 40 positions apart with RoPE's, pair by pair times zeta^(40 / 512)."""
+    from ...positions import RotaryPositions, XPositions
+
+    ours, rotary, q, k = XPositions(D), RotaryPositions(D), drawn(1, 1, 1, D), drawn(1, 1, 1, D, seed=1)
+    (t, s), half = (torch.tensor([[n]]) for n in (70, 30)), D // 2
+
+    def turned(at: Tensor, x: Tensor) -> Tensor:
+        return rotary(at, x[:, 0])[0][:, None]
+
+    middle = torch.tensor([50])
+    got = ours.faded(turned(t, q), t, middle, key=False) * ours.faded(turned(s, k), s, middle, key=True)
+    zeta = torch.tensor([((2 * m / D + 0.4) / 1.4) ** (40 / 512) for m in range(half)], dtype=torch.float64)
+    return compared(got.sum(), (turned(t, q) * turned(s, k) * torch.cat([zeta, zeta])).sum())
+
+
+def t5_bucket_count() -> int:
+    """Count the buckets that T5's bias gives to distances 0 .. 128 at its defaults."""
+    from ...positions import T5Bias
+
+    return len(T5Bias(1).bucket(torch.arange(129)).unique())
+
+
+def pair_bias(bias: str) -> str:
+    """Compare a bias for pairs of positions with its equation of the positions t and s."""
+    from ...positions import build_pair_positions
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        built = build_pair_positions({"name": bias}, HEADS, owner="papers").double()
+    t, s = torch.tensor([[3, 70, 900]]), torch.tensor([[0, 2, 65, 880]])
+    far = (t[:, :, None] - s[:, None])[:, None].double()
+    equation = {"alibi": _alibi, "kerple": _kerple, "sandwich": _sandwich, "fire": _fire}[bias]
+    return compared(built(t, s, torch.float64), equation(built, far, t[:, None, :, None].double()))
+
+
+def _alibi(bias: Any, far: Tensor, _: Tensor) -> Tensor:
+    """Write out ALiBi: m_h (j - i), m_h = 2^(-8 h / H), for keys before the query."""
+    return -torch.tensor([2.0 ** (-8 * (h + 1) / HEADS) for h in range(HEADS)]).view(-1, 1, 1) * far.abs()
+
+
+def _kerple(bias: Any, far: Tensor, _: Tensor) -> Tensor:
+    """Write out KERPLE's logarithmic form with the module's own r1 and r2."""
+    r1, r2 = (r.view(-1, 1, 1) for r in bias.rates(torch.float64))
+    return -r1 * (1 + r2 * far.abs()).log()
+
+
+def _sandwich(bias: Any, far: Tensor, _: Tensor) -> Tensor:
+    """Write out the products of sinusoids, less those at distance 0, with our factor of each head."""
+    waves = sum((far * 10_000 ** (-2 * i / 128)).cos() - 1 for i in range(1, 65))
+    return torch.tensor([8 * (h + 1) / HEADS / 128 for h in range(HEADS)]).view(-1, 1, 1) * waves
+
+
+def _fire(bias: Any, far: Tensor, t: Tensor) -> Tensor:
+    """Write out FIRE's MLP of psi(i - j) / psi(max(L, i)) with the module's own weights."""
+    limit = bias.length * bias.threshold
+    ratio = (bias.c * far.abs() + 1).log() / ((bias.c * torch.maximum(t, limit) + 1).log() + 1e-6)
+    hidden = (ratio[..., None] * bias.up + bias.up_bias).clamp_min(0)
+    return (hidden @ bias.down.T + bias.down_bias)[:, 0].movedim(-1, 1)
+
+
+def logit_bias(bias: str) -> str:
+    """Compare a bias that reads queries and keys with its equation, in a causal row."""
+    from ...positions import build_logit_bias
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        built = build_logit_bias({"name": bias}, HEADS, D, causal=True, owner="papers").double()
+        for parameter in built.parameters():
+            torch.nn.init.normal_(parameter)
+    q, k = drawn(1, HEADS, T, D), drawn(1, HEADS, T, D, seed=1)
+    at, seen = torch.arange(T)[None], torch.ones(1, T, T, dtype=torch.bool).tril()
+    equation = {"shaw": _shaw, "cope": _cope, "cape": _cape}[bias]
+    return compared(built(q, k, at, at, seen).tril(), equation(built, q, k).tril())
+
+
+def _shaw(bias: Any, q: Tensor, k: Tensor) -> Tensor:
+    """Write out q_i p_r, r = clip(i - j), with the module's own vectors."""
+    far = torch.arange(T)[:, None] - torch.arange(T)
+    return torch.einsum("bhid,ijd->bhij", q, bias.table[far.clamp(-16, 16) + 16])
+
+
+def _cope(bias: Any, q: Tensor, k: Tensor) -> Tensor:
+    """Write out q_i e(p_ij), p the sum of the gates of j .. i, with e interpolated by hat functions."""
+    gates = (q @ k.mT).sigmoid()
+    p = torch.stack([gates.tril()[..., j:].sum(-1) for j in range(T)], -1)
+    hats = (1 - (p[..., None] - torch.arange(len(bias.table))).abs()).clamp_min(0)
+    return torch.einsum("bhid,nd,bhijn->bhij", q, bias.table, hats)
+
+
+def _cape(bias: Any, q: Tensor, k: Tensor) -> Tensor:
+    """Write out b + f(qk, b) with the module's own KERPLE bias and MLP."""
+    r1, r2 = (r.view(-1, 1, 1) for r in bias.of.rates(torch.float64))
+    far = (torch.arange(T)[:, None] - torch.arange(T)).abs().double()
+    b = (-r1 * (1 + r2 * far).log()).expand(1, HEADS, T, T)
+    both = torch.cat([q @ k.mT, b], 1).movedim(1, -1)
+    hidden = both @ bias.up.T + bias.up_bias
+    hidden = torch.where(hidden > 0, hidden, 0.01 * hidden)
+    return b + (hidden @ bias.down.T + bias.down_bias).movedim(-1, 1)
+
+
+def _scaled(rule: str, **options: Any) -> list[float]:
+    """Return the frequencies of 64 rotated features at base 10,000 under a rule; "" for none."""
+    from ...positions.rotary import scaled_frequencies
+
+    return scaled_frequencies(64, 10_000.0, {"name": rule, **options} if rule else None)[0]
+
+
+def _listed(ours: list[float], theirs: list[float]) -> str:
+    """Compare two lists of frequencies."""
+    return compared(torch.tensor(ours, dtype=torch.float64), torch.tensor(theirs, dtype=torch.float64))
+
+
+def interpolation(factor: float) -> str:
+    """Compare the frequencies of position interpolation with those of no rule, divided by the factor."""
+    return _listed(_scaled("linear", factor=factor), [theta / factor for theta in _scaled("")])
+
+
+def ntk_base() -> str:
+    """Compare the NTK-aware rule by 4 with the base 10,000 * 4^(d / (d - 2))."""
+    base = 10_000.0 * 4 ** (64 / 62)
+    return _listed(_scaled("ntk", factor=4.0), [base ** (-2 * m / 64) for m in range(32)])
+
+
+def yarn_ends() -> str:
+    """Compare the fastest and the slowest frequency under YaRN with the old one and a quarter of it."""
+    ours, old = _scaled("yarn", factor=4.0, original_max_len=2048), _scaled("")
+    return _listed([ours[0], ours[-1]], [old[0], old[-1] / 4])

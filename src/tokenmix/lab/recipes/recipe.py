@@ -1,0 +1,119 @@
+"""Recipes: named rows, each of which is a RunConfig at three sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...errors import MixerError
+from ...models import in_shell
+from ...system.config import nearest
+from ..train.config import OptimConfig, RunConfig
+from .sizes import described, shrunk
+from .tuned import TUNED
+
+SIZES = ("smoke", "gpu", "paper")
+MUON = OptimConfig(
+    name="muon", betas=(0.9, 0.95), weight_decay=0.01, schedule="wsd", decay=0.6, min_lr_ratio=0.0, warmup=20
+)
+"""What recipes on synthetic sequences train with, beside their rates."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One experiment.
+
+    Args:
+        about: description of the row.
+        mixers: specs at the paper's size, one per layer or fewer to be repeated.
+        layers: number of layers at the paper's size.
+        dim: features per token at the paper's size.
+        seq_len: bytes per sequence at the paper's size.
+        printed: the paper's own numbers, for reports.
+        keeps: sizes that the row's name states (``sizes.amounts``); where a size changes one, the row does not run.
+    """
+
+    about: str
+    mixers: tuple[dict[str, Any], ...]
+    layers: int
+    dim: int
+    seq_len: int
+    printed: dict[str, float] = field(default_factory=dict)
+    keeps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An experiment of a paper.
+
+    Args:
+        name: name on the command line.
+        about: description of the recipe.
+        rows: rows by name, each with ``about`` and ``printed``.
+        default: name of the default row.
+        build: function that returns the config of a row at a size.
+        repeats: rows that stand in two tables of the paper and are one model: the later by the earlier one.
+    """
+
+    name: str
+    about: str
+    rows: Mapping[str, Any]
+    default: str
+    build: Callable[[Any, str], RunConfig]
+    repeats: Mapping[str, str] = field(default_factory=dict)
+
+    def config(self, row: str | None = None, size: str = "smoke", shell: str | None = None) -> RunConfig:
+        """Return the RunConfig of a row at a size, in the recipe's own blocks or in those of a shell.
+
+        In a shell for which rates were tuned (``recipes/tuned.py``), it has that optimiser and the row's rate.
+
+        Raises:
+            MixerError: if there is no such row or size, or if the row is not what its name says at this size.
+        """
+        row = row or self.default
+        if row not in self.rows:
+            raise MixerError(f"recipe {self.name} has no row {row!r}; {nearest(row, self.rows)}.")
+        if size not in SIZES:
+            raise MixerError(f"recipe {self.name} has no size {size!r}; choose one of {', '.join(SIZES)}.")
+        config = replace(self.build(self.rows[row], size), recipe=self.name, row=row, size=size)
+        if lost := self._lost(row, config):
+            least = next(each for each in SIZES if not self._lost(row, self.build(self.rows[row], each)))
+            raise MixerError(
+                f"recipe {self.name}: row {row} does not run at size {size}, where it would not be what it says "
+                + f"({described(lost)}); the smallest size at which it does is {least} (--size {least})."
+            )
+        if shell is None:
+            return config
+        config = replace(config, model=in_shell(config.model, shell))
+        tuned = TUNED.get((self.name, size, shell))
+        return config if tuned is None else config.override(tuned.changes(row))
+
+    def shrunk(self, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+        """Return what a config of this recipe has less of than its row at the paper's size: both amounts by name."""
+        return shrunk(config, self.build(self.rows[config.row or self.default], "paper"))
+
+    def _lost(self, row: str, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+        """Return what a config changes of the sizes that its row's name states."""
+        keeps = getattr(self.rows[row], "keeps", ())
+        changes = shrunk(config, self.build(self.rows[row], "paper")) if keeps else {}
+        return {name: change for name, change in changes.items() if name in keeps}
+
+
+def find_recipe(name: str, recipes: dict[str, Recipe]) -> Recipe:
+    """Look up a recipe by name."""
+    if name not in recipes:
+        raise MixerError(f"there is no recipe {name!r}; {nearest(name, recipes)}.")
+    return recipes[name]
+
+
+def shrink_spec(spec: dict[str, Any], *, seq_len: int, heads: int, rank: int | None) -> dict[str, Any]:
+    """Adapt a mixer spec to a smaller model: shorter windows, fewer heads, a lower rank."""
+    small = dict(spec)
+    if "window" in small:
+        small["window"] = min(small["window"], seq_len)
+    if "heads" in small:
+        small["heads"] = min(small["heads"], heads)
+    if small.get("rank") is not None and rank is not None:
+        small["rank"] = min(small["rank"], rank)
+    return small

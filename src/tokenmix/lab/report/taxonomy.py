@@ -1,0 +1,95 @@
+"""Tables of the mixers as Markdown, built from their classes: one for the page of mixers, one for the README.
+
+``python -m tokenmix.lab.report.taxonomy README.md`` updates the README's table.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from ...mixers import MIXERS, Mixer, state_growth
+
+MARK = "<!-- mixers -->"
+README, README_END = "<!-- mixers: core -->", "<!-- /mixers -->"
+
+
+def taxonomy(pages: Path) -> str:
+    """Return one table of the core mixers and one of the extended ones.
+
+    Args:
+        pages: the folder with the mixers' pages.
+    """
+    parts = []
+    for tier in ("core", "extended"):
+        head = "| mixer | class | paper | time | space | causal | state |"
+        rows = [_row(name, pages) for name, cls in MIXERS.items() if cls.about.tier == tier]
+        parts += [f"## {tier.capitalize()}", "", head, "|---" * 7 + "|", *rows, ""]
+    return "\n".join(parts)
+
+
+def page_of(name: str, pages: Path) -> str | None:
+    """Return the stem of a mixer's page: that of its module, or of the module's family."""
+    stem = MIXERS[name].__module__.split(".")[-1]
+    return next((p for p in (stem, stem.split("_")[0]) if (pages / f"{p}.md").is_file()), None)
+
+
+def _row(name: str, pages: Path) -> str:
+    cls = MIXERS[name]
+    page = page_of(name, pages)
+    link = f"[`{name}`]({page}.md)" if page else f"`{name}`"
+    kind, time, space = (text.replace("^2", "²") for text in (cls.about.kind, cls.about.time, cls.about.space))
+    paper = cls.about.paper.split(", arXiv")[0]
+    causal = "only" if cls.causal_only else "yes" if cls.supports_causal else "no"
+    return f"| {link} | {kind} | {paper} | {time} | {space} | {causal} | {state_growth(name)} |"
+
+
+def readme_table() -> str:
+    """Return the README's table of core mixers and its list of extended ones."""
+    head = "| name | mixes | causal | streaming state | context (cross) | pair mask | grid | time |"
+    rows = [_capabilities(name, cls) for name, cls in MIXERS.items() if cls.about.tier == "core"]
+    extended = {name: cls for name, cls in MIXERS.items() if cls.about.tier == "extended"}
+    kinds = {
+        kind: [f"`{n}`" for n, cls in extended.items() if cls.about.kind == kind]
+        for kind in dict.fromkeys(cls.about.kind for cls in extended.values())
+    }
+    listed = ", ".join(f"{kind.replace(', ', ' and ')} ({', '.join(names)})" for kind, names in kinds.items())
+    blind = ", ".join(f"`{n}`" for n, cls in MIXERS.items() if not cls.supports_causal)
+    said = "These are the core mixers. The extended ones keep the same contract, pass the same tests "
+    said += "and run in plain torch:"
+    return "\n".join(
+        [
+            head,
+            "|---" * 8 + "|",
+            *rows,
+            "",
+            f"{said} {listed}.",
+            f"Without a causal form, as their pages explain: {blind}.",
+        ]
+    )
+
+
+def _capabilities(name: str, cls: type[Mixer]) -> str:
+    grid = "no" if not cls.supports_grid else "1-D, 2-D, 3-D"
+    causal = (
+        "no" if not cls.supports_causal else "in 1-D" if cls.supports_grid else "only" if cls.causal_only else "yes"
+    )
+    flags = ["yes" if able else "no" for able in (cls.supports_context, cls.supports_attn_mask)]
+    return (
+        "| "
+        + " | ".join(
+            [f"`{name}`", cls.about.idea, causal, state_growth(name), *flags, grid, cls.about.time.replace("^2", "²")]
+        )
+        + " |"
+    )
+
+
+def renewed(readme: str) -> str:
+    """Return the README's text with its table updated."""
+    return re.sub(f"({README}\n).*?(\n{README_END})", lambda m: m[1] + readme_table() + m[2], readme, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    for file in map(Path, sys.argv[1:]):
+        file.write_text(renewed(file.read_text()))

@@ -1,0 +1,96 @@
+"""The page of a sweep: its table, comparisons, curves and what is still to run; whole at any time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ...system.text import Table
+from ..report.page import write_page
+from ..report.tables import flatten, without_empty_columns
+from .curves import final_pictures, tuning_pictures
+from .evidence import compare
+from .plan import Job
+from .results import Results, portable, results_table
+
+NOTES = (
+    "Scores are those on the validation split; training times hold for this machine and its load.",
+    "A model that was trained for minutes says little about a large one that was trained for days.",
+)
+
+
+def write_sweep_page(results: Results, running: Sequence[Job], out: Path, *, refresh: int | None) -> Path:
+    """Write one self-contained HTML page about a sweep.
+
+    Args:
+        running: the runs in progress.
+        out: the file to write.
+        refresh: seconds after which a browser loads the page again; None: the sweep has ended or was stopped.
+    """
+    plan, done = results.plan, results.done()
+    rows = without_empty_columns(results_table(results))
+    rows = replace(rows, title="Rows", notes=[f"Sweep of {rows.title}.", *rows.notes])
+    tables = [rows, comparison_table(results), remaining_table(results, running)]
+    return write_page(
+        out,
+        title=f"tokenmix sweep: {plan.recipe}, {', '.join(plan.rows)}",
+        lead=[progress(done, plan.total(), len(running), refresh)],
+        tables=[table for table in tables if table.rows],
+        curves=[("Final runs", final_pictures(results)), ("Tuning runs", tuning_pictures(results))],
+        facts=facts_table(results),
+        notes=NOTES,
+        refresh=refresh,
+    )
+
+
+def progress(done: int, total: int, running: int, refresh: int | None) -> str:
+    """Say how far the sweep is, and when this was written."""
+    at = time.strftime("%Y-%m-%d %H:%M:%S")
+    if done >= total:
+        return f"All {total} runs have ended ({at})."
+    said = f"{done} of {total} runs have ended"
+    if refresh is None:
+        return f"{said}. The sweep was stopped ({at}); the same command goes on from here."
+    waiting = total - done - running
+    return f"{said}, {running} in progress, {waiting} to come ({at}). This page loads itself again every {refresh} s."
+
+
+def comparison_table(results: Results) -> Table:
+    """Return how each row compares with the first, by the protocol; no lines if there is no other row."""
+    first, *others = results.plan.rows
+    lines, lacks = [], []
+    for row in others:
+        if not results.scores(first).keys() & results.scores(row).keys():
+            lines.append([row, "not yet", "-", "-", "0"])
+            continue
+        found = compare(results, row, first)
+        margin = "one seed" if found.margin is None else f"+- {found.margin:.3f}"
+        lines.append([row, found.verdict, f"{found.difference:+.3f}", margin, str(found.n)])
+        lacks += [why for why in found.why if why not in lacks]
+    better = "above" if results.higher_is_better() else "below"
+    notes = [f"Difference: score less that of {first}, mean over paired seeds; {better} 0 is better than {first}."]
+    notes += [f"Missing for a verdict: {'; '.join(lacks)}."] if lacks else []
+    return Table(f"Against {first}", ["row", "verdict", "difference", "95 % interval", "paired seeds"], lines, notes)
+
+
+def remaining_table(results: Results, running: Sequence[Job]) -> Table:
+    """Return the runs in progress and those to come, one line per row that has any."""
+    plan, lines = results.plan, []
+    for row in plan.rows:
+        now = [job for job in running if job.row == row]
+        tried = {r["rate"] for r in results.of("tune", row)} | {job.rate for job in now if job.phase == "tune"}
+        ended = {r["seed"] for r in results.finals(row)} | {job.seed for job in now if job.phase == "final"}
+        doing = [f"rate {job.rate:g}" if job.phase == "tune" else f"seed {job.seed}" for job in now]
+        rates = [f"{rate:g}" for rate in plan.rates if plan.tries_rates() and rate not in tried]
+        seeds = [str(seed) for seed in plan.seeds if seed not in ended]
+        if doing or rates or seeds:
+            lines.append([row, *(", ".join(each) or "-" for each in (doing, rates, seeds))])
+    return Table("Still to run", ["row", "in progress", "rates to try", "seeds to run"], lines)
+
+
+def facts_table(results: Results) -> Table:
+    """Return the plan and the machine, one line per fact."""
+    facts = {**flatten("plan", portable(results.plan)), **flatten("machine", results.machine)}
+    return Table("Plan and machine", ["fact", "value"], [[name, value] for name, value in facts.items()])

@@ -1,0 +1,333 @@
+"""Documents in subwords: the next subword, masked subwords, or replaced spans."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...errors import MixerError
+from ...models import evaluating
+from ...system.files import whole_file
+from ...system.machine import autocast
+from ..data.documents import open_documents
+from ..data.masking import corrupt_spans, mask_tokens
+from ..data.packing import PackedRows
+from ..data.pair_sampler import IGNORED, LengthBuckets, padded, pair_batch
+from ..data.rows import Rows
+from ..data.sampler import MASK as ALL_BITS
+from ..data.sampler import mix64
+from ..data.subwords import END, PAD, SPECIAL, START, Subwords
+from .config import RunConfig
+from .subword_task import SubwordTask, token_count, token_loss, token_nats
+from .task import Inputs, read_by
+
+SHOWN, LIKELY = 8, 3
+"""Texts of the validation split that a run writes at each evaluation, and guesses at each of their masks."""
+
+
+class PackedBatch(NamedTuple):
+    """What a language model reads of rows that hold several texts.
+
+    Attributes:
+        tokens: (B, T), ``PAD`` after the last text of a row.
+        starts: (B, T) bool, True where a text or the padding begins.
+    """
+
+    tokens: Tensor
+    starts: Tensor
+
+
+class MaskedBatch(NamedTuple):
+    """What an encoder reads of texts, one in each row, padded on the right.
+
+    Attributes:
+        tokens: (B, T).
+        key_mask: (B, T) bool, False at padding.
+        chosen: (B, M) indices of the tokens to predict; 0 where a row has fewer.
+    """
+
+    tokens: Tensor
+    key_mask: Tensor
+    chosen: Tensor
+
+
+class PackedMaskedBatch(NamedTuple):
+    """What an encoder reads of rows that hold several texts; see ``PackedBatch`` and ``MaskedBatch``."""
+
+    tokens: Tensor
+    starts: Tensor
+    chosen: Tensor
+
+
+@dataclass(frozen=True)
+class DocumentScore:
+    """The score of a model on ``texts`` documents.
+
+    Attributes:
+        cross_entropy: mean cross-entropy of a predicted token in nats.
+        tokens: number of tokens that were predicted.
+        accuracy: share of them that the model held most likely.
+        bits_per_byte: of language models: cross-entropy of the documents by the bytes of their text.
+    """
+
+    cross_entropy: float
+    tokens: int
+    texts: int
+    seconds: float
+    accuracy: float
+    bits_per_byte: float | None = None
+
+    def text(self) -> str:
+        """Return the result as one readable line."""
+        per_byte = "" if self.bits_per_byte is None else f", {self.bits_per_byte:.4f} bits per byte"
+        return (
+            f"cross-entropy {self.cross_entropy:.4f}, perplexity {math.exp(min(self.cross_entropy, 700)):,.2f} per "
+            + f"subword{per_byte}, {100 * self.accuracy:.2f} % right, {self.tokens:,} of them in {self.texts:,} texts"
+        )
+
+
+class DocumentTask(SubwordTask):
+    """Train a model on documents, without labels."""
+
+    metric = "cross_entropy"
+    options = ("max_texts",)
+
+    @cached_property
+    def pool(self) -> tuple[list[list[int]], PackedRows | LengthBuckets]:
+        """The training texts as tokens, and which of them are in the batch of a step; only training needs them."""
+        pieces = [piece for document in self.documents("train") for piece in document]
+        lengths, data, loop = [len(piece) for piece in pieces], self.data, self.train
+        if data.packed:
+            return pieces, PackedRows(lengths, most=data.max_tokens, batch_size=loop.batch_size, seed=loop.seed)
+        column = torch.tensor(lengths)[:, None]
+        return pieces, LengthBuckets(column, batch_size=loop.batch_size, batch_tokens=data.batch_tokens, seed=loop.seed)
+
+    def open_text(self) -> Rows:
+        data = self.data
+        return open_documents(data.path or data.source, column=data.column, split=data.split)
+
+    def texts(self) -> Iterable[str]:
+        return (text for (text,) in self.text.split("train"))
+
+    def documents(self, split: str, most: int | None = None) -> list[list[list[int]]]:
+        """Return the first documents of a split as tokens.
+
+        Each is cut into pieces of at most ``data.max_tokens``. A piece begins with ``START``, the last one of a
+        document ends with ``END``.
+        """
+        found = self.subwords.encode_all([text for (text,) in self.text.split(split)[:most]])
+        size, documents = self.data.max_tokens - 1, []
+        for tokens in found:
+            whole = [*tokens, END]
+            documents.append([[START, *whole[at : at + size]] for at in range(0, len(whole), size)])
+        return documents
+
+    def units(self) -> int:
+        """Return the mean number of tokens per step, without padding."""
+        pieces, batches = self.pool
+        return round(sum(map(len, pieces)) / len(batches))
+
+    def batch(self, step: int) -> tuple[Inputs, Tensor]:
+        generator = torch.Generator().manual_seed(mix64(self.train.seed ^ mix64(step)) & ALL_BITS)
+        pieces, batches = self.pool
+        if isinstance(batches, PackedRows):
+            return self.packed_example([[pieces[i] for i in row] for row in batches.rows(step)], generator)
+        return self.example([pieces[i] for i in batches.rows(step)], [generator])
+
+    def example(self, pieces: list[list[int]], generators: list[torch.Generator]) -> tuple[Inputs, Tensor]:
+        """Return inputs and targets of some pieces; one generator draws for all of them, or each for its own."""
+        raise NotImplementedError
+
+    def packed_example(self, rows: list[list[list[int]]], generator: torch.Generator) -> tuple[Inputs, Tensor]:
+        """Return inputs and targets of rows that hold several pieces each."""
+        raise NotImplementedError
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return token_loss(outputs, targets)
+
+    def weight(self, targets: Tensor) -> int:
+        return token_count(targets)
+
+    @torch.no_grad()
+    def evaluate(self, model: Any, split: str, /, *, max_texts: int | None = None) -> DocumentScore:
+        """Score the model on a split. What is hidden of a text depends on its place in the split only.
+
+        Args:
+            max_texts: score only the first documents; None: all.
+        """
+        began, device = time.perf_counter(), next(model.parameters()).device
+        documents = self.documents(split, max_texts)
+        pieces = [piece for document in documents for piece in document]
+        order = sorted(range(len(pieces)), key=lambda i: len(pieces[i]))
+        nats, count, right = 0.0, 0, 0
+        with evaluating(model):
+            for at in range(0, len(order), self.train.eval_batch):
+                group = order[at : at + self.train.eval_batch]
+                generators = [torch.Generator().manual_seed(mix64(i) & ALL_BITS) for i in group]
+                inputs, targets = self.example([pieces[i] for i in group], generators)
+                targets = targets.to(device)
+                with autocast(device, self.train.precision):
+                    logits = read_by(model, inputs, device)
+                nats += token_nats(logits, targets)
+                count += token_count(targets)
+                right += int((logits.argmax(-1) == targets).sum())
+        if not count:
+            raise MixerError(f"eval: the split {split} of {self.text.name} holds nothing to predict.")
+        size = sum(len(text.encode()) for (text,) in self.text.split(split)[:max_texts])
+        per_byte = nats / math.log(2) / size if self.model.kind == "lm" else None
+        seconds = time.perf_counter() - began
+        return DocumentScore(nats / count, count, len(documents), seconds, right / count, per_byte)
+
+    def while_training(self) -> dict[str, Any]:
+        return {"max_texts": self.train.eval_texts}
+
+
+class NextTask(DocumentTask):
+    """Predict the next subword, with a language model."""
+
+    def example(self, pieces: list[list[int]], generators: list[torch.Generator]) -> tuple[Tensor, Tensor]:
+        tokens, mask = padded(pieces)
+        return tokens[:, :-1], tokens[:, 1:].masked_fill(~mask[:, 1:], IGNORED)
+
+    def packed_example(self, rows: list[list[list[int]]], generator: torch.Generator) -> tuple[PackedBatch, Tensor]:
+        tokens, starts = packed_rows(rows, self.data.max_tokens)
+        nothing = starts | (tokens == PAD)  # no token predicts the start of the next text, or padding
+        return PackedBatch(tokens[:, :-1], starts[:, :-1]), tokens[:, 1:].masked_fill(nothing[:, 1:], IGNORED)
+
+    def sample(self, model: Any, folder: Path, step: int) -> None:
+        """Let the model begin a text."""
+        if not self.train.samples:
+            return
+        texts = [
+            continue_text(model, self.subwords, "", self.data.max_tokens, seed=i) for i in range(self.train.samples)
+        ]
+        with whole_file(folder / f"step_{step:08d}.txt") as f:
+            f.write("\n\n".join(texts).encode())
+
+
+class MaskedTask(DocumentTask):
+    """Predict masked subwords, with an encoder."""
+
+    def __init__(self, config: RunConfig, folder: Path | None = None):
+        super().__init__(config, folder)
+        self.starts_word = self.subwords.starts_word() if self.data.whole_words else None
+
+    def example(self, pieces: list[list[int]], generators: list[torch.Generator]) -> tuple[MaskedBatch, Tensor]:
+        tokens, mask = padded(pieces)
+        if len(generators) == 1:
+            draws = torch.rand((3, *tokens.shape), generator=generators[0])
+        else:
+            draws = torch.zeros(3, *tokens.shape)
+            for i, (piece, each) in enumerate(zip(pieces, generators, strict=True)):
+                draws[:, i, : len(piece)] = torch.rand(3, len(piece), generator=each)
+        hidden, targets = self.masked(tokens, draws)
+        chosen, said = chosen_of(targets)
+        return MaskedBatch(hidden, mask, chosen), said
+
+    def packed_example(
+        self, rows: list[list[list[int]]], generator: torch.Generator
+    ) -> tuple[PackedMaskedBatch, Tensor]:
+        tokens, starts = packed_rows(rows, self.data.max_tokens)
+        hidden, targets = self.masked(tokens, torch.rand((3, *tokens.shape), generator=generator))
+        chosen, said = chosen_of(targets)
+        return PackedMaskedBatch(hidden, starts, chosen), said
+
+    def masked(self, tokens: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Hide tokens by the options of the config; see ``mask_tokens``."""
+        data = self.data
+        return mask_tokens(
+            tokens,
+            tokens >= len(SPECIAL),
+            draws,
+            vocab=self.subwords.vocab,
+            rate=data.rate,
+            starts_word=self.starts_word,
+        )
+
+    def sample(self, model: Any, folder: Path, step: int) -> None:
+        """Write what the model makes of masks in the first texts of the validation split."""
+        shown = []
+        for i, document in enumerate(self.documents("valid", SHOWN)):
+            batch, targets = self.example(document[:1], [torch.Generator().manual_seed(i)])
+            words = self.subwords.pieces(batch.tokens[0].tolist())
+            guesses = likely(model, batch.tokens, batch.chosen[0], self.subwords, LIKELY)
+            for at, target, guess in zip(batch.chosen[0].tolist(), targets[0].tolist(), guesses, strict=True):
+                said = ", ".join(f"{word} {share:.2f}" for word, share in guess)
+                words[at] += f"[{self.subwords.pieces([target])[0]}: {said}]"
+            shown.append(" ".join(words[1:]))
+        with whole_file(folder / f"step_{step:08d}.txt") as f:
+            f.write("\n\n".join(shown).encode())
+
+
+class SpanTask(DocumentTask):
+    """Write the spans that sentinels stand for, with an encoder-decoder."""
+
+    sentinels = 100
+
+    def example(self, pieces: list[list[int]], generators: list[torch.Generator]) -> tuple[Any, Tensor]:
+        known, data, pairs = self.subwords.sentinels, self.data, []
+        for i, piece in enumerate(pieces):
+            each = generators[i % len(generators)]
+            tokens = [token for token in piece if token not in (START, END)]
+            pairs.append(corrupt_spans(tokens, each, sentinels=known, rate=data.rate, mean=data.span))
+        sources, targets = zip(*pairs, strict=True)
+        return pair_batch(list(sources), list(targets))
+
+
+def packed_rows(rows: list[list[list[int]]], length: int) -> tuple[Tensor, Tensor]:
+    """Return rows of texts as tokens (B, length), ``PAD`` at their ends, and where a text or the padding begins."""
+    tokens = torch.full((len(rows), length), PAD)
+    starts = torch.zeros(len(rows), length, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        at = 0
+        for piece in row:
+            tokens[i, at : at + len(piece)] = torch.tensor(piece)
+            starts[i, at] = True
+            at += len(piece)
+        starts[i, at : at + 1] = True
+    return tokens, starts
+
+
+def chosen_of(targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where targets (B, T) are not ``IGNORED``, (B, M), and the targets there; ``IGNORED`` in shorter rows."""
+    wanted = targets != IGNORED
+    most = max(int(wanted.sum(1).max()), 1)
+    chosen = wanted.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+    said = targets.gather(1, chosen)
+    return chosen.masked_fill(said == IGNORED, 0), said
+
+
+@torch.no_grad()
+def likely(model: Any, tokens: Tensor, places: Tensor, subwords: Subwords, n: int) -> list[list[tuple[str, float]]]:
+    """Return the n most likely subwords at some places of a text by an encoder, and their probabilities.
+
+    Args:
+        tokens: (1, T).
+        places: (M,) indices.
+    """
+    device = next(model.parameters()).device
+    with evaluating(model):
+        logits = model(tokens.to(device), chosen=places[None].to(device))[0].float()
+    best = logits[:, : subwords.vocab].softmax(-1).topk(min(n, subwords.vocab))
+    return [
+        [(subwords.pieces([token])[0], share) for token, share in zip(row, shares, strict=True)]
+        for row, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+def continue_text(model: Any, subwords: Subwords, prompt: str, most: int, **sampling: Any) -> str:
+    """Return the prompt and what a language model writes after it, up to the end of the text or ``most`` tokens."""
+    tokens = [START, *(subwords.encode(prompt) if prompt.strip() else [])]
+    if len(tokens) >= most:
+        raise MixerError(f"sample: the prompt has {len(tokens) - 1} subwords; the model reads at most {most - 2}.")
+    device = next(model.parameters()).device
+    said = model.generate(torch.tensor([tokens], device=device), most - len(tokens), **sampling)[0].tolist()
+    return subwords.decode(said[: said.index(END)] if END in said else said)

@@ -1,0 +1,372 @@
+"""The training loop, resumable bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from errno import EDQUOT, EFBIG, ENOSPC
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NoReturn
+
+import torch
+
+from ...errors import MixerError
+from ...mixers import aux_losses
+from ...models import build_model
+from ...system.checkpoint import list_steps, load_checkpoint, prune, save_checkpoint
+from ...system.machine import autocast, peak_mib, reset_peak
+from .config import RunConfig, check_unchanged, fixed_fields
+from .init_from import extra_losses, start_from
+from .optim import Average, build_optimizers, load_optimizers, optimizer_tensors, update
+from .progress import bar
+from .rundir import RunDir
+from .runs import eval_line, load_weights
+from .shards import of_parameters, save_shards
+from .sinks import Sink, open_sinks
+from .stopping import NAMES, asked_to_stop, resume_command
+from .task import Task, nothing_of, parts_of, read_by
+from .tasks import open_task
+from .world import World
+
+
+class Diverged(MixerError):
+    """The loss of a run is no longer finite."""
+
+
+@dataclass
+class Progress:
+    """The counters of a run: everything in a checkpoint that is not a tensor."""
+
+    step: int = 0
+    seconds: float = 0.0
+    loss_count: int = 0
+    best_step: int | None = None
+    best_score: float | None = None
+    config: dict[str, Any] | None = None
+
+
+class Trainer:
+    """One process that trains in one run directory, alone or with others, starting from ``progress``."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run: RunDir,
+        device: torch.device,
+        *,
+        verbose: bool | None = None,
+        limits: dict[int, float] | None = None,
+        world: World | None = None,
+    ):
+        self.world = world or World()
+        self.config, self.run_dir, self.device = config, run, device
+        self.verbose = verbose if self.world.first else False
+        self.limits, self.hopeless = limits or {}, False
+        new = not (run.path / "config.json").is_file()
+        self.task = open_task(config, None if new else run.path)
+        torch.manual_seed(config.train.seed)
+        self.model: Any = build_model(config.model).to(device)
+        if config.train.init is not None:
+            start_from(self.model, config.train.init)
+        self.forward: Any = torch.compile(self.model) if config.train.compile else self.model
+        self.world.check(config, self.task, self.model, device)
+        self.facts = model_facts(self.model, self.task) if new else {}
+        self.world.spread(self.model)
+        self.optimizers = build_optimizers(self.model, config.optim)
+        self.average = Average(self.model, config.optim.ema) if config.optim.ema else None
+        self.extra = extra_losses(config, self.model, device)
+        self.progress = Progress(config=fixed_fields(config))
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self.aux: dict[str, torch.Tensor] = {}  # auxiliary losses of the last batch
+        self.tick = self.logged_at = 0.0
+        self.sinks: list[Sink] = []
+
+    def load(self, step: int) -> None:
+        """Restore the state saved in the checkpoint of ``step``."""
+        names = ["model", "optimizer", "rng"] + ["ema"] * (self.average is not None)
+        like = None
+        if self.world.sharded:
+            like = {"model": self.model.state_dict().get, "ema": self.model.state_dict().get}
+            like["optimizer"] = of_parameters(self.model)
+        groups, progress = load_checkpoint(self.run_dir.checkpoints, step, *names, like=like)
+        check_unchanged(self.config, progress.get("config"), self.run_dir.path / "config.json")
+        load_weights(self.model, groups["model"], self.run_dir.path)
+        if self.average is not None:
+            self.average.load(groups["ema"])
+        load_optimizers(self.model, self.optimizers, groups["optimizer"])
+        self.progress = Progress(**{**progress, "config": fixed_fields(self.config)})
+        # A later best may have replaced this one before the run was reset to an earlier step.
+        if self.progress.best_step not in list_steps(self.run_dir.checkpoints):
+            self.progress.best_step = self.progress.best_score = None
+        self.loss_sum = groups["rng"]["loss_sum"].to(self.device)
+        torch.set_rng_state(groups["rng"]["cpu"])
+        if "cuda" in groups["rng"] and self.device.type == "cuda":
+            torch.cuda.set_rng_state(groups["rng"]["cuda"], self.device)
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end and return a summary of the run."""
+        self.model.train()
+        reset_peak(self.device)
+        metric, lines = self.task.metric, self.run_dir.read_metrics() if self.limits else []
+        self.hopeless = any(self.misses_limit(x["step"], x[metric]) for x in lines if x["kind"] == "eval")
+        opened: contextlib.AbstractContextManager[list[Sink]] = nullcontext([])
+        if self.world.first:
+            opened = open_sinks(self.run_dir, self.config.train, self.progress.step)
+        with opened as self.sinks, bar(self.verbose) as show, asked_to_stop(interrupts=True) as asked:
+            self.task.units()  # what a task prepares of all its texts is no training time
+            self.tick, self.logged_at = time.perf_counter(), self.progress.seconds
+            at_end = self.done() or self.hopeless
+            while not at_end:
+                self.step()
+                at_end = self.done()  # asked once per step, as time may run out between two calls
+                if at_end or self.progress.step % self.config.train.log_every == 0:
+                    self.log(show)
+                with self.untimed():
+                    self.between_steps(at_end)
+                    at_end = at_end or self.hopeless
+                    number = self.world.most(asked())
+                    if number and not at_end:
+                        self.stop(signal.Signals(number))
+        return self.summary()
+
+    def stop(self, number: signal.Signals) -> NoReturn:
+        """End the process after the current step, which is saved first."""
+        step, path = self.progress.step, self.run_dir.path
+        if step not in list_steps(self.run_dir.checkpoints):
+            self.save()
+        said = f"{path}: stopped by {NAMES[number]} after step {step}, which is saved; "
+        said += f"`{resume_command(path)}` continues it."
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt(said)
+        print(said, file=sys.stderr)
+        raise SystemExit(128 + number)
+
+    def done(self) -> bool:
+        """Return whether the run has reached its last step or its time limit."""
+        limits = self.config.train
+        if limits.steps is not None and self.progress.step >= limits.steps:
+            return True
+        late = limits.max_seconds is not None and self.seconds() >= limits.max_seconds
+        return bool(limits.max_seconds is not None and self.world.of_first(late))
+
+    def seconds(self) -> float:
+        """Return the training time so far, without evaluation, samples and checkpoints."""
+        return self.progress.seconds + time.perf_counter() - self.tick
+
+    @contextlib.contextmanager
+    def untimed(self) -> Iterator[None]:
+        """Stop the clock of training time inside the block."""
+        self.progress.seconds = self.seconds()
+        yield
+        self.tick = time.perf_counter()
+
+    def step(self) -> None:
+        """Make one update from one batch, processed in ``accumulate`` parts."""
+        config = self.config
+        inputs, targets = self.task.batch(self.progress.step)
+        parts, weight = config.train.accumulate, config.optim.aux_weight
+        self.aux = {}
+        all_targets = self.task.weight(targets)
+        self.world.begin(self.model, config.train.seed, self.progress.step)
+        for part, of_part in zip(parts_of(inputs, parts), targets.chunk(parts), strict=True):
+            x, y = self.world.share(part, of_part)
+            mine, of_all = self.task.weight(y), self.task.weight(of_part)
+            held = mine / max(of_all, 1)
+            y = y.to(self.device, non_blocking=True)
+            with aux_losses() as extra, autocast(self.device, config.train.precision), self.world.reading(self.model):
+                outputs = read_by(self.forward, x, self.device)
+            # a rank without a row of a short batch: a mean over no targets is NaN, and NaN times 0 too
+            loss = self.task.loss(outputs, y) * (mine / all_targets) if mine else nothing_of(outputs)
+            extra = {name: value if mine else torch.zeros_like(value) for name, value in extra.items()}
+            total = loss + weight * held / parts * sum(extra.values()) if weight else loss
+            for name, penalty in self.extra.items():
+                scale, extra[name] = penalty(x if isinstance(x, torch.Tensor) else x[0])
+                total = total + scale / parts * extra[name]
+            for name, value in extra.items():
+                self.aux[name] = self.aux.get(name, 0) + self.world.total(value.detach() * held) / parts
+            total.backward()
+            self.loss_sum += self.world.total(loss.detach())
+        self.world.sum_gradients(self.model)
+        update(self.model, self.optimizers, config.optim, self.progress.step, config.train.steps)
+        if self.average is not None:
+            self.average.update(self.progress.step)
+        self.progress.step += 1
+        self.progress.loss_count += 1
+
+    def log(self, show: Any) -> None:
+        """Write one line of metrics with the mean loss since the last line."""
+        p, batch, unit = self.progress, self.task.units(), self.task.unit
+        loss = self.mean_loss()
+        seconds = self.seconds()
+        rate = p.loss_count * batch / max(seconds - self.logged_at, 1e-9)
+        rates = max(group["lr"] for group in self.optimizers[0].param_groups)
+        line = {"kind": "train", "step": p.step, "loss": loss, **self.task.train_fields(loss), "lr": rates}
+        line |= {
+            unit: p.step * batch,
+            f"{unit}_per_s": round(rate, 1),
+            "seconds": round(seconds, 3),
+            "peak_mib": peak_mib(self.device),
+        }
+        if self.aux:
+            line["aux"] = {name: float(value) for name, value in self.aux.items()}
+        self.append_metrics(line)
+        self.loss_sum, p.loss_count, self.logged_at = torch.zeros_like(self.loss_sum), 0, seconds
+        show(self.fraction(), line)
+
+    def mean_loss(self) -> float:
+        """Return the mean loss since the last line of metrics.
+
+        A run that has diverged ends here, before it can overwrite intact checkpoints.
+        """
+        loss = self.loss_sum.item() / max(self.progress.loss_count, 1)
+        self.check_finite("loss", loss)
+        return loss
+
+    def check_finite(self, what: str, value: float) -> None:
+        """End the run if a number of it is no longer finite."""
+        if not math.isfinite(value):
+            steps = list_steps(self.run_dir.checkpoints)
+            kept = f"the last checkpoint is step {steps[-1]}" if steps else "there is no checkpoint yet"
+            where = f"{self.run_dir.path}: the {what} became {value} by step {self.progress.step}"
+            raise Diverged(f"{where}; {kept}. Try a lower optim.lr or a longer optim.warmup.")
+
+    def fraction(self) -> float:
+        """Return the completed fraction of the run."""
+        limits = self.config.train
+        by_steps = self.progress.step / limits.steps if limits.steps else 0.0
+        return min(1.0, max(by_steps, self.seconds() / limits.max_seconds if limits.max_seconds else 0.0))
+
+    def between_steps(self, at_end: bool) -> None:
+        """Do what is due between two steps: evaluate, sample, save a checkpoint."""
+        step, config = self.progress.step, self.config.train
+        better = False
+        if at_end or step % config.eval_every == 0:
+            with self.averaged():
+                better = self.evaluate()
+                if self.world.first or self.world.sharded:
+                    self.sample()
+            self.world.gather_in(self.model)
+        if at_end or better or step % config.save_every == 0:
+            self.save()
+
+    def sample(self) -> None:
+        """Write samples of the model; of several ranks only the first keeps them."""
+        step = self.progress.step
+        try:
+            with nullcontext(self.run_dir.samples) if self.world.first else TemporaryDirectory() as folder:
+                self.task.sample(self.model, Path(folder), step)
+            for sink in self.sinks:
+                sink.add_samples(step)
+        except OSError as why:
+            raise self.disk_error(f"the sample of step {step}", why) from why
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Make the model hold the average of its weights inside the block, if the run keeps one."""
+        if self.average is None:
+            yield
+            return
+        with self.average.in_place():
+            yield
+
+    def evaluate(self) -> bool:
+        """Score the validation split and return whether it is the best score so far."""
+        p, result = self.progress, self.task.evaluate(self.model, "valid", **self.task.while_training())
+        line = eval_line("valid", p.step, result)
+        for name, value in line.items():  # the update after the last loss may be the one that diverged
+            if isinstance(value, float):
+                self.check_finite(f"{name.replace('_', ' ')} on the validation split", value)
+        self.append_metrics(line)
+        score = self.world.of_first(getattr(result, self.task.metric))
+        better = self.task.better(score, p.best_score)
+        if better:
+            p.best_step, p.best_score = p.step, score
+        self.hopeless = self.misses_limit(p.step, score)
+        return better
+
+    def misses_limit(self, step: int, score: float) -> bool:
+        """Return whether a score is not better than the limit that was given for its step."""
+        return step in self.limits and not self.task.better(score, self.limits[step])
+
+    def save(self) -> None:
+        """Write a checkpoint and delete those that are no longer kept."""
+        self.mean_loss()
+        folder, p = self.run_dir.checkpoints, self.progress
+        rng = {"cpu": torch.get_rng_state(), "loss_sum": self.loss_sum}
+        if self.device.type == "cuda":
+            rng["cuda"] = torch.cuda.get_rng_state(self.device)
+        groups = {
+            "model": self.model.state_dict(),
+            "optimizer": optimizer_tensors(self.model, self.optimizers),
+            "rng": rng,
+        }
+        if self.average is not None:
+            groups["ema"] = self.average.tensors()
+        try:
+            if self.world.first:
+                self.run_dir.sync_metrics()
+            if self.world.sharded:
+                save_shards(folder, p.step, groups, asdict(p), self.world)
+            elif self.world.first:
+                save_checkpoint(folder, p.step, groups, asdict(p))
+        except OSError as why:
+            raise self.disk_error(f"the checkpoint of step {p.step}", why) from why
+        if self.world.first:
+            prune(folder, self.config.train.keep, p.best_step)
+        self.world.wait()
+
+    def append_metrics(self, line: dict[str, Any]) -> None:
+        """Append a line to the run's metrics, in all their forms."""
+        if not self.world.first:
+            return
+        try:
+            self.run_dir.append(line)
+            for sink in self.sinks:
+                sink.add(line)
+        except OSError as why:
+            raise self.disk_error(Path(str(why.filename or "metrics.jsonl")).name, why) from why
+
+    def disk_error(self, what: str, why: OSError) -> MixerError:
+        """Return the error for a file that could not be written, with what is left and what to do."""
+        steps = list_steps(self.run_dir.checkpoints)
+        kept = (
+            f"the checkpoint of step {steps[-1]} is intact"
+            if steps
+            else "there is no earlier checkpoint, so the run restarts from its config"
+        )
+        path, mend = self.run_dir.path, "Make room" if why.errno in (ENOSPC, EDQUOT, EFBIG, None) else "Mend that"
+        return MixerError(
+            f"{path}: {what} could not be written ({why.strerror or why}); {kept}. "
+            + f"{mend}, then `{resume_command(path)}`."
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """Return the summary of the run as a dictionary."""
+        p, unit, metric = self.progress, self.task.unit, self.task.metric
+        done = p.step * self.task.units()
+        lines = self.run_dir.read_metrics()
+        last = next((x for x in reversed(lines) if x["kind"] == "eval" and x["split"] == "valid"), None)
+        peaks = [x["peak_mib"] for x in lines if x["kind"] == "train"]  # this process may have made no step of the run
+        return {
+            "run": str(self.run_dir.path),
+            "step": p.step,
+            unit: done,
+            "seconds": round(p.seconds, 3),
+            f"{unit}_per_s": round(done / max(p.seconds, 1e-9), 1),
+            "peak_mib": max([peak_mib(self.device), *peaks]),
+            f"valid_{metric}": last.get(metric) if last else None,
+            "best_step": p.best_step,
+            f"best_{metric}": p.best_score,
+        }
+
+
+def model_facts(model: Any, task: Task) -> dict[str, Any]:
+    """Return what env.json records of a model."""
+    return {"parameters": sum(p.numel() for p in model.parameters()), **task.model_facts(model)}

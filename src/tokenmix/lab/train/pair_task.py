@@ -1,0 +1,275 @@
+"""Pairs of texts for an encoder-decoder: translation, summarisation, dialogue."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...errors import MixerError
+from ...models import evaluating
+from ...system.files import whole_file
+from ...system.machine import autocast
+from ..data.dialogues import fitted
+from ..data.pair_sampler import LengthBuckets, PairBatch, padded, pair_batch
+from ..data.parallel import ParallelText, open_parallel
+from ..data.subwords import END, Subwords
+from .config import RunConfig
+from .data_config import PairDataConfig
+from .subword_task import SubwordTask, token_count, token_loss, token_nats
+from .task import read_by
+
+
+@dataclass(frozen=True)
+class PairScore:
+    """The score of an encoder-decoder on ``pairs`` pairs with ``tokens`` target tokens, their ends included.
+
+    Attributes:
+        cross_entropy: mean cross-entropy of a target token, given those before it, in nats.
+        beams: targets that were followed at once when the model wrote its own; None: it wrote none.
+        bleu: sacrebleu's BLEU of what it wrote, 0 to 100.
+        chrf: sacrebleu's chrF2, 0 to 100.
+        rouge1: F1 of single words in ROUGE, 0 to 100; rouge2 of pairs of words, rouge_l of the longest common
+            subsequence.
+        signature: sacrebleu's signature of BLEU, which says how texts were cut into words.
+    """
+
+    cross_entropy: float
+    tokens: int
+    pairs: int
+    seconds: float
+    beams: int | None = None
+    bleu: float | None = None
+    chrf: float | None = None
+    rouge1: float | None = None
+    rouge2: float | None = None
+    rouge_l: float | None = None
+    signature: str | None = None
+
+    def text(self) -> str:
+        """Return the result as readable lines."""
+        whole = (
+            f"cross-entropy {self.cross_entropy:.4f}, perplexity {math.exp(min(self.cross_entropy, 700)):,.2f} per "
+            + f"subword, {self.tokens:,} of them in {self.pairs:,} pairs"
+        )
+        named = (("BLEU", self.bleu), ("chrF", self.chrf), ("ROUGE-1", self.rouge1), ("ROUGE-2", self.rouge2))
+        found = [f"{name} {value:.2f}" for name, value in (*named, ("ROUGE-L", self.rouge_l)) if value is not None]
+        if not found:
+            return whole
+        how = f" ({self.signature})" if self.signature else ""
+        return f"{whole}\n{', '.join(found)} with {self.beams} beam{'s' * (self.beams != 1)}{how}"
+
+
+class Pool(NamedTuple):
+    """Training pairs as tokens.
+
+    Attributes:
+        sources, targets: tokens of each pair, without start and end.
+        buckets: which of them are in the batch of a step.
+        left_out: number of pairs that are too long.
+        tokens: of all pairs together, with one more for each side.
+    """
+
+    sources: list[list[int]]
+    targets: list[list[int]]
+    buckets: LengthBuckets
+    left_out: int
+    tokens: int
+
+
+class PairTask(SubwordTask):
+    """Train an encoder-decoder on pairs of texts. Training pairs are encoded once they are asked for."""
+
+    text: ParallelText
+    metric = "cross_entropy"
+    options = ("beams", "length_penalty", "max_texts", "written")
+
+    def __init__(self, config: RunConfig, folder: Path | None = None):
+        super().__init__(config, folder)
+        self.encoded: dict[str, tuple[list[list[int]], list[list[int]]]] = {}
+
+    def open_text(self) -> ParallelText:
+        data: PairDataConfig = self.data
+        if data.source is None:
+            raise MixerError(
+                "config: data.source is not set; give pairs of texts, such as --data grammar, --data docstrings, or a "
+                + "folder with train.en, train.de, valid.en, ..."
+            )
+        return open_parallel(
+            data.path or data.source,
+            target=data.target,
+            languages=data.languages,
+            version=data.version,
+            split=data.split,
+        )
+
+    def texts(self) -> Iterable[str]:
+        return self.text.texts("train")
+
+    @cached_property
+    def pool(self) -> Pool:
+        """The pairs that training draws from, which an evaluation alone does not need."""
+        data: PairDataConfig = self.data
+        sources, targets = self.tokens_of("train")
+        most = data.max_tokens - 1
+        if data.cut_sources:
+            sources = [tokens[:most] for tokens in sources]
+        fits = [i for i, pair in enumerate(zip(sources, targets, strict=True)) if max(map(len, pair)) <= most]
+        if not fits:
+            raise MixerError(
+                f"data: no pair of {self.text.name} has at most {data.max_tokens} tokens (data.max_tokens)."
+            )
+        kept = [sources[i] for i in fits], [targets[i] for i in fits]
+        lengths = torch.tensor([(len(a) + 1, len(b) + 1) for a, b in zip(*kept, strict=True)])
+        buckets = LengthBuckets(
+            lengths, batch_size=self.train.batch_size, batch_tokens=data.batch_tokens, seed=self.train.seed
+        )
+        return Pool(*kept, buckets, len(sources) - len(fits), int(lengths.sum()))
+
+    def tokens_of(self, split: str) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the tokens of all sources and of all targets of a split."""
+        if split not in self.encoded:
+            sources, targets = (list(part) for part in zip(*self.text.split(split), strict=True))
+            if self.text.dialogue:
+                count = self.subwords.counter()
+                sources = [fitted(source, self.data.max_tokens - 1, count) for source in sources]
+            self.encoded[split] = self.subwords.encode_all(sources), self.subwords.encode_all(targets)
+        return self.encoded[split]
+
+    def facts(self) -> dict[str, Any]:
+        return {"texts": {**self.same(), "left_out": self.pool.left_out}}
+
+    def units(self) -> int:
+        """Return the mean number of tokens per step, sources and targets together, without padding."""
+        return round(self.pool.tokens / len(self.pool.buckets))
+
+    def batch(self, step: int) -> tuple[PairBatch, Tensor]:
+        rows = self.pool.buckets.rows(step)
+        return pair_batch([self.pool.sources[i] for i in rows], [self.pool.targets[i] for i in rows])
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return token_loss(outputs, targets, self.data.smoothing if torch.is_grad_enabled() else 0.0)
+
+    def weight(self, targets: Tensor) -> int:
+        return token_count(targets)
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        model: Any,
+        split: str,
+        /,
+        *,
+        beams: int = 5,
+        length_penalty: float = 1.0,
+        max_texts: int | None = None,
+        written: Path | None = None,
+    ) -> PairScore:
+        """Score the model on a split: its cross-entropy, and the metrics of what it writes itself.
+
+        Sources and targets of more than ``data.max_tokens`` tokens are cut.
+
+        Args:
+            beams: targets that are followed at once; 0: the model writes nothing.
+            length_penalty: see ``Seq2Seq.generate``.
+            max_texts: score only the first pairs; None: all.
+            written: file for what the model writes, one line per pair.
+        """
+        began = time.perf_counter()
+        pairs = self.text.split(split)[:max_texts]
+        sources, targets = ([t[: self.data.max_tokens - 1] for t in part[:max_texts]] for part in self.tokens_of(split))
+        order = sorted(range(len(pairs)), key=lambda i: (len(sources[i]), len(targets[i])))
+        groups = [order[i : i + self.train.eval_batch] for i in range(0, len(order), self.train.eval_batch)]
+        nats, count, device = 0.0, 0, next(model.parameters()).device
+        with evaluating(model):
+            for group in groups:
+                batch, said = pair_batch([sources[i] for i in group], [targets[i] for i in group])
+                with autocast(device, self.train.precision):
+                    logits = read_by(model, batch, device)
+                nats += token_nats(logits, said.to(device))
+                count += token_count(said)
+        score: dict[str, Any] = {}
+        if beams:
+            texts = self.write(model, sources, beams=beams, length_penalty=length_penalty)
+            if written is not None:
+                with whole_file(written) as f:
+                    f.write("".join(text.replace("\n", " ") + "\n" for text in texts).encode())
+            score = {"beams": beams, **measured(self.data.metrics, texts, [target for _, target in pairs])}
+        return PairScore(nats / count, count, len(pairs), time.perf_counter() - began, **score)
+
+    def write(self, model: Any, sources: list[list[int]], **options: Any) -> list[str]:
+        """Return the text that the model writes for each source, given as tokens."""
+        given: dict[str, Any] = {"rows": self.train.eval_batch, **options}
+        return write_texts(model, self.subwords, sources, self.data.max_tokens, **given)
+
+    def while_training(self) -> dict[str, Any]:
+        return {"beams": 0, "max_texts": self.train.eval_texts}
+
+    def sample(self, model: Any, folder: Path, step: int) -> None:
+        """Write what the model makes of the first ``train.samples`` sources of the validation split."""
+        if not self.train.samples:
+            return
+        pairs = self.text.split("valid")[: self.train.samples]
+        sources = [tokens[: self.data.max_tokens - 1] for tokens in self.tokens_of("valid")[0][: self.train.samples]]
+        texts = self.write(model, sources, beams=1)
+        rows = zip(pairs, texts, strict=True)
+        text = "\n".join(f"source  {a}\ntarget  {b}\nmodel   {said}\n" for (a, b), said in rows)
+        with whole_file(folder / f"step_{step:08d}.txt") as f:
+            f.write(text.encode())
+
+
+def write_texts(
+    model: Any, subwords: Subwords, sources: list[list[int]], most: int, *, rows: int = 16, **options: Any
+) -> list[str]:
+    """Return the text that an encoder-decoder writes for each source, given as tokens.
+
+    Args:
+        most: tokens of a text, at most.
+        rows: sources that are read at once.
+        options: those of ``Seq2Seq.generate``.
+    """
+    found: list[str] = [""] * len(sources)
+    order, device = sorted(range(len(sources)), key=lambda i: len(sources[i])), next(model.parameters()).device
+    for at in range(0, len(order), rows):
+        group = order[at : at + rows]
+        tokens, mask = padded([[*sources[i], END] for i in group])
+        said = model.generate(tokens.to(device), most, source_mask=mask.to(device), **options)
+        for i, row in zip(group, said.tolist(), strict=True):
+            found[i] = subwords.decode(row[: row.index(END)] if END in row else row)
+    return found
+
+
+def measured(metrics: tuple[str, ...], written: list[str], wanted: list[str]) -> dict[str, Any]:
+    """Return the metrics of texts against the targets that were wanted, by the libraries of the field."""
+    found: dict[str, Any] = {}
+    try:
+        if "bleu" in metrics:
+            from sacrebleu.metrics import BLEU
+
+            bleu = BLEU()
+            found["bleu"] = bleu.corpus_score(written, [wanted]).score
+            found["signature"] = str(bleu.get_signature())
+        if "chrf" in metrics:
+            from sacrebleu.metrics import CHRF
+
+            found["chrf"] = CHRF().corpus_score(written, [wanted]).score
+        if "rouge" in metrics:
+            from rouge_score.rouge_scorer import RougeScorer
+
+            names = {"rouge1": "rouge1", "rouge2": "rouge2", "rougeL": "rouge_l"}
+            scorer, sums = RougeScorer(list(names), use_stemmer=True), Counter[str]()
+            for text, target in zip(written, wanted, strict=True):
+                for name, value in scorer.score(target, text).items():
+                    sums[names[name]] += value.fmeasure
+            found |= {name: 100 * sums[name] / len(written) for name in names.values()}
+    except ImportError as why:
+        raise MixerError(f"eval: these metrics need the extra 'text' ({why}): pip install 'tokenmix[text]'.") from None
+    return found

@@ -1,0 +1,254 @@
+"""Point clouds: their classes, scored by accuracy, and their parts, scored by intersection over union."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import MixerError
+from ...models import evaluating
+from ...system.machine import autocast
+from ..data.inventory import Inventory
+from ..data.points import Cloud, PointSampler, PointSet, stacked
+from .config import RunConfig
+from .task import Inputs, Task, check_unchanged, read_by
+
+
+class PointBatch(NamedTuple):
+    """What a segmenter reads: points (B, N, 3), and the category of each cloud (B,)."""
+
+    points: Tensor
+    category: Tensor
+
+
+@dataclass(frozen=True)
+class PointClassScore:
+    """The score of a classifier on ``clouds`` clouds of ``points`` points.
+
+    Attributes:
+        accuracy: share of the clouds whose class is right.
+        class_accuracy: the mean over the classes of that share, ModelNet's "mAcc".
+        cross_entropy: mean cross-entropy in nats.
+    """
+
+    accuracy: float
+    class_accuracy: float
+    cross_entropy: float
+    clouds: int
+    points: int
+    seconds: float
+
+    def text(self) -> str:
+        """Return the result as one readable line."""
+        return (
+            f"{100 * self.accuracy:.2f} % right, {100 * self.class_accuracy:.2f} % as the mean over classes, "
+            + f"cross-entropy {self.cross_entropy:.4f}, {self.clouds:,} clouds of {self.points:,} points"
+        )
+
+
+@dataclass(frozen=True)
+class PartScore:
+    """The score of a segmenter on ``clouds`` clouds of ``points`` points, as for ShapeNet's parts.
+
+    Attributes:
+        instance_miou: mean over the clouds of the mean over the parts of its category of intersection over union, which
+            is 1 for a part that neither the truth nor the prediction has.
+        category_miou: the mean of a category's clouds first, then over the categories.
+        point_accuracy: share of the points whose part is right.
+        cross_entropy: mean cross-entropy of a point in nats, over all labels.
+    """
+
+    instance_miou: float
+    category_miou: float
+    point_accuracy: float
+    cross_entropy: float
+    clouds: int
+    points: int
+    seconds: float
+
+    def text(self) -> str:
+        """Return the result as one readable line."""
+        return (
+            f"instance mIoU {100 * self.instance_miou:.2f} %, category mIoU {100 * self.category_miou:.2f} %, "
+            + f"{100 * self.point_accuracy:.2f} % of points right, cross-entropy {self.cross_entropy:.4f}, "
+            + f"{self.clouds:,} clouds of {self.points:,} points"
+        )
+
+
+class PointTask(Task):
+    """What both tasks on point clouds have in common: the set."""
+
+    unit = "clouds"
+    higher = True
+
+    def __init__(self, config: RunConfig, folder: Path | None = None):
+        super().__init__(config, folder)
+        self.set: PointSet = self.data.open()
+        check_fits(self.set, self.model)
+        self.set.check_points(self.data.points)
+        loop, data = self.train, self.data
+        self.sampler = PointSampler(
+            self.set, points=data.points, batch_size=loop.batch_size, seed=loop.seed, jitter=data.jitter
+        )
+
+    def facts(self) -> dict[str, Any]:
+        return {"clouds": self.set.describe()}
+
+    def inventory(self) -> Inventory | None:
+        return self.set.inventory
+
+    def check_same(self, env: dict[str, Any]) -> None:
+        check_unchanged("clouds", env.get("clouds"), self.set.describe())
+
+    def units(self) -> int:
+        return self.train.batch_size
+
+    def while_training(self) -> dict[str, Any]:
+        return {}
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs.float().flatten(0, -2), targets.flatten())
+
+    def answers(self, model: Any, split: str) -> Iterator[tuple[list[Cloud], Tensor]]:
+        """Yield the clouds of a split in batches, and the model's logits in float64."""
+        device = next(model.parameters()).device
+        with evaluating(model):
+            for clouds in batched(self.set.held_out(split, self.data.points), self.train.eval_batch):
+                with autocast(device, self.train.precision):
+                    logits = read_by(model, self.read_of(*stacked(clouds)[:2]), device)
+                yield clouds, logits.double().cpu()
+
+    def read_of(self, points: Tensor, category: Tensor) -> Inputs:
+        """Return what the model reads of a batch."""
+        raise NotImplementedError
+
+
+class PointClassTask(PointTask):
+    """Train a classifier of clouds."""
+
+    metric = "accuracy"
+    outputs, places = "classes", 0
+
+    def read_of(self, points: Tensor, category: Tensor) -> Inputs:
+        return points
+
+    def batch(self, step: int) -> tuple[Inputs, Tensor]:
+        points, category, _ = self.sampler.batch(step)
+        return points, category
+
+    @torch.no_grad()
+    def evaluate(self, model: Any, split: str, /) -> PointClassScore:
+        """Score the classifier on a split."""
+        began, classes = time.perf_counter(), len(self.set.classes)
+        (right, count), nats = torch.zeros(2, classes, dtype=torch.float64), 0.0
+        for clouds, logits in self.answers(model, split):
+            wanted = torch.tensor([cloud.category for cloud in clouds])
+            nats += float(F.cross_entropy(logits, wanted, reduction="sum"))
+            hit = wanted[logits.argmax(-1) == wanted]
+            right, count = right + hit.bincount(minlength=classes), count + wanted.bincount(minlength=classes)
+        n, seen = int(count.sum()), count > 0
+        mean = float((right[seen] / count[seen]).mean())
+        took = time.perf_counter() - began
+        return PointClassScore(float(right.sum()) / n, mean, nats / n, n, self.data.points, took)
+
+
+class PartTask(PointTask):
+    """Train a segmenter of the parts of clouds."""
+
+    metric = "instance_miou"
+    outputs = "parts"
+
+    def read_of(self, points: Tensor, category: Tensor) -> Inputs:
+        return PointBatch(points, category)
+
+    def batch(self, step: int) -> tuple[Inputs, Tensor]:
+        points, category, parts = self.sampler.batch(step)
+        return PointBatch(points, category), parts
+
+    def weight(self, targets: Tensor) -> int:
+        return targets.numel()
+
+    @torch.no_grad()
+    def evaluate(self, model: Any, split: str, /) -> PartScore:
+        """Score the segmenter on a split; it chooses among the parts of each cloud's category, as is usual."""
+        began, found, right, points, nats = time.perf_counter(), [], 0, 0, 0.0
+        for clouds, logits in self.answers(model, split):
+            for cloud, each in zip(clouds, logits, strict=True):
+                said = part_labels(each, self.set.parts[cloud.category])
+                found.append((cloud.category, part_iou(said, cloud.parts, self.set.parts[cloud.category])))
+                right, points = right + int((said == cloud.parts).sum()), points + len(said)
+                nats += float(F.cross_entropy(each, cloud.parts, reduction="sum"))
+        of_category = [
+            [iou for c, iou in found if c == category] for category in sorted({category for category, _ in found})
+        ]
+        n = len(found)
+        return PartScore(
+            sum(iou for _, iou in found) / n,
+            sum(sum(ious) / len(ious) for ious in of_category) / len(of_category),
+            right / points,
+            nats / points,
+            n,
+            points // n,
+            time.perf_counter() - began,
+        )
+
+
+def part_labels(logits: Tensor, parts: tuple[int, ...]) -> Tensor:
+    """Return the most likely label of each point, logits (N, labels) -> (N,), among those of a category."""
+    allowed = torch.tensor(parts, device=logits.device)
+    return allowed[logits[:, allowed].argmax(-1)]
+
+
+def part_iou(said: Tensor, wanted: Tensor, parts: tuple[int, ...]) -> float:
+    """Return the mean over the parts of a category of intersection over union; 1 for a part that is in neither."""
+    found = []
+    for part in parts:
+        here, there = said == part, wanted == part
+        union = int((here | there).sum())
+        found.append(int((here & there).sum()) / union if union else 1.0)
+    return sum(found) / len(found)
+
+
+def batched(clouds: Iterator[Cloud], n: int) -> Iterator[list[Cloud]]:
+    """Yield lists of up to n clouds."""
+    found: list[Cloud] = []
+    for cloud in clouds:
+        found.append(cloud)
+        if len(found) == n:
+            yield found
+            found = []
+    if found:
+        yield found
+
+
+def check_fits(data: PointSet, model: Any) -> None:
+    """Refuse a model whose outputs are not those of the set."""
+    if model.classes != len(data.classes):
+        raise MixerError(
+            f"config: model.classes={model.classes}, but {data.name} has {len(data.classes)} classes; set "
+            + f"model.classes={len(data.classes)}, or give --data, which does."
+        )
+    parts = getattr(model, "parts", None)
+    if parts is not None and not data.labels:
+        raise MixerError(f"config: {data.name} has no parts; a segmenter needs 'objects' or ShapeNet's parts.")
+    if parts is not None and parts != data.labels:
+        raise MixerError(
+            f"config: model.parts={parts}, but {data.name} has {data.labels} labels of parts; set model.parts="
+            + f"{data.labels}, or give --data, which does."
+        )
+
+
+def match_points(config: RunConfig) -> RunConfig:
+    """Return the config with the model's classes and parts taken from its clouds."""
+    data: Any = config.data
+    model: Any = config.model
+    found = data.open()
+    parts = {"parts": max(found.labels, 2)} if hasattr(model, "parts") else {}
+    return replace(config, model=replace(model, classes=len(found.classes), **parts))

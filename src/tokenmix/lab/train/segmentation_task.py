@@ -1,0 +1,153 @@
+"""Semantic segmentation: a class for every pixel, scored by mean intersection over union."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import MixerError
+from ...models import evaluating
+from ...models.images import both_sides
+from ...models.segmentation import on_grid
+from ...system.machine import autocast
+from ..data.augment_masks import MaskSampler, mask_batches, resized
+from ..data.masks import MaskData, coloured, open_masks
+from ..data.pair_sampler import IGNORED
+from .config import RunConfig
+from .image_tasks import ImageTask, write_grid
+from .mask_scores import MaskScore, accuracies, confusion_matrix, intersection_over_union
+
+
+class SegmentationTask(ImageTask):
+    """Train a model of the class of every pixel.
+
+    The loss is the mean over the pixels of a batch that have a class of -log softmax(z)[c].
+    """
+
+    metric = "miou"
+    higher = True
+    options = ("image_size", "max_images")
+    outputs, places = "classes", 2
+
+    def __init__(self, config: RunConfig, folder: Path | None = None):
+        super().__init__(config, folder)
+        classes = len(self.images.classes)
+        if self.model.classes != classes:
+            raise MixerError(
+                f"config: model.head.classes={self.model.classes}, but {self.images.name} has {classes} classes; "
+                + f"set model.head.classes={classes}."
+            )
+        self.check_samples()
+        self.sampler = MaskSampler(
+            self.images.split("train"), image_size=self.model.image_size, **self.pixels, **self.sampling
+        )
+
+    def open_images(self) -> MaskData:
+        return open_mask_set(self.data, self.model)
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        return self.prepared_batch(step)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        nats = F.cross_entropy(outputs.float(), targets, ignore_index=IGNORED, reduction="sum")
+        return nats / self.weight(targets)
+
+    def weight(self, targets: Tensor) -> int:
+        return max(int((targets != IGNORED).sum()), 1)  # a batch without a class has a loss of 0
+
+    @torch.no_grad()
+    def evaluate(self, model: Any, split: str, *, image_size: Any = None, max_images: int | None = None) -> MaskScore:
+        """Score the model on a split.
+
+        Images are resized to the model's size, and logits back to that of each mask, so that every pixel of the mask
+        counts once. Pixels are counted over all images before anything is divided.
+
+        Args:
+            image_size: size to which test images are resized, for models that accept sizes they were not trained on;
+                None: the training size.
+            max_images: evaluate on the first ``max_images`` images; None: all of them.
+        """
+        began = time.perf_counter()
+        size = both_sides(self.model.image_size if image_size is None else image_size, "eval: image_size")
+        classes, nats, n = self.model.classes, 0.0, 0
+        confusion = torch.zeros(classes, classes, dtype=torch.int64)
+        for logits, truth in self._answers(model, split, size, max_images):
+            confusion += confusion_matrix(logits.argmax(0), truth, classes).cpu()
+            nats += float(F.cross_entropy(logits[None], truth[None], ignore_index=IGNORED, reduction="sum").double())
+            n += 1
+        pixels = int(confusion.sum())
+        if not pixels:
+            raise MixerError(f"masks {self.images.name}: no pixel of the first {n} masks of {split} has a class.")
+        iou = intersection_over_union(confusion)
+        by_name = {c: float(x) for c, x in zip(self.images.classes, iou, strict=True) if not x.isnan()}
+        of_pixels, of_classes = accuracies(confusion)
+        seconds = time.perf_counter() - began
+        return MaskScore(float(iou.nanmean()), of_pixels, of_classes, nats / pixels, n, pixels, size, seconds, by_name)
+
+    def _answers(
+        self, model: Any, split: str, size: tuple[int, int], limit: int | None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield logits (classes, H, W) and mask (H, W) of each image, at the size of its mask."""
+        device = next(model.parameters()).device
+        options = {"batch_size": self.train.eval_batch, "image_size": size, "channels": self.model.channels}
+        with evaluating(model):
+            for images, masks in mask_batches(self.images.split(split), limit=limit, **options, **self.pixels):
+                with autocast(device, self.train.precision):
+                    found = model(images.to(device)).float()
+                for logits, mask in zip(found, masks, strict=True):
+                    yield on_grid(logits[None], mask.shape)[0], mask.to(device)
+
+    @torch.no_grad()
+    def sample(self, model: Any, folder: Path, step: int) -> None:
+        """Write a picture of three rows: the first validation images, their masks, and what the model predicts.
+
+        Each class has the colour of ``data.masks.colour_of``; pixels to be ignored are white.
+        """
+        n = min(self.train.samples, len(self.images.split("valid")))
+        if not n:
+            return
+        size = both_sides(self.model.image_size, "sample")
+        read = self.images.split("valid").read
+        pairs = [resized(image, mask, size) for image, mask in map(read, range(n))]
+        found = [logits.argmax(0).cpu() for logits, _ in self._answers(model, "valid", size, n)]
+        predicted = [resized(pairs[0][0], labels, size)[1] for labels in found]
+        masks = torch.stack([mask for _, mask in pairs] + predicted)
+        images = torch.stack([image for image, _ in pairs])
+        scale = max(256 // max(size), 1)
+        write_grid(
+            folder / f"step_{step:08d}.png",
+            torch.cat([images, coloured(masks, self.model.classes)]),
+            columns=n,
+            scale=min(scale, 4),
+        )
+
+
+def open_mask_set(data: Any, model: Any) -> MaskData:
+    """Open the images and masks of a config."""
+    if data.source is None:
+        raise MixerError(
+            "config: this recipe needs images with masks of your own; give their folder, of images/ and masks/, as "
+            + "--data PATH, or data.source='scenes' for synthetic ones."
+        )
+    return open_masks(
+        data.source,
+        size=both_sides(model.image_size, "masks"),
+        scenes=data.scenes,
+        valid=data.valid,
+        ignore=data.ignore,
+        first_label=data.first_label,
+        empty_classes=data.empty_classes,
+        turn_masks=data.turn_masks,
+        max_pixels=data.max_pixels,
+    )
+
+
+def match_mask_data(config: RunConfig) -> RunConfig:
+    """Return the config with the model's classes taken from its masks."""
+    return config.override({"model.head.classes": len(open_mask_set(config.data, config.model).classes)})

@@ -1,0 +1,187 @@
+"""Training runs from their start and from where they stopped: a config in, a run directory out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from ...errors import MixerError
+from ...models.saved import pick_step
+from ...system.checkpoint import check_can_save, list_steps, remove_checkpoint, sweep
+from ...system.files import check_free, write_json
+from ...system.machine import is_first_rank, pick_device, torch_threads
+from .config import ENDING, FIXED, RunConfig
+from .idle_settings import idle_settings
+from .loop import Trainer
+from .rundir import RunDir, differences, environment
+from .sinks import check_sinks
+from .stopping import says_what_is_left
+from .world import World, joined, restarted
+
+
+def train(
+    config: RunConfig,
+    out: Path | str,
+    *,
+    verbose: bool | None = None,
+    limits: dict[int, float] | None = None,
+    about: str = "",
+) -> dict[str, Any]:
+    """Train from scratch into the new run directory ``out`` and return a summary; everything else is in the directory.
+
+    Args:
+        verbose: show a progress bar; None: on a terminal, and a plain line every 15 s elsewhere.
+        limits: scores by step; a run that is not better than the one at an evaluation ends there.
+        about: one line on the config, shown before the first step.
+
+    Raises:
+        MixerError: if the config, the data or the directory cannot be used, or if the disk is full; after making room,
+            ``resume(out)`` continues the run.
+    """
+    check_can_save()
+    check_sinks(config.train)
+    RunConfig.from_json(config.to_json())  # as whoever opens the run will read it
+    with joined("train") as world_of:
+        if restarted() and (Path(out) / "config.json").is_file():
+            return _resume(world_of, out, verbose=verbose, limits=limits)
+        world, device = world_of(config), pick_device(config.train.device)
+        check_free(out)
+        with says_what_is_left(Path(out)), torch_threads(config.train.threads):
+            trainer = Trainer(config, RunDir(out), device, verbose=verbose, limits=limits, world=world)
+            env = environment(trainer.task.facts(), device)
+            env |= {**trainer.facts, "resumed": []}
+            read, lines = trainer.task.inventory(), [about] * bool(about)
+            if read is not None:
+                env["inventory"] = read.to_json()
+                lines += read.lines()
+            if lines and world.first and verbose is not False:
+                print("\n".join(lines), file=sys.stderr, flush=True)
+            _warn_of_idle(config, world, verbose)
+            env["config"] = digest_of(trainer.progress.config)
+            world.wait()  # nobody looks for the directory any more
+            if not world.first:
+                return trainer.run()
+            trainer.run_dir = RunDir.create(out, config, env, trainer.task.files())
+            with trainer.run_dir.lock():
+                return trainer.run()
+
+
+def resume(
+    out: Path | str,
+    *,
+    from_step: int | None = None,
+    changes: dict[str, Any] | None = None,
+    verbose: bool | None = None,
+    limits: dict[int, float] | None = None,
+) -> dict[str, Any]:
+    """Continue a run from its last checkpoint, or from its start if it has none, as if it had never stopped.
+
+    Args:
+        from_step: an earlier checkpoint to continue from; later ones are deleted, and metrics.jsonl is cut back to it.
+        changes: dotted fields of ``train.`` to change from here on, such as ``{"train.steps": 2000}``; saved in
+            config.json.
+        verbose: as in ``train``.
+        limits: as in ``train``.
+    """
+    check_can_save()
+    with joined("resume") as world_of:
+        return _resume(world_of, out, from_step=from_step, changes=changes, verbose=verbose, limits=limits)
+
+
+def _resume(
+    world_of: Callable[[RunConfig], World],
+    out: Path | str,
+    *,
+    from_step: int | None = None,
+    changes: dict[str, Any] | None = None,
+    verbose: bool | None = None,
+    limits: dict[int, float] | None = None,
+) -> dict[str, Any]:
+    """Continue a run with the processes that have been joined; see ``resume``."""
+    run = RunDir.open(out)
+    config, env = run.config(), run.env()
+    config = _with_changes(config, changes or {})
+    check_sinks(config.train)
+    if moved := moved_schedule(run.config(), config):
+        warnings.warn(f"resume: {moved}", stacklevel=4)
+    world, device = world_of(config), pick_device(config.train.device)
+    lock = run.lock() if world.first else nullcontext()
+    with says_what_is_left(run.path), lock, torch_threads(config.train.threads or env.get("threads")):
+        if world.first:
+            sweep(run.checkpoints)
+        step = from_step if from_step is not None else (pick_step(run.path) if list_steps(run.checkpoints) else 0)
+        trainer = Trainer(config, run, device, verbose=verbose, limits=limits, world=world)
+        trainer.task.check_same(env)
+        if config.train.steps is not None and config.train.steps < step and "train.steps" in (changes or {}):
+            raise MixerError(
+                f"resume: train.steps={config.train.steps} is less than the {step} steps that {run.path} has done; "
+                + "give more, or an earlier checkpoint to go back to (--from)."
+            )
+        if step or from_step is not None:
+            trainer.load(step)
+        elif env.get("config", digest_of(trainer.progress.config)) != digest_of(trainer.progress.config):
+            raise MixerError(
+                f"{run.path / 'config.json'} was edited since this run began; restore it, or start a new run."
+            )
+        elif world.first:
+            warnings.warn(f"{out}: nothing was saved yet, so the run starts from the beginning.", stacklevel=3)
+        world.wait()  # all have read what the first one changes now
+        if not world.first:
+            return trainer.run()
+        changed = differences(env, environment(trainer.task.facts(), device))
+        if changed:
+            warnings.warn(
+                f"{out}: {'; '.join(changed)}. The run continues, but its numbers may differ from those of an "
+                + "uninterrupted one.",
+                stacklevel=3,
+            )
+        env.setdefault("resumed", []).append({"step": step, "changed": changed})
+        if changes:
+            _warn_of_idle(config, world, verbose)
+            write_json(run.path / "config.json", config.to_json())
+        write_json(run.path / "env.json", env)
+        for later in list_steps(run.checkpoints):
+            if later > step:
+                remove_checkpoint(run.checkpoints, later)
+        run.cut_metrics(step)
+        return trainer.run()
+
+
+def _warn_of_idle(config: RunConfig, world: World, verbose: bool | None) -> None:
+    found = idle_settings(config, world.ranks) if verbose is not False and is_first_rank() else []
+    if found:
+        warnings.warn(f"settings without effect: {'; '.join(found)}.", stacklevel=3)
+
+
+def moved_schedule(before: RunConfig, after: RunConfig) -> str:
+    """Say what another number of steps does to the schedule of the rate; "" where that changes nothing."""
+    then, now, name = before.train.steps, after.train.steps, after.optim.schedule
+    if then == now or now is None or name not in ENDING:
+        return ""
+    was = "no end by steps" if then is None else f"{then:,}"
+    return (
+        f"train.steps was {was}, is {now:,}: the {name} schedule is stretched to its new end, so from here on the rate "
+        + f"is that of a run of {now:,} steps, not that of the run so far."
+    )
+
+
+def digest_of(fields: dict[str, Any] | None) -> str:
+    """Return the sha256 of a config's fields."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def _with_changes(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
+    fixed = [f"train.{name}" for name in FIXED]
+    for name in changes:
+        if not name.startswith("train.") or name in fixed:
+            raise MixerError(
+                f"resume: {name} cannot change in the middle of a run; "
+                + "fields such as train.steps, train.max_seconds and train.save_every can."
+            )
+    return config.override(changes) if changes else config

@@ -1,0 +1,157 @@
+"""The task of a run: where batches come from, what the loss is, how models are scored."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import MixerError
+from ..data.inventory import Inventory
+from .config import RunConfig
+from .constant import Constant, shares
+
+Inputs = Tensor | tuple[Tensor, ...]
+"""What a model reads: one tensor, or a named tuple of its arguments."""
+
+
+def parts_of(inputs: Inputs, n: int) -> list[Inputs]:
+    """Return what the model reads for each of n parts of a batch."""
+    if isinstance(inputs, Tensor):
+        return list(inputs.chunk(n))
+    return [type(inputs)(*part) for part in zip(*(tensor.chunk(n) for tensor in inputs), strict=True)]
+
+
+def read_by(model: Any, inputs: Inputs, device: torch.device) -> Any:
+    """Return what a model makes of its inputs, moved to its device."""
+    if isinstance(inputs, Tensor):
+        return model(inputs.to(device, non_blocking=True))
+    given: dict[str, Tensor] = inputs._asdict()  # type: ignore[attr-defined]  # a named tuple
+    return model(**{name: tensor.to(device, non_blocking=True) for name, tensor in given.items()})
+
+
+def nothing_of(outputs: Tensor) -> Tensor:
+    """Return a loss over no targets: 0, with a gradient of 0 through all of the outputs."""
+    return outputs.float().sum() * 0.0
+
+
+def check_unchanged(what: str, then: dict[str, Any] | None, now: dict[str, Any]) -> None:
+    """Refuse data whose facts are not those that a run recorded, but for its name: a folder may have moved."""
+    told = {key: (then.get(key), now.get(key)) for key in {**then, **now} if key != "name"} if then else {}
+    changed = [f"{key} was {_shown(old)}, now {_shown(new)}" for key, (old, new) in told.items() if old != new]
+    if changed:
+        raise MixerError(
+            f"the {what} {now['name']} changed since this run began: {'; '.join(changed)}; restore the old ones, or "
+            + "start a new run."
+        )
+
+
+def _shown(fact: Any) -> str:
+    return f"{fact[:16]}..." if isinstance(fact, str) and len(fact) > 16 else str(fact)
+
+
+class Score(Protocol):
+    """The result of an evaluation: a dataclass whose fields go into metrics.jsonl."""
+
+    def text(self) -> str:
+        """Return the result as one readable line."""
+
+
+class Task(ABC):
+    """Data, loss and score of one kind of model.
+
+    Args:
+        metric: field of the score that decides which checkpoint is the best.
+        higher: whether higher scores are better.
+        unit: what speed is counted in.
+        options: what ``evaluate`` takes beside the model and the split.
+        shares_tokens: whether inputs and targets are (B, T), and the loss of a part of the columns is that of a part of
+            the batch.
+        outputs: field of the model's config with the number of its outputs.
+        places: what has a target each: see ``Constant``.
+        folder: (of the constructor) an existing run, which holds the task's own files; None: for a new run.
+    """
+
+    metric: ClassVar[str]
+    higher: ClassVar[bool] = False
+    unit: ClassVar[str] = "tokens"
+    options: ClassVar[tuple[str, ...]] = ()
+    shares_tokens: ClassVar[bool] = False
+    outputs: ClassVar[str] = "vocab"
+    places: ClassVar[int] = 1
+
+    def __init__(self, config: RunConfig, folder: Path | None = None):
+        self.train = config.train
+        # Their classes are those the task is for.
+        self.model: Any = config.model
+        self.data: Any = config.data
+
+    def files(self) -> dict[str, str]:
+        """Return the files, by name, that a run needs beside its checkpoints; they are written into a new run."""
+        return {}
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """Return what env.json records of the data."""
+
+    def inventory(self) -> Inventory | None:
+        """Return what was found of the user's data and what was left out; None: there is nothing to say."""
+        return None
+
+    @abstractmethod
+    def check_same(self, env: dict[str, Any]) -> None:
+        """Refuse data that is not what the run was trained on."""
+
+    @abstractmethod
+    def units(self) -> int:
+        """Return the number of tokens or images per step."""
+
+    @abstractmethod
+    def batch(self, step: int) -> tuple[Inputs, Tensor]:
+        """Return inputs and targets of a step, a pure function of the config's seed and the step.
+
+        Inputs that are a named tuple are the arguments of the model, by their names.
+        """
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Compute the mean loss in nats."""
+
+    def weight(self, targets: Tensor) -> int:
+        """Return how many of the targets the loss is a mean of; by default each row counts alike."""
+        return len(targets)
+
+    def train_fields(self, loss: float) -> dict[str, Any]:
+        """Return further fields of a line of training metrics, beside the loss."""
+        return {}
+
+    @abstractmethod
+    def evaluate(self, model: Any, split: str, /, *args: Any, **options: Any) -> Any:
+        """Score the model on a split, or on the part of it that the options select."""
+
+    @abstractmethod
+    def while_training(self) -> dict[str, Any]:
+        """Return the options of the evaluations during training."""
+
+    def constant(self) -> nn.Module:
+        """Return the model that reads nothing, and says of every target what share of those of training it is."""
+        return Constant(shares(self.batch, getattr(self.model, self.outputs)), self.places)
+
+    def floor(self) -> float:
+        """Return the score of that model on validation, as models are scored in training."""
+        found: float = getattr(self.evaluate(self.constant(), "valid", **self.while_training()), self.metric)
+        return found
+
+    def better(self, score: float, best: float | None) -> bool:
+        """Return whether a score is the best so far."""
+        return best is None or (score > best if self.higher else score < best)
+
+    def sample(self, model: Any, folder: Path, step: int) -> None:  # noqa: B027  (optional)
+        """Write samples of the model into the folder, if this task makes any."""
+
+    def model_facts(self, model: Any) -> dict[str, Any]:
+        """Return what env.json records of the model beside the number of its parameters."""
+        return {}

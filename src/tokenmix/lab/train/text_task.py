@@ -1,0 +1,169 @@
+"""Text as bytes: next-byte prediction, scored in bits per byte."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import MixerError
+from ...mixers import Mixer, state_bytes
+from ...models import evaluating
+from ...positions.rotary import rescaled
+from ...system.files import whole_file
+from ..data import Bounds, Corpus, Sampler, open_corpus
+from ..data.inventory import Inventory
+from .config import RunConfig
+from .data_config import DataConfig
+from .evaluate import EvalResult, evaluate
+from .task import Task
+
+SAMPLE_PROMPT = 32
+
+
+def open_data(config: DataConfig) -> Corpus:
+    """Open the corpus of a config and check that it is long enough for its sequences."""
+    corpus = open_corpus(config.source, path=config.path, split=config.split, bounds=Bounds(config.max_unpacked))
+    corpus.check_length(config.seq_len)
+    return corpus
+
+
+class TextTask(Task):
+    """Train a language model on a corpus."""
+
+    metric = "bits_per_byte"
+    options = ("stride", "seq_len", "max_bytes", "by_context", "scaling", "resize")
+    shares_tokens = True
+
+    def __init__(self, config: RunConfig, folder: Path | None = None):
+        super().__init__(config, folder)
+        self.corpus = open_data(self.data)
+        self.sampler = Sampler(
+            self.corpus.split("train"),
+            seq_len=self.data.seq_len,
+            batch_size=self.train.batch_size,
+            seed=self.train.seed,
+        )
+
+    def facts(self) -> dict[str, Any]:
+        corpus = self.corpus
+        return {
+            "corpus": {
+                "name": corpus.name,
+                "bytes": corpus.size,
+                "sha256": corpus.sha256,
+                "splits": list(corpus.bounds),
+            }
+        }
+
+    def inventory(self) -> Inventory | None:
+        return self.corpus.inventory
+
+    def check_same(self, env: dict[str, Any]) -> None:
+        corpus, then = self.corpus, env.get("corpus", {})
+        if then and then.get("splits", list(corpus.bounds)) != list(corpus.bounds) and then["sha256"] == corpus.sha256:
+            raise MixerError(
+                f"the splits of {corpus.name} ({corpus.path}) changed since this run began: they ended at bytes "
+                f"{then['splits']}, now at {list(corpus.bounds)}; restore the old ones, or start a new run."
+            )
+        if then and (then["bytes"], then["sha256"]) != (corpus.size, corpus.sha256):
+            raise MixerError(
+                f"the corpus {corpus.name} ({corpus.path}) changed since this run began: "
+                f"it had {then['bytes']} bytes with sha256 {then['sha256'][:16]}..., "
+                f"now {corpus.size} with {corpus.sha256[:16]}...; restore the old one, or start a new run."
+            )
+
+    def units(self) -> int:
+        return self.train.batch_size * self.data.seq_len
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        return self.sampler.batch(step)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        wide = torch.promote_types(outputs.dtype, torch.float32)
+        return F.cross_entropy(outputs.to(wide).flatten(0, 1), targets.flatten())
+
+    def weight(self, targets: Tensor) -> int:
+        return targets.numel()
+
+    def train_fields(self, loss: float) -> dict[str, Any]:
+        return {"bpb": loss / math.log(2)}
+
+    def evaluate(
+        self,
+        model: Any,
+        split: str,
+        *,
+        scaling: str | dict[str, Any] | None = None,
+        resize: bool | None = None,
+        **options: Any,
+    ) -> EvalResult:
+        """Score the model on a split; the options are those of ``train.evaluate``.
+
+        Args:
+            scaling: rule for rotary positions in windows longer than those of training; see ``positions.rescaled``.
+            resize: whether a copy of the model is scored that ``resize`` has stretched to the windows.
+        """
+        given = {
+            "batch_size": self.train.eval_batch,
+            "seq_len": self.data.seq_len,
+            "precision": self.train.precision,
+            **options,
+        }
+        if resize:
+            if not hasattr(model, "resize") or model.max_len is None:
+                raise MixerError(f"eval: {type(model).__name__} has nothing to resize: no part of it has a length.")
+            model = copy.deepcopy(model).resize(given["seq_len"])
+            return replace(self.evaluate(model, split, scaling=scaling, **options), resized=model.max_len)
+        if scaling is None:
+            return evaluate(model, self.corpus.split(split), **given)
+        with rescaled(model, scaling, old=self.data.seq_len, new=given["seq_len"]) as rule:
+            return replace(evaluate(model, self.corpus.split(split), **given), scaling=rule)
+
+    def while_training(self) -> dict[str, Any]:
+        return {"stride": self.train.stride, "max_bytes": self.train.eval_bytes}
+
+    def sample(self, model: Any, folder: Path, step: int) -> None:
+        """Let the model continue the first bytes of the validation split."""
+        train = self.train
+        if not train.sample_bytes:
+            return
+        limit = model.max_len or 1 << 30
+        prompt = bytes(self.corpus.split("valid")[: min(SAMPLE_PROMPT, limit - 1)].tolist())
+        text = continue_bytes(
+            model, prompt, min(train.sample_bytes, limit - len(prompt)), temperature=0.8, seed=train.seed
+        )
+        with whole_file(folder / f"step_{step:08d}.txt") as f:
+            f.write(text)
+
+    def model_facts(self, model: Any) -> dict[str, Any]:
+        return streaming_cost(model)
+
+
+def continue_bytes(model: Any, prompt: bytes, n: int, **sampling: Any) -> bytes:
+    """Return the prompt followed by n generated bytes."""
+    if not prompt:
+        raise MixerError("the prompt is empty; a language model needs at least one byte to start from.")
+    tokens = torch.tensor([list(prompt)], device=next(model.parameters()).device)
+    return bytes(model.generate(tokens, n, **sampling)[0].tolist())
+
+
+@torch.no_grad()
+def streaming_cost(model: Any, context: int = 1024) -> dict[str, int]:
+    """Measure the bytes of streaming state that one row holds after ``context`` tokens.
+
+    A model whose length is shorter is measured at its full length; of a model that does not stream nothing is measured.
+    """
+    if any(isinstance(m, Mixer) and not m.capabilities.streaming for m in model.modules()):
+        return {}
+    length = min(context, model.max_len or context)
+    device = next(model.parameters()).device
+    with evaluating(model):
+        _, state = model.extend(torch.zeros(1, length, dtype=torch.long, device=device), model.init_state(1))
+    return {"state_bytes_per_row": state_bytes(state), "state_context": length}

@@ -1,0 +1,332 @@
+"""The processes that train one model together, as one of them sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ...errors import MixerError
+from ...models import LM, Block
+from ...parallel import context_parallel, sum_gradients
+from ..data.sampler import MASK, mix64
+from .config import RunConfig
+from .task import Inputs, Task
+
+REACHING = timedelta(seconds=16)
+"""How long torch tries to reach the meeting point before it tries again; in all it waits up to thrice that."""
+JOINING = timedelta(seconds=40)
+"""How long a rank that has reached it waits for the others."""
+PATIENCE = timedelta(minutes=10)
+"""How long it waits for them later; who dies on the same machine is noticed at once."""
+PARTING = timedelta(seconds=10)
+"""How long a rank that failed waits for the others to say why they end."""
+
+
+class World:
+    """A process that trains alone. ``Joined`` overrides what needs the others.
+
+    Attributes:
+        rank: which of the processes this is; the first one, 0, writes the run directory.
+        ranks: their number.
+        sharded: whether each rank holds a part of the weights.
+    """
+
+    rank, ranks, sharded = 0, 1, False
+
+    @property
+    def first(self) -> bool:
+        """Return whether this process writes what all have in common."""
+        return self.rank == 0
+
+    def check(self, config: RunConfig, task: Task, model: nn.Module, device: torch.device) -> None:
+        """Refuse a run that these processes cannot share."""
+        cp = config.train.context_parallel
+        if cp > 1:
+            raise MixerError(
+                f"train: train.context_parallel={cp} does not divide 1 process; start {cp} with torchrun, "
+                "or set --train.context-parallel 1."
+            )
+
+    def spread(self, model: nn.Module) -> None:
+        """Leave to each rank its part of the weights, if they are sharded."""
+
+    def gather_in(self, model: nn.Module) -> None:
+        """Drop the parts of other ranks that an evaluation left."""
+
+    def share(self, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor]:
+        """Return this rank's share of a batch."""
+        return inputs, targets
+
+    def reading(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+        """Within this block ``model`` reads this rank's share."""
+        return contextlib.nullcontext()
+
+    def total(self, number: Tensor) -> Tensor:
+        """Return the sum of a number over all ranks, the same on each."""
+        return number
+
+    def sum_gradients(self, model: nn.Module) -> None:
+        """Make every gradient the sum over all ranks."""
+
+    def of_first(self, number: float) -> float:
+        """Return the number that the first rank has."""
+        return number
+
+    def most(self, number: int) -> int:
+        """Return the largest number of any rank."""
+        return number
+
+    def said(self, text: str) -> list[str]:
+        """Return what every rank says."""
+        return [text]
+
+    def wait(self) -> None:
+        """Wait until all ranks are here."""
+
+    def begin(self, model: nn.Module, seed: int, step: int) -> None:
+        """Begin a step: seed what is random in it, where that cannot go on from the step before."""
+
+
+class Joined(World):
+    """One of several processes with one model: rank = (data-parallel rank, context-parallel rank), rows of a batch are
+    split over the first and tokens over the second.
+    """
+
+    def __init__(self, config: RunConfig):
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.cp = config.train.context_parallel
+        if self.ranks % self.cp:
+            raise MixerError(
+                f"train: train.context_parallel={self.cp} does not divide {self.ranks} processes; start a multiple of "
+                f"{self.cp}, or set --train.context-parallel to a divisor of {self.ranks}."
+            )
+        self.dp, self.sharded = self.ranks // self.cp, config.train.shard == "fsdp"
+        self._buffers: dict[str, Tensor] | None = None  # those before the first step
+        self.mesh: Any = _mesh((self.dp, self.cp), ("dp", "cp")) if self.cp > 1 else None
+        self.every: Any = _mesh((self.ranks,), ("all",)) if self.sharded else None
+
+    def check(self, config: RunConfig, task: Task, model: nn.Module, device: torch.device) -> None:
+        train, optim = config.train, config.optim
+        rows = train.batch_size // train.accumulate
+        if device.type != "cpu":
+            _refuse(self, f"compute on CPUs, got device={device.type!r}; set --train.device cpu")
+        if train.compile:
+            _refuse(self, "do not compile; set --train.compile false")
+        if optim.one_hot or train.teacher is not None:
+            what = "optim.one_hot" if optim.one_hot else "train.teacher"
+            _refuse(self, f"have only the loss of the task; leave {what} out, or start one process")
+        if rows < self.dp:
+            _refuse(
+                self, f"need a row each, got {rows} rows (train.batch_size / train.accumulate) for {self.dp} of them"
+            )
+        if self.sharded:
+            _check_sharded(self, model)
+        if self.cp > 1:
+            _check_tokens(self, config, task, model)
+
+    def spread(self, model: nn.Module) -> None:
+        if not self.sharded:
+            return
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+        for module in [*(each for each in model.modules() if isinstance(each, Block)), model]:
+            part: Any = fully_shard(module, mesh=self.every)
+            part.set_gradient_divide_factor(1.0)  # sums: the loss of each rank is its part of the mean
+            part.set_force_sum_reduction_for_comms(True)  # gloo has no product of sums
+            register_fsdp_forward_method(module, "extend")
+
+    def gather_in(self, model: nn.Module) -> None:
+        from torch.distributed.fsdp import FSDPModule
+
+        for each in model.modules() if self.sharded else ():
+            if isinstance(each, FSDPModule):
+                each.reshard()
+
+    def share(self, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor]:
+        if isinstance(inputs, Tensor):
+            return self._part(inputs), self._part(targets)
+        return type(inputs)(*(self._part(each) for each in inputs)), self._part(targets)
+
+    def _part(self, batch: Tensor) -> Tensor:
+        rows = batch.tensor_split(self.dp)[self.rank // self.cp]
+        return rows.tensor_split(self.cp, 1)[self.rank % self.cp] if self.cp > 1 else rows
+
+    def reading(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self.mesh is None else context_parallel(model, self.mesh["cp"])
+
+    def total(self, number: Tensor) -> Tensor:
+        number = number.double()  # a copy
+        dist.all_reduce(number)
+        return number
+
+    def sum_gradients(self, model: nn.Module) -> None:
+        if self._buffers:
+            changed = [name for name, b in model.named_buffers() if not torch.equal(b, self._buffers.get(name, b))]
+            if changed:
+                _refuse(self, f"cannot train what learns beside its gradient, got {changed[0]}; start one process")
+        self._buffers = {}
+        if not self.sharded:
+            sum_gradients(model)
+
+    def of_first(self, number: float) -> float:
+        found = torch.tensor([number], dtype=torch.float64)
+        dist.broadcast(found, 0)
+        return found.item()
+
+    def most(self, number: int) -> int:
+        found = torch.tensor([number])
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found)
+
+    def said(self, text: str) -> list[str]:
+        mine = text.encode()
+        longest = self.most(len(mine))
+        every = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.ranks)]
+        dist.all_gather(every, torch.tensor([*mine.ljust(longest)], dtype=torch.uint8))
+        return [bytes(each.tolist()).decode().rstrip() for each in every]
+
+    def wait(self) -> None:
+        dist.barrier()
+
+    def begin(self, model: nn.Module, seed: int, step: int) -> None:
+        if self._buffers is None:
+            kept = model.state_dict().keys()
+            self._buffers = {name: b.clone() for name, b in model.named_buffers() if name in kept}
+        torch.manual_seed(mix64(mix64(mix64(seed & MASK) + step) + self.rank) >> 1)
+
+
+def _refuse(world: Joined, what: str) -> None:
+    raise MixerError(f"train: {world.ranks} processes {what}.")
+
+
+def _check_sharded(world: Joined, model: nn.Module) -> None:
+    if not isinstance(model, LM):
+        _refuse(world, f"shard language models (LM), got {type(model).__name__}; set --train.shard none")
+    single = [name for name, p in model.named_parameters() if p.ndim == 0]
+    if single:
+        _refuse(world, f"cannot shard a parameter that is one number ({single[0]}); set --train.shard none")
+
+
+def _check_tokens(world: Joined, config: RunConfig, task: Task, model: nn.Module) -> None:
+    cp = world.cp
+    if not task.shares_tokens:
+        _refuse(
+            world, f"share the tokens of text only, got data of kind {config.data.kind!r}; set context_parallel to 1"
+        )
+    if config.data.seq_len < cp:  # type: ignore[union-attr]  # text has a length
+        _refuse(world, f"need a token each, got data.seq_len={config.data.seq_len} for {cp} of them")  # type: ignore[union-attr]
+    if getattr(config.model, "sample_positions", None) is not None:
+        _refuse(world, "cannot sample positions of a share; set context_parallel to 1")
+    with world.reading(model):  # refuses mixers whose sequences cannot be shared
+        pass
+
+
+def _mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", shape, mesh_dim_names=names)
+
+
+def restarted() -> bool:
+    """Return whether torchrun has started this process again after one of its group was lost."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
+@contextlib.contextmanager
+def joined(who: str) -> Iterator[Any]:
+    """Join the processes that torchrun started; within this block an error of one ends all, each with one line.
+
+    Where the surrounding program has initialised torch.distributed, its processes are used, and stay joined.
+
+    Yields:
+        A function (config) that returns the ``World``.
+
+    Raises:
+        MixerError: if the others cannot be reached, or one of them ended.
+    """
+    if dist.is_available() and dist.is_initialized():
+        yield lambda config: Joined(config) if dist.get_world_size() > 1 else World()
+        return
+    given = os.environ.get("WORLD_SIZE", "1")
+    if not given.isdecimal() or int(given) < 2:
+        yield lambda config: World()
+        return
+    store = _met(who, given)
+    try:
+        yield Joined
+    except BaseException as why:
+        lost = _lost(why)
+        if not lost:
+            _note(store, f"rank {dist.get_rank()} stopped: {_line(why)}")
+        rank = dist.get_rank()
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()  # which the others notice at their next exchange
+        if lost:
+            raise MixerError(f"{who}: {_noted(store, rank) or _without_word(why)}") from None
+        _part(store, int(given))
+        raise
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _met(who: str, ranks: str) -> Any:
+    """Meet the other processes where the environment says; return the store that all of them can write to."""
+    try:
+        store, rank, size = next(dist.rendezvous("env://", timeout=REACHING))
+        store.set_timeout(JOINING)
+        # torchrun keeps its store when it starts the processes again, with the addresses of those that are gone
+        store = dist.PrefixStore(f"tokenmix/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        dist.init_process_group(
+            "gloo", store=dist.PrefixStore("gloo", store), rank=rank, world_size=size, timeout=PATIENCE
+        )
+        return store
+    except (ValueError, RuntimeError) as why:  # what torch raises where a variable is missing, and where nobody answers
+        raise MixerError(
+            f"{who}: this is one of {ranks} processes (WORLD_SIZE={ranks}), which did not meet "
+            f"({_line(why)[:200]}); start them with torchrun."
+        ) from None
+
+
+def _lost(why: BaseException) -> bool:
+    """Return whether an error says that another process is gone."""
+    return isinstance(why, dist.DistError) or (isinstance(why, RuntimeError) and "gloo" in str(why).lower())
+
+
+def _line(why: BaseException) -> str:
+    return " ".join(str(why).split()) or type(why).__name__
+
+
+def _without_word(why: BaseException) -> str:
+    return "another process ended without a word; `tokenmix resume` continues the run from its last checkpoint."
+
+
+def _note(store: Any, text: str) -> None:
+    """Tell the others why this rank ends, unless one of them was first."""
+    with contextlib.suppress(Exception):
+        store.compare_set("failed", "", text)
+
+
+def _noted(store: Any, rank: int) -> str:
+    """Return what the first rank to fail said, "" if none did."""
+    with contextlib.suppress(Exception):
+        store.add("parted", 1)
+        if store.check(["failed"]):
+            return str(store.get("failed").decode())
+    return ""
+
+
+def _part(store: Any, ranks: int) -> None:
+    """Wait until every rank knows why all end, so that torchrun stops none before it has said so."""
+    until = time.monotonic() + PARTING.total_seconds()
+    with contextlib.suppress(Exception):
+        store.add("parted", 1)
+        while store.add("parted", 0) < ranks and time.monotonic() < until:
+            time.sleep(0.05)
