@@ -384,7 +384,7 @@ RESIZED |= {("taps", i, "one short") for i in range(3)} | {("pairs", i, "one sho
 """Tensors whose size is a size of the call, so that another one is another call."""
 
 
-def called(row: str, name: str) -> tuple[list, dict]:
+def arguments_of(row: str, name: str) -> tuple[list, dict]:
     """The arguments of the last call of a step kernel that the stream of a row makes."""
     with mock.patch.object(step, name, wraps=getattr(step, name)) as spy, torch.no_grad():
         if row == "short_conv":
@@ -395,7 +395,7 @@ def called(row: str, name: str) -> tuple[list, dict]:
     return list(spy.call_args.args), dict(spy.call_args.kwargs)
 
 
-def spoilt(a: torch.Tensor) -> dict[str, torch.Tensor]:
+def wrong_forms(a: torch.Tensor) -> dict[str, torch.Tensor]:
     """A tensor in forms that a kernel would read wrong, or beyond."""
     found = {"another dtype": a.to(torch.int16), "meta": a.to("meta"), "one row": a[:1].contiguous()}
     found |= {"one short": a[..., :-1].contiguous(), "expanded": a[:1].expand_as(a)}
@@ -405,11 +405,11 @@ def spoilt(a: torch.Tensor) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(("row", "name"), [(row, name) for row, names in CALLED.items() for name in names])
 def test_a_step_kernel_called_by_hand_refuses_what_it_would_read_beyond(row, name):
     """Of every tensor that it takes. The address of one on meta is 0, and the process died of it."""
-    args, options = called(row, name)
+    args, options = arguments_of(row, name)
     leaves, spec = pytree.tree_flatten(args)
     tried = 0
     for i, leaf in enumerate(leaves):
-        for how, other in (spoilt(leaf) if isinstance(leaf, torch.Tensor) else {}).items():
+        for how, other in (wrong_forms(leaf) if isinstance(leaf, torch.Tensor) else {}).items():
             fits = other.dtype is leaf.dtype and other.shape == leaf.shape and other.is_cpu and other.is_contiguous()
             if fits or (name, i, how) in RESIZED or how == "one row" and leaf.ndim == 4:  # one row serves all
                 continue

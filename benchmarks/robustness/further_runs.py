@@ -20,7 +20,7 @@ LIMIT = 100  # seconds; what takes longer hangs
 ALONE = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 
 
-def _told(*args: str, ranks: int = 1) -> str:
+def _run_command(*args: str, ranks: int = 1) -> str:
     """Return how a command ends, of several ranks the last line that begins with "error"."""
     run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     command = [sys.executable, *run, "-m", "tokenmix", *args]
@@ -41,7 +41,9 @@ def rank_without_a_row() -> str:
         lines = [f"{split} {'cd'[i % 2] * (1 + i % 5)} {i * i},{'xy'[i % 2]}" for i in range(rows)]
         Path(f"set/{split}.csv").write_text("\n".join(["text,label", *lines]))
     few = "--model.dim 8 --model.layers 1 --train.steps 6 --train.batch_size 4 --train.log_every 1"
-    return _told("train", "sentences", "--data", "set", "--out", "run", "--train.device", "cpu", *few.split(), ranks=3)
+    return _run_command(
+        "train", "sentences", "--data", "set", "--out", "run", "--train.device", "cpu", *few.split(), ranks=3
+    )
 
 
 @attempt("b", "A sweep killed while it writes its results, then started again")
@@ -71,7 +73,7 @@ def full_disk() -> str:
     """Files of this process may not grow beyond 2,000 bytes."""
     Path("text.txt").write_bytes(b"the cat sat on the mat. " * 300)
     tiny = "--model.dim 16 --model.layers 1 --data.seq_len 16 --model.max_len 16 --train.steps 1 --train.eval_bytes 100"
-    _told("train", "text", "--data", "text.txt", "--out", "run", *tiny.split())
+    _run_command("train", "text", "--data", "text.txt", "--out", "run", *tiny.split())
     limited = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
     limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); from tokenmix import cli; "
     command = [sys.executable, "-c", f"{limited}sys.exit(cli.main(['export', 'run', 'out']))"]
@@ -81,7 +83,7 @@ def full_disk() -> str:
 
 
 @attempt("d", "torch.jit.script of a mixer and of a model")
-def scripted() -> str:
+def script_models() -> str:
     """Whether it says what to use."""
     import tokenmix
     from tokenmix.models import LM, LMConfig
@@ -111,19 +113,19 @@ def step_on_meta() -> str:
 
 
 @attempt("f", "A hook on any part of AFT-forget, on all tokens and in a stream")
-def hooked() -> str:
+def hook_any_part() -> str:
     """One that changes outputs."""
     import tokenmix
 
     torch.manual_seed(0)
     mixer, x, worst = tokenmix.build_mixer("aft_forget", 16, causal=True).eval(), torch.randn(2, 6, 16), 0.0
 
-    def changed(module: object, args: object, out: object) -> object:
+    def scale_output(module: object, args: object, out: object) -> object:
         return 1.25 * out if isinstance(out, torch.Tensor) else (1.25 * out[0], *out[1:])
 
     with torch.no_grad():
         for _, part in list(mixer.named_modules())[1:]:
-            hook, state, steps = part.register_forward_hook(changed), mixer.init_state(2), []
+            hook, state, steps = part.register_forward_hook(scale_output), mixer.init_state(2), []
             for t in range(6):
                 y, state = mixer.extend(x[:, t : t + 1], state)
                 steps.append(y)
@@ -139,7 +141,7 @@ def documents_as_text() -> str:
     with zipfile.ZipFile("a.docx", "w") as z:
         z.writestr("[Content_Types].xml", "<x/>")
         z.writestr("word/document.xml", "<x>the cat</x>")
-    return "; ".join(_told("train", "text", "--data", name, "--out", "run") for name in ("a.parquet", "a.docx"))
+    return "; ".join(_run_command("train", "text", "--data", name, "--out", "run") for name in ("a.parquet", "a.docx"))
 
 
 @attempt("h", "A class folder that links to another class")

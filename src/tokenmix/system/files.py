@@ -245,13 +245,13 @@ def new_folder(out: Path, instead: str = "--out") -> Iterator[Path]:
         with whole_folder(out) as folder:
             yield folder
     except Exception as why:
-        said = why.strerror or why if isinstance(why, OSError) else said_by_the_system(why)
+        said = why.strerror or why if isinstance(why, OSError) else system_message(why)
         if not said or isinstance(why, MixerError):
             raise
         raise MixerError(f"{out} cannot be written ({said}); give another {instead}.") from why
 
 
-def said_by_the_system(why: Exception) -> str | None:
+def system_message(why: Exception) -> str | None:
     """Return what the operating system said where a library in Rust (safetensors, tokenizers) failed to write.
 
     Such libraries raise errors of their own, which are no OSError and end in "(os error 28)".

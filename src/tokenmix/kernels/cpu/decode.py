@@ -48,7 +48,7 @@ def _at(a: Tensor | None) -> int:
     return 0 if a is None else a.data_ptr()
 
 
-def _hold(who: str, dtype: torch.dtype, numbers: int, *tensors: Tensor | None) -> None:
+def _check(who: str, dtype: torch.dtype, numbers: int, *tensors: Tensor | None) -> None:
     """Refuse tensors that do not hold this many numbers of this dtype, one after another in the memory of the CPU."""
     for a in tensors:
         if a is not None and (a.dtype is not dtype or a.numel() != numbers or not a.is_contiguous() or not a.is_cpu):
@@ -56,14 +56,14 @@ def _hold(who: str, dtype: torch.dtype, numbers: int, *tensors: Tensor | None) -
             _refuse(who, f"{numbers} numbers of {dtype}, contiguous on the CPU", where)
 
 
-def _hold_weights(who: str, w: Tensor, B: int, h: int, L: int, S: int) -> None:
+def _check_weights(who: str, w: Tensor, B: int, h: int, L: int, S: int) -> None:
     """Refuse what are no log-weights (B or 1, h or 1, L, S)."""
     if w.ndim != 4 or w.shape[0] not in (1, B) or w.shape[1] not in (1, h) or w.shape[2:] != (L, S):
         _refuse(who, f"weights ({B} or 1, {h} or 1, {L}, {S})", f"{tuple(w.shape)}")
-    _hold(who, _DOUBLE, w.numel(), w)
+    _check(who, _DOUBLE, w.numel(), w)
 
 
-def _type(who: str, a: Tensor, ndim: int) -> int:
+def _dtype_number(who: str, a: Tensor, ndim: int) -> int:
     """Return the number of the dtype of the first tensor, which has this many dimensions."""
     number = DTYPES.get(a.dtype)
     if number is None or a.ndim != ndim:
@@ -80,12 +80,12 @@ def simple(q: Tensor | None, k: Tensor, v: Tensor, live: Tensor | None, past: An
 
     Returns the outputs, and the sums after these tokens.
     """
-    dtype = _type("simple", k, 3)
+    dtype = _dtype_number("simple", k, 3)
     B, L, D = k.shape
     m, num, den = past
-    _hold("simple", k.dtype, B * L * D, q, k, v)
-    _hold("simple", torch.bool, B * L, live)
-    _hold("simple", _DOUBLE, B * D, m, num, den)
+    _check("simple", k.dtype, B * L * D, q, k, v)
+    _check("simple", torch.bool, B * L, live)
+    _check("simple", _DOUBLE, B * D, m, num, den)
     y = _new((B, L, D), (L * D, D, 1), k.dtype)
     m1, num1, den1 = _new((B, D), (D, 1), _DOUBLE), _new((B, D), (D, 1), _DOUBLE), _new((B, D), (D, 1), _DOUBLE)
     _simple(
@@ -110,16 +110,16 @@ def simple(q: Tensor | None, k: Tensor, v: Tensor, live: Tensor | None, past: An
     return y, (m1, num1, den1)
 
 
-def _hold_new(who: str, q: Tensor | None, new: Kept, kept: Kept, h: int) -> None:
+def _check_tokens(who: str, q: Tensor | None, new: Kept, kept: Kept, h: int) -> None:
     """Refuse new and kept keys of h numbers, values and marks that do not fit each other."""
     (k, v, live), (keys, values, lives), dtype = new, kept, new[1].dtype
     (B, L, D), R = v.shape, keys.shape[1]
-    _hold(who, dtype, B * L * D, q, v)
-    _hold(who, dtype, B * L * h, k)
-    _hold(who, torch.bool, B * L, live)
-    _hold(who, dtype, B * R * h, keys)
-    _hold(who, dtype, B * R * D, values)
-    _hold(who, torch.bool, B * R, lives)
+    _check(who, dtype, B * L * D, q, v)
+    _check(who, dtype, B * L * h, k)
+    _check(who, torch.bool, B * L, live)
+    _check(who, dtype, B * R * h, keys)
+    _check(who, dtype, B * R * D, values)
+    _check(who, torch.bool, B * R, lives)
 
 
 def ring(
@@ -138,9 +138,9 @@ def ring(
     """
     k, v, live = new
     keys, values, lives = kept
-    number, _ = _type("ring", v, 3), _type("ring", keys, 3)
+    number, _ = _dtype_number("ring", v, 3), _dtype_number("ring", keys, 3)
     (B, L, D), (_, R, h), dtype = v.shape, keys.shape, v.dtype
-    _hold_new("ring", q, new, kept, h)
+    _check_tokens("ring", q, new, kept, h)
     if D % max(h, 1) if heads else h != D:
         _refuse("ring", f"keys of {D} features" + ", or of a number of heads that divides it" * heads, f"{h}")
     y, keys1, values1 = (
@@ -155,11 +155,11 @@ def ring(
         if near is not None
         else (_new((B, h), (h, 1), _DOUBLE), _new((B, D), (D, 1), _DOUBLE), _new((B, h), (h, 1), _DOUBLE))
     )
-    _hold("ring", _DOUBLE, B * h, m, den)
-    _hold("ring", _DOUBLE, B * D, num)
-    _hold_weights("ring", w, B, h, L, R + L)
+    _check("ring", _DOUBLE, B * h, m, den)
+    _check("ring", _DOUBLE, B * D, num)
+    _check_weights("ring", w, B, h, L, R + L)
     if near is not None:
-        _hold("ring", torch.bool, (B if near.shape[0] == B else 1) * L * (R + L), near)
+        _check("ring", torch.bool, (B if near.shape[0] == B else 1) * L * (R + L), near)
     rows, per_head, _, _ = w.shape
     _ring(
         _ring_fields(
@@ -197,13 +197,13 @@ def ring(
     return y, (keys1, values1, lives1), (m1, num1, den1)
 
 
-def _hold_places(who: str, at: Tensor, places: Tensor) -> tuple[int, int, int]:
+def _check_places(who: str, at: Tensor, places: Tensor) -> tuple[int, int, int]:
     """Return the sizes B, L and R of positions (B, L) of new tokens and (B, R) of kept ones, or refuse them."""
     if at.ndim != 2 or places.ndim != 2:
         _refuse(who, "positions (B, L) and (B, R)", f"{tuple(at.shape)} and {tuple(places.shape)}")
     (B, L), R = at.shape, places.shape[1]
-    _hold(who, torch.int64, B * L, at)
-    _hold(who, torch.int64, B * R, places)
+    _check(who, torch.int64, B * L, at)
+    _check(who, torch.int64, B * R, places)
     return B, L, R
 
 
@@ -220,12 +220,12 @@ def pairs(
         The log-weights (B, 1, L, R + L), which of these pairs lie inside the window, and the last ``keep`` positions;
         None if a position lies outside the bias.
     """
-    dtype = _type("pairs", u, 2)
-    B, L, R = _hold_places("pairs", at, places)
+    dtype = _dtype_number("pairs", u, 2)
+    B, L, R = _check_places("pairs", at, places)
     rows, rank = u.shape
     S, cols = R + L, rank if v is None else v.shape[0]
-    _hold("pairs", u.dtype, rows * rank, u)
-    _hold("pairs", u.dtype, cols * rank, v)
+    _check("pairs", u.dtype, rows * rank, u)
+    _check("pairs", u.dtype, cols * rank, v)
     if not 0 <= keep <= S:
         _refuse("pairs", f"keep from 0 to {S}", f"{keep}")
     w, after, fault = (
@@ -264,10 +264,10 @@ def taps(kernel: Tensor, at: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Te
     The positions are ``at`` (B, L) of new tokens and ``places`` (B, R) of kept ones. Returns the log-weights
     (B, h, L, R + L), which of these pairs the filter reaches (B, 1, L, R + L), and the last R positions.
     """
-    dtype = _type("taps", kernel, 2)
-    B, L, R = _hold_places("taps", at, places)
+    dtype = _dtype_number("taps", kernel, 2)
+    B, L, R = _check_places("taps", at, places)
     (h, size), S = kernel.shape, R + L
-    _hold("taps", kernel.dtype, h * size, kernel)
+    _check("taps", kernel.dtype, h * size, kernel)
     w, near = (
         _new((B, h, L, S), (h * L * S, L * S, S, 1), _DOUBLE),
         _new((B, 1, L, S), (L * S, L * S, S, 1), torch.bool),
@@ -288,13 +288,13 @@ def conv(weight: Tensor, new: Kept, kept: Kept) -> tuple[Tensor, Kept]:
     Returns:
         The outputs (B, L, D), and the last R of all tokens.
     """
-    dtype, _ = _type("conv", new[0], 3), _type("conv", weight, 2)
+    dtype, _ = _dtype_number("conv", new[0], 3), _dtype_number("conv", weight, 2)
     (B, L, D), R = new[0].shape, kept[0].shape[1]
-    _hold("conv", weight.dtype, D * weight.shape[1], weight)
+    _check("conv", weight.dtype, D * weight.shape[1], weight)
     for n, (tokens, marks, places) in ((L, new), (R, kept)):
-        _hold("conv", weight.dtype, B * n * D, tokens)
-        _hold("conv", torch.bool, B * n, marks)
-        _hold("conv", torch.int64, B * n, places)
+        _check("conv", weight.dtype, B * n * D, tokens)
+        _check("conv", torch.bool, B * n, marks)
+        _check("conv", torch.int64, B * n, places)
     y, values = _new((B, L, D), (L * D, D, 1), weight.dtype), _new((B, R, D), (R * D, D, 1), weight.dtype)
     valid, places = _new((B, R), (R, 1), torch.bool), _new((B, R), (R, 1), torch.int64)
     (x, live, at), (old, lives, before) = new, kept
@@ -305,10 +305,10 @@ def conv(weight: Tensor, new: Kept, kept: Kept) -> tuple[Tensor, Kept]:
 
 def full(q: Tensor | None, new: Kept, kept: Kept, w: Tensor) -> Tensor:
     """Let L new tokens attend R kept keys and each other, causally: (B, L, D). w is (B or 1, 1, L, R + L), float64."""
-    dtype, _ = _type("full", new[1], 3), _type("full", kept[0], 3)
+    dtype, _ = _dtype_number("full", new[1], 3), _dtype_number("full", kept[0], 3)
     B, L, D = new[1].shape
-    _hold_new("full", q, new, kept, D)
-    _hold_weights("full", w, B, 1, L, kept[0].shape[1] + L)
+    _check_tokens("full", q, new, kept, D)
+    _check_weights("full", w, B, 1, L, kept[0].shape[1] + L)
     y = _new((B, L, D), (L * D, D, 1), new[1].dtype)
     inputs = [a.data_ptr() for a in (*new, *kept)]
     wb = w.stride(0) if w.shape[0] > 1 else 0
@@ -353,13 +353,13 @@ def hydra(
 
     Returns the outputs, and both after these tokens.
     """
-    dtype = _type("hydra", k, 3)
+    dtype = _dtype_number("hydra", k, 3)
     B, L, D = k.shape
     total, number = past
-    _hold("hydra", k.dtype, B * L * D, q, k, v)
-    _hold("hydra", torch.bool, B * L, live)
-    _hold("hydra", _DOUBLE, B * D, total)
-    _hold("hydra", torch.int64, B, number)
+    _check("hydra", k.dtype, B * L * D, q, k, v)
+    _check("hydra", torch.bool, B * L, live)
+    _check("hydra", _DOUBLE, B * D, total)
+    _check("hydra", torch.int64, B, number)
     y, total1, number1 = (
         _new((B, L, D), (L * D, D, 1), k.dtype),
         _new((B, D), (D, 1), _DOUBLE),
@@ -377,16 +377,16 @@ def linear(q: Tensor, k: Tensor, v: Tensor, live: Tensor | None, past: Any) -> t
 
     ``past`` is m (B, H, e) and acc (B, H, e + 1, e). Returns the outputs, and both after these tokens.
     """
-    dtype = _type("linear", k, 3)
+    dtype = _dtype_number("linear", k, 3)
     B, L, D = k.shape
     m, acc = past
     if m.ndim != 3 or m.shape[0] != B or m.shape[1] * m.shape[2] != D:
         _refuse("linear", f"sums ({B}, H, e) of {D} features", f"{tuple(m.shape)}")
     _, H, e = m.shape
-    _hold("linear", k.dtype, B * L * D, q, k, v)
-    _hold("linear", torch.bool, B * L, live)
-    _hold("linear", _DOUBLE, B * D, m)
-    _hold("linear", _DOUBLE, B * D * (e + 1), acc)
+    _check("linear", k.dtype, B * L * D, q, k, v)
+    _check("linear", torch.bool, B * L, live)
+    _check("linear", _DOUBLE, B * D, m)
+    _check("linear", _DOUBLE, B * D * (e + 1), acc)
     y, m1 = _new((B, L, D), (L * D, D, 1), k.dtype), _new((B, H, e), (D, e, 1), _DOUBLE)
     acc1 = _new((B, H, e + 1, e), (D * (e + 1), e * (e + 1), e, 1), _DOUBLE)
     found = [a.data_ptr() for a in (m, acc, y, m1, acc1)]

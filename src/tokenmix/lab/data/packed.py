@@ -90,7 +90,7 @@ def _unzipped(f: Any, file: Path, bounds: Bounds, size: int) -> Iterator[bytes]:
         names = [n for n in z.namelist() if not n.endswith("/") and not n.startswith("__MACOSX/")]
         kind = next((kind for name, kind in INSIDE.items() if any(f"/{n}".endswith(f"/{name}") for n in names)), None)
         if kind is not None:
-            raise refused_kind("data", file, kind)
+            raise kind_error("data", file, kind)
         if len(names) != 1:
             raise MixerError(f"data: {file} must contain exactly one file, but contains {len(names)}.")
         bounds.check(file, z.getinfo(names[0]).file_size)
@@ -192,7 +192,7 @@ def is_utf8(start: bytes) -> bool:
     return b"\0" not in start
 
 
-def refused_kind(who: str, file: Path, kind: str) -> MixerError:
+def kind_error(who: str, file: Path, kind: str) -> MixerError:
     """Return the error that a file holds no plain text, with what would work."""
     known = ", ".join(packing.endings[0] for packing in PACKINGS)
     works = f"give plain text, or one file packed as {known}"
@@ -205,7 +205,7 @@ def check_content(who: str, file: Path, start: bytes) -> None:
     """Refuse what holds no plain text, or should be packed by its name and is not."""
     kind = foreign_kind(start, file.name)
     if kind is not None:
-        raise refused_kind(who, file, kind)
+        raise kind_error(who, file, kind)
     named = next((p for p in PACKINGS if file.suffix.lower() in p.endings), None)
     if named is not None and start and packing_of(start) is None:
         raise MixerError(f"{who}: {file} cannot be read: by its first bytes it is not a readable {named.name}.")

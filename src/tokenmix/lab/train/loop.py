@@ -31,7 +31,7 @@ from .runs import eval_line, load_weights
 from .shards import of_parameters, save_shards
 from .sinks import Sink, open_sinks
 from .stopping import NAMES, asked_to_stop, resume_command
-from .task import Task, nothing_of, parts_of, read_by
+from .task import Task, parts_of, read_by, zero_loss
 from .tasks import open_task
 from .world import World
 
@@ -183,7 +183,7 @@ class Trainer:
             with aux_losses() as extra, autocast(self.device, config.train.precision), self.world.reading(self.model):
                 outputs = read_by(self.forward, x, self.device)
             # a rank without a row of a short batch: a mean over no targets is NaN, and NaN times 0 too
-            loss = self.task.loss(outputs, y) * (mine / all_targets) if mine else nothing_of(outputs)
+            loss = self.task.loss(outputs, y) * (mine / all_targets) if mine else zero_loss(outputs)
             extra = {name: value if mine else torch.zeros_like(value) for name, value in extra.items()}
             total = loss + weight * held / parts * sum(extra.values()) if weight else loss
             for name, penalty in self.extra.items():
