@@ -10,10 +10,11 @@ from pathlib import Path
 HERE = Path(__file__).parent
 TESTS = {
     "test_check.py": ("test_the_error_names_the_line",),
+    "test_contract.py": ("test_onnx_is_installed_here",),
     "test_new_mixer.py": ("test_a_new_mixer_keeps_the_contract", "test_its_lines_are_narrow_enough_for_any_name"),
     "test_public_names.py": ("test_every_package_lists_its_public_names",),
 }
-"""Tests of other files that start the command line or ruff, or import every package."""
+"""Tests of other files that start the command line or ruff, import every package, or ask for an extra."""
 ALLOWED = {"torch", "pytest", "tokenmix"} | sys.stdlib_module_names
 
 
