@@ -97,7 +97,6 @@ TESTS = {
     "test_parallel.py": ("test_64_ranks", "test_1024_ranks"),
     "test_ranks.py": ("test_four_ranks_equal_one_process", "test_torchrun_runs_the_example"),
     "test_ranks_training.py": (
-        "test_two_ranks_train_as_one_process",
         "test_four_ranks_train_as_one_process",
         "test_what_four_ranks_began_others_go_on_with",
         "test_what_four_ranks_began_one_process_goes_on_with",
