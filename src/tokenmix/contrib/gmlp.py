@@ -18,7 +18,7 @@ from ..kernels.precision import at_least_float32, exact
 from ..mixers.base import About, Arguments, Mixer, chunk_positions, register_state, token_positions
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import joined
-from ..mixers.parts.options import at_least, true_or_false
+from ..mixers.parts.options import at_least
 from ..mixers.parts.shared import in_pieces, valid_mask
 from ..positions.grid import regrown
 
@@ -132,7 +132,6 @@ class GMLP(Mixer):
     ):
         super().__init__(dim, causal=causal, max_len=max_len)
         at_least(self, 1, max_len=max_len)
-        true_or_false(self, toeplitz=toeplitz)
         self.hidden, self.toeplitz = 6 * dim if hidden is None else hidden, toeplitz
         if not isinstance(self.hidden, int) or self.hidden < 2 or self.hidden % 2:
             self.refuse(f"hidden must be even and positive, got {hidden!r}")

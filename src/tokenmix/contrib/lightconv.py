@@ -19,7 +19,7 @@ from ..kernels.precision import exact
 from ..mixers.base import About, Arguments
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import joined, newest, ring_bytes
-from ..mixers.parts.options import at_least, check_heads, true_or_false
+from ..mixers.parts.options import at_least, check_heads
 from .parts.window import WindowMixer
 
 
@@ -238,7 +238,6 @@ def check_window(mixer: LightConv | DynamicConv) -> None:
     size = mixer.kernel_size
     check_heads(mixer, mixer.heads)
     at_least(mixer, 1, kernel_size=size)
-    true_or_false(mixer, glu=mixer.glu)
     if size % 2 == 0 and not mixer.causal:
         mixer.refuse(f"kernel_size must be positive, and odd unless causal=True, got {size!r}")
 

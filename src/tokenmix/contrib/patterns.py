@@ -39,7 +39,7 @@ from ..kernels.precision import exact
 from ..mixers.base import QKVO, About, Arguments, Mixer
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import empty_history
-from ..mixers.parts.options import at_least, true_or_false
+from ..mixers.parts.options import at_least
 from ..mixers.parts.patterns import BlockCost, added, build_distance_bias, explicit, history_step, kept_bytes
 from ..mixers.parts.shared import add_projections, check_positions, largest_added, largest_dot
 
@@ -244,7 +244,6 @@ class Strided(Mixer):
         super().__init__(dim, causal=causal)
         self.stride, self.heads, self.merged = stride, heads, merged
         at_least(self, 1, stride=stride)
-        true_or_false(self, merged=merged)
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         self.bias = build_distance_bias(self, bias, heads)
         if heads % 2 and not merged:
@@ -337,7 +336,6 @@ class Fixed(Mixer):
         super().__init__(dim, causal=causal)
         self.stride, self.columns, self.heads, self.merged = stride, columns, heads, merged
         at_least(self, 1, stride=stride, columns=columns)
-        true_or_false(self, merged=merged)
         if columns > stride:
             self.refuse(f"columns={columns} must be at most stride={stride}")
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)

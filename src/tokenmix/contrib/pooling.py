@@ -14,7 +14,7 @@ from ..kernels.precision import exact
 from ..mixers.base import About, Arguments
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import joined, newest, ring_bytes
-from ..mixers.parts.options import at_least, one_of, true_or_false
+from ..mixers.parts.options import at_least, one_of
 from .parts.unprojected import Unprojected
 from .parts.window import WindowMixer
 
@@ -128,7 +128,6 @@ class Pooling(WindowMixer):
         self.window, self.subtract, self.ndim = window, subtract, ndim
         at_least(self, 1, window=window)
         one_of(self, (1, 2), ndim=ndim)
-        true_or_false(self, subtract=subtract)
         if window % 2 == 0 and not causal:
             self.refuse(f"window must be positive, and odd unless causal=True, got {window!r}")
         if causal and ndim > 1:

@@ -19,7 +19,7 @@ from ..kernels.precision import exact, sum_dtype
 from ..mixers.base import About, Arguments, Mixer, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.hands_out import ReadLinear
-from ..mixers.parts.options import at_least, check_heads, true_or_false
+from ..mixers.parts.options import at_least, check_heads
 from .parts.buckets import Order, Sums, attend_dense, attend_sorted, coded, merge, ratio, sort_by_bucket
 from .parts.decisions import check_seed, decide, draw_directions, frozen, project_wide
 
@@ -227,7 +227,6 @@ class Reformer(Mixer):
         at_least(self, 1, chunk=chunk, rounds=rounds)
         at_least(self, 2, buckets=buckets)
         check_seed(self, seed)
-        true_or_false(self, paper_form=paper_form)
         if buckets % 2:
             self.refuse(f"buckets={buckets} must be even: a hash is the largest of [xR; -xR]")
         self.q_proj = ReadLinear(dim, dim, bias=qkv_bias)

@@ -18,7 +18,7 @@ from ..mixers.base import About, Arguments, Mixer, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.aux_losses import add_aux_loss
 from ..mixers.parts.hands_out import ReadLinear
-from ..mixers.parts.options import at_least, check_heads, true_or_false
+from ..mixers.parts.options import at_least, check_heads
 from .parts.buckets import attend_dense, attend_sorted, coded, in_order, ratio, sort_by_bucket, sums_of
 from .parts.decisions import check_seed, decide, draw_directions, frozen, project_wide
 
@@ -237,7 +237,6 @@ class Routing(Mixer):
         check_heads(self, heads)
         at_least(self, 1, clusters=clusters, window=window)
         check_seed(self, seed)
-        true_or_false(self, paper_form=paper_form)
         if not isinstance(decay, int | float) or isinstance(decay, bool) or not 0 <= decay <= 1:
             self.refuse(f"decay must be a number from 0 to 1, got {decay!r}")
         self.q_proj = ReadLinear(dim, dim, bias=qkv_bias)

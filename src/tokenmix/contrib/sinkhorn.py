@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..functional.layout.masks import valid_mask
 from ..mixers.base import QKVO, About, Arguments, Mixer, chunk_positions, register_state, token_positions
 from ..mixers.cost import MixingCost
-from ..mixers.parts.options import at_least, true_or_false
+from ..mixers.parts.options import at_least
 from ..mixers.parts.shared import add_projections, check_positions, largest_dot
 from .sinkhorn_forms import lay_out, permutation, prepared, sinkhorn, sinkhorn_chunk
 
@@ -97,7 +97,6 @@ class Sinkhorn(Mixer):
         )
         at_least(self, 1, block=block, **({} if sortcut is None else {"sortcut": sortcut}))
         at_least(self, 0, iterations=iterations)
-        true_or_false(self, gumbel=gumbel)
         if (
             not isinstance(temperature, int | float)
             or isinstance(temperature, bool)

@@ -5,10 +5,10 @@ from ..functional.layout.masks import allowed, zero_masked
 from ..functional.sums.nonfinite import hides, honest_chunk
 from ..kernels.precision import at_least_float32, exact
 from .base import QKVO, About, Capabilities, Mixer
-from .by_name import MixerName, build_mixer
 from .cost import Cost, MixingCost
 from .examples import example_mixer, state_growth
 from .facts import Kernels, mixer_options
+from .outside import build_mixer
 from .parts.aux_losses import aux_losses
 from .parts.options import check_heads
 from .parts.shared import add_projections, check_positions, largest_dot, valid_mask
@@ -25,7 +25,6 @@ __all__ = [
     "Kernels",
     "MIXERS",
     "Mixer",
-    "MixerName",
     "MixingCost",
     "QKVO",
     "Segment",

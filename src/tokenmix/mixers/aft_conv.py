@@ -13,7 +13,7 @@ from ..functional.sums.outside import FILTERS, OUTSIDES, Filters, Outside
 from .base import About, Arguments, Kernels, Mixer
 from .cost import MixingCost
 from .parts.aft import add_projections, empty_ring, join_ring_states, queries, ring_step
-from .parts.options import check_heads, check_spread, one_of, true_or_false
+from .parts.options import check_heads, check_spread, one_of
 from .parts.patterns import build_distance_bias
 from .parts.shared import ring_chunk
 
@@ -112,7 +112,6 @@ class AFTConv(Mixer):
         if outside not in OUTSIDES:
             self.refuse(f"outside must be 'zero' or 'none', got {outside!r}")
         one_of(self, FILTERS, filters=filters)
-        true_or_false(self, divide=divide)
         if filters == "signed" and bias is not None:
             self.refuse(f"bias={bias!r} holds log-weights: it needs filters='exp', got 'signed'")
         self.gate, self.filters, self.divide = gate, filters, divide

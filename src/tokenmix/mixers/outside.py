@@ -1,4 +1,4 @@
-"""Finding a mixer by name, also one that only a module of the user's own has: ``package:Class``.
+"""Build a mixer from its name, also one that only a module of the user's own has: ``package:Class``.
 
 A name may come from a file that somebody else wrote, such as the config of a run or of a Hugging Face model, and must
 not import code by itself. A module is therefore imported only where its name was typed, or where TOKENMIX_MODULES names
@@ -16,8 +16,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import MixerError
+from ..system.config import nearest
 from ..system.modules import here_on_path
 from .base import Mixer
+from .facts import mixer_options
 from .table import MIXERS, register_mixer
 
 
@@ -76,3 +78,21 @@ def load_mixer(name: Any) -> type[Mixer] | None:
         )
     register_mixer(name, cls)
     return cls
+
+
+def build_mixer(name: str, dim: int, **options: Any) -> Mixer:
+    """Build the mixer called ``name``.
+
+    A spec such as ``{"name": "aft_local", "window": 32}`` is built by ``build_mixer(dim=..., **spec)``. The name
+    ``package:Class`` is that of a mixer in a module of your own, which has to be imported already.
+    """
+    cls = load_mixer(name)
+    if cls is None:
+        raise MixerError(f"build_mixer: no mixer is called {name!r}; {nearest(str(name), MIXERS)}.")
+    known = mixer_options(cls)
+    for option in options:
+        if option not in known:
+            raise MixerError(f"build_mixer: {name} has no option {option!r}; {nearest(option, known)}.")
+    for option in cls.required_options(options):
+        raise MixerError(f"build_mixer: {name} needs the option {option!r}; its options are {', '.join(known)}.")
+    return cls(dim, **options)

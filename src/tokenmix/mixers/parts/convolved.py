@@ -19,7 +19,7 @@ from ...functional.sums.softmax import FLOOR
 from ..base import QKVO, Arguments, Mixer, register_state, token_positions
 from .aft import add_projections
 from .history import empty_window, join_rings, ring_bytes
-from .options import at_least, check_positive, true_or_false
+from .options import at_least, check_positive
 from .shared import check_positions, check_rising_after, ring_chunk
 from .short_conv import ShortConv
 from .token_norm import RMSNorm
@@ -78,7 +78,6 @@ class ConvolvedAFT(Mixer):
         at_least(self, 1, kernel_size=self.kernel_size)
         if self.kernel_size % 2 == 0 and not self.causal:
             self.refuse(f"kernel_size must be odd unless causal=True, got {kernel_size!r}")
-        true_or_false(self, key_norm=key_norm)
         add_projections(self, key_width=self.dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
         self.width = self.dim * (2 if gate is None else 3)
         self.conv = ShortConv(self.width, self.kernel_size, causal=self.causal) if self.kernel_size > 1 else None

@@ -18,7 +18,7 @@ from ...functional.short_conv import in_a_row
 from ...kernels.backend import watched
 from ..base import Mixer, State, chunk_positions
 from .hands_out import ReadLinear
-from .options import check_heads, true_or_false
+from .options import check_heads
 
 NOWHERE = -(1 << 62)  # below every position
 
@@ -30,7 +30,6 @@ def add_projections(mixer: Mixer, *, heads: int, qkv_bias: bool, out_bias: bool,
         read: names of the projections whose weights the mixer also reads.
     """
     check_heads(mixer, heads)
-    true_or_false(mixer, qkv_bias=qkv_bias, out_bias=out_bias)
     for name in ("q_proj", "k_proj", "v_proj"):
         mixer.register_module(name, (ReadLinear if name in read else nn.Linear)(mixer.dim, mixer.dim, bias=qkv_bias))
     mixer.register_module("out_proj", nn.Linear(mixer.dim, mixer.dim, bias=out_bias))
