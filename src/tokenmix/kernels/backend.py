@@ -226,14 +226,27 @@ def use_backend(name: Backend) -> Iterator[None]:
             _traced.backend = before
         return
     block: list[str] = [name]
-    _blocks.set((*_blocks.get(), block))
-    _traced.backend = name
+    _set_blocks((*_blocks.get(), block))
     try:
         yield
     finally:  # blocks of generators may end in any order
-        left = tuple(each for each in _blocks.get() if each is not block)
-        _blocks.set(left)
-        _traced.backend = left[-1][0] if left else None
+        _set_blocks(tuple(each for each in _blocks.get() if each is not block))
 
 
-SETTINGS.append(Setting(default_backend, use_backend))
+@contextmanager
+def _reopen(blocks: tuple[list[str], ...]) -> Iterator[None]:
+    """Let these be the open blocks inside a ``with`` block."""
+    before = _blocks.get()
+    _set_blocks(blocks)
+    try:
+        yield
+    finally:
+        _set_blocks(before)
+
+
+def _set_blocks(blocks: tuple[list[str], ...]) -> None:
+    _blocks.set(blocks)
+    _traced.backend = blocks[-1][0] if blocks else None
+
+
+SETTINGS.append(Setting(_blocks.get, _reopen))  # read for every token: no frame of Python

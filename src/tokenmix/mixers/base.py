@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,13 @@ from ..system.properties import named_errors
 from .belonging import Kinds, checked_state, working_dtype
 from .building import Checked
 from .cost import Cost, MixingCost
+from .entries import Entry, called_with_hooks
 from .facts import QKVO as QKVO
 from .facts import About as About
 from .facts import Kernels as Kernels
 from .key_blocks import KeyBlocks
 from .parts.hands_out import HandsOut
-from .segments import Ask, Segmented
+from .segments import Segmented
 from .state import State as State
 from .state import chunk_positions as chunk_positions
 from .state import register_state as register_state
@@ -33,7 +34,7 @@ from .state import token_positions as token_positions
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a functional form as ``functional_args`` returns them: (positional, keyword)."""
 _tracing = torch._C._get_tracing_state
-_CONTEXT = object()  # passed as state: x is a context, and its state is wanted
+Result = TypeVar("Result")
 SHORT = 6  # packed sequences of up to 2 ** SHORT tokens are padded together
 
 
@@ -185,6 +186,24 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
         Code that re-initialises the originals, as a model does, must call this afterwards.
         """
 
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Tensor: ...
+
+    @overload
+    def forward(
+        self, x: Tensor, *, positions: Tensor | None = None, key_mask: Tensor | None = None, entry: Entry[Result]
+    ) -> Result: ...
+
     @remembers_settings
     def forward(
         self,
@@ -196,8 +215,8 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
         attn_mask: Tensor | None = None,
         grid: tuple[int, ...] | None = None,
         prefix: int = 0,
-        state: State = None,
-    ) -> Tensor:
+        entry: Entry[Any] | None = None,
+    ) -> Any:
         """Mix x (B, T, D) with itself or with ``context`` (B, S, D).
 
         Args:
@@ -208,8 +227,8 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
             grid: (H, W) or (D, H, W), the size of the grid that the tokens after the first ``prefix`` ones form, for
                 mixers on grids.
             prefix: number of leading tokens outside of the grid, such as a class token and registers.
-            state: for internal use. ``extend`` and ``init_state`` call ``forward`` with it, so that module hooks see
-                those calls too; the result is then theirs.
+            entry: for internal use: ``extend``, ``segment`` and ``init_state`` call ``forward`` with it where module
+                hooks wait for their calls too; the result is then theirs.
 
         Returns:
             (B, T, D). A valid query with nothing to attend gives ``out_proj(0)``; outputs at masked positions are
@@ -218,8 +237,8 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
         Raises:
             MixerError: if an input has a wrong shape, dtype, device or value, or needs a feature that this mixer lacks.
         """
-        if state is not None:
-            return self._stream(x, state, positions, key_mask)  # type: ignore[return-value]  # extend and init_state only
+        if entry is not None:
+            return entry.run(x, entry.past, positions, key_mask)
         self._check_devices(x)
         self._check_input(x, "x")
         self._check_context(x, context)
@@ -303,7 +322,7 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
             )
         if context.ndim == 3 and context.shape[0] != batch_size:
             self.refuse(f"expects a context of {batch_size} rows, got shape {tuple(context.shape)}")
-        return self(context, key_mask=context_mask, state=_CONTEXT)
+        return self._enter(Entry(self._read_context, None), context, None, context_mask)
 
     def extend(
         self, x: Tensor, state: State, *, positions: Tensor | None = None, key_mask: Tensor | None = None
@@ -325,36 +344,41 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
         """
         if state is None:
             self.refuse("extend needs a state; start with init_state")
-        return self(x, positions=positions, key_mask=key_mask, state=state)
+        return self._enter(Entry(self._extend, state), x, positions, key_mask)
 
-    def _stream(self, x: Tensor, state: State, positions: Tensor | None, key_mask: Tensor | None) -> Any:
-        """Run ``extend``; or, where ``state`` marks x as a context, return the state that ``init_state`` returns."""
-        if not self.supports_streaming:
-            self.refuse("has no streaming form; call forward on the whole sequence")
-        self._check_devices(x)
-        if state is _CONTEXT:
-            self._check_input(x, "context")
-            self._check_context(x, x)
-            self._check_masks(x, x, key_mask, None)
-            return self.context_state(x, key_mask)
-        self._check_input(x, "x")
-        if x.shape[1] == 0:
-            self.refuse("extend needs at least one token, got a chunk of length 0")
+    def _enter(self, entry: Entry[Result], x: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> Result:
+        """Run an entry; through ``forward`` where anything but this class would see or change the call."""
+        if called_with_hooks(self):
+            result: Result = self(x, positions=positions, key_mask=key_mask, entry=entry)
+            return result
+        return entry.run(x, entry.past, positions, key_mask)
+
+    @remembers_settings
+    def _extend(
+        self, x: Tensor, state: State, positions: Tensor | None, key_mask: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """Check the inputs of ``extend`` and mix the chunk."""
+        self._check_chunk(x, positions, key_mask)
         if not self.causal and not self.supports_context:
             self.refuse("was built with causal=False and does not stream; build it with causal=True")
         if _tracing() is not None:
             x = self._hold_chunk(x)
-        if isinstance(state, Ask):
-            self._check_masks(x, x, key_mask, None)
-            self._check_positions(x, positions)
-            return self._segment(x, positions, key_mask, state.halo)
         if not torch.compiler.is_compiling():
             state = checked_state(self, x, state)
         if not self.causal and key_mask is not None:
             self.refuse("takes no key_mask when it streams over a context; pass context_mask to init_state")
-        self._check_masks(x, x, key_mask, None)
-        self._check_positions(x, positions)
         return self.mix_chunk(x, state, positions=positions, key_mask=key_mask)
+
+    @remembers_settings
+    def _read_context(
+        self, context: Tensor, past: None, positions: Tensor | None, context_mask: Tensor | None
+    ) -> State:
+        """Check the context of ``init_state`` and return its state."""
+        self._check_devices(context)
+        self._check_input(context, "context")
+        self._check_context(context, context)
+        self._check_masks(context, context, context_mask, None)
+        return self.context_state(context, context_mask)
 
     if TYPE_CHECKING:  # a mixer without a functional form has no such method
 

@@ -62,17 +62,14 @@ def working_dtype(module: nn.Module) -> torch.dtype | None:
 
     Quantised weights do not determine the dtype of activations.
     """
-    return _first(module, "_parameters") or _first(module, "_buffers")
-
-
-def _first(module: nn.Module, what: str) -> torch.dtype | None:
-    for t in module.__dict__[what].values():
-        if t is not None and t.is_floating_point():
-            return t.dtype
-    for child in module._modules.values():
-        found = None if child is None else _first(child, what)
-        if found is not None:
-            return found
+    for what in ("_parameters", "_buffers"):  # a stack rather than a recursion, as this runs for every token
+        left = [module]
+        while left:
+            inner = left.pop()
+            for t in inner.__dict__[what].values():
+                if t is not None and t.is_floating_point():
+                    return t.dtype
+            left += [each for each in reversed(inner._modules.values()) if each is not None]
     return None
 
 

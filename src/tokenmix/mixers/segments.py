@@ -14,10 +14,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..functional.layout.positions import gather_tokens, last_valid
+from ..kernels.recompute import remembers_settings
 from ..system.properties import named_errors
+from .entries import Entry
 from .input_checks import InputChecks
 from .state import State
 
+_tracing = torch._C._get_tracing_state
 Join = Callable[[State, State, Tensor | None], State]
 """The state after two adjacent stretches, from the state of each; earlier sums are first multiplied by exp(fade)."""
 
@@ -114,12 +117,6 @@ def _moved(state: State, by: Tensor) -> State:
     return state._replace(**{name: getattr(state, name) + a for name, a in named.items() if name in state._fields})
 
 
-class Ask(NamedTuple):
-    """Passed to ``forward`` as its state: the segment of x is wanted."""
-
-    halo: Halo | None
-
-
 @named_errors
 class Segmented(InputChecks):
     """The part of ``Mixer`` that computes segments. A mixer that has them says ``supports_segments``.
@@ -132,6 +129,7 @@ class Segmented(InputChecks):
     empty_state: Callable[..., State]
     mix_chunk: Callable[..., tuple[Tensor, State]]
     context_state: Callable[..., State]
+    _enter: Callable[..., Any]
 
     @property
     def has_segments(self) -> bool:
@@ -173,10 +171,14 @@ class Segmented(InputChecks):
         if x.shape[1] == 0:
             empty = self.empty_state(x.shape[0], device=x.device, dtype=x.dtype)
             return self.stretch_of(x, empty, *self.fades(x, torch.zeros_like(x[..., 0], dtype=torch.bool)), None, None)
-        return self(x, positions=positions, key_mask=key_mask, state=Ask(halo))
+        return self._enter(Entry(self._segment, halo), x, positions, key_mask)
 
-    def _segment(self, x: Tensor, positions: Tensor | None, key_mask: Tensor | None, halo: Halo | None) -> Segment:
-        """Compute ``segment``; the inputs have been checked."""
+    @remembers_settings
+    def _segment(self, x: Tensor, halo: Halo | None, positions: Tensor | None, key_mask: Tensor | None) -> Segment:
+        """Check the inputs of ``segment`` and compute it."""
+        self._check_chunk(x, positions, key_mask)
+        if _tracing() is not None:
+            x = self._hold_chunk(x)
         state = self.empty_state(x.shape[0], device=x.device, dtype=x.dtype)
         index = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
         at, first = index if positions is None else positions, 0

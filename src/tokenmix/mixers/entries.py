@@ -1,0 +1,41 @@
+"""The ways into a mixer besides ``forward``, and what else may wait for a call: module hooks, wrappers, compilers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+Result = TypeVar("Result")
+_compiling, _tracing = torch.compiler.is_compiling, torch._C._get_tracing_state
+
+
+class Entry(NamedTuple, Generic[Result]):
+    """One way into a mixer: a method run(x, past, positions, key_mask), and the past that it starts from.
+
+    The past is a field of its own, because wrappers that offload weights move the tensors of a call's arguments.
+    """
+
+    run: Callable[[Tensor, Any, Tensor | None, Tensor | None], Result]
+    past: Any
+
+
+def called_with_hooks(module: nn.Module) -> bool:
+    """Return whether calling a module does more than its own ``forward``: hooks, a replaced ``forward``, a compiler."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or torch_module._global_forward_hooks
+        or torch_module._global_forward_pre_hooks
+        or torch_module._global_backward_hooks
+        or torch_module._global_backward_pre_hooks
+        or "forward" in module.__dict__
+        or module._compiled_call_impl is not None
+        or _compiling()
+        or _tracing() is not None
+    )
