@@ -127,7 +127,7 @@ def steps(new: tuple[Tensor, ...], past: tuple[Tensor, ...], *, derives: bool = 
     if (
         not _cpu
         or _compiling()
-        or default_backend() in _NO_STEPS
+        or (blocks[-1][0] if (blocks := _blocks.get()) else _default) in _NO_STEPS
         or _modes()
         or _functorch() is not None
         or _tracing() is not None

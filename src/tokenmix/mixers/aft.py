@@ -414,10 +414,10 @@ class AFTLocal(RingSegments, PairBiased):
         self.check_range(query_positions)
         if not self.causal:
             return self.out_proj(self._read(x, state, query_positions)), state._replace(position=next_position)
-        if self.window:
+        if self.window and positions is not None:
             check_positions(self, positions, key_mask, rising=True, past=(state.valid, state.positions))
         y, state = in_pieces(
-            partial(self._mix_piece, holes=has_holes(state.valid, key_mask)),
+            partial(self._mix_piece, holes=key_mask is not None and has_holes(state.valid, key_mask)),
             x,
             state,
             query_positions,

@@ -69,7 +69,7 @@ def working_dtype(module: nn.Module) -> torch.dtype | None:
             for t in inner.__dict__[what].values():
                 if t is not None and t.is_floating_point():
                     return t.dtype
-            left += [each for each in reversed(inner._modules.values()) if each is not None]
+            left += filter(None, reversed(inner._modules.values()))
     return None
 
 

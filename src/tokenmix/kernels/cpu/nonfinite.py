@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import pointer
+from . import pointers
 
 INF, NAN = float("inf"), float("nan")
 
@@ -38,7 +38,7 @@ class Alarm:
 
 def at(alarm: Alarm | None) -> int | None:
     """Return the address that a kernel sets, or None if it is not asked to."""
-    return None if alarm is None else pointer(alarm.told)
+    return None if alarm is None else pointers(alarm.told)[0]
 
 
 def mark(saved: Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import DTYPES, function, new, pointer
+from . import DTYPES, function, new, pointers
 
 _forward = function("rms_forward", "ipppplldi")
 _backward = function("rms_backward", "ipppppplli")
@@ -19,10 +19,16 @@ def saved_shapes(x: Tensor, weight: Tensor | None, *, eps: float) -> list[tuple[
 def forward(x: Tensor, weight: Tensor | None, *, eps: float, save: bool) -> tuple[Tensor, Tensor]:
     """Return y in the shape of x, and 1 / rms of each row (empty unless ``save``)."""
     x, weight = x.contiguous(), None if weight is None else weight.contiguous()
-    y, inverse = new(x.shape, x.dtype), new(x.shape[:-1] if save else (0,))
-    n = x.shape[-1]
-    kept = pointer(inverse) if save else None
-    _forward(DTYPES[x.dtype], pointer(x), pointer(weight), pointer(y), kept, _rows(x), n, eps, torch.get_num_threads())
+    y = new(x.shape, x.dtype)
+    inverse = new(x.shape[:-1]) if save else torch.empty(0, device="cpu")
+    _forward(
+        DTYPES[x.dtype],
+        *pointers(x, weight, y, inverse if save else None),
+        y.numel() // max(x.shape[-1], 1),
+        x.shape[-1],
+        eps,
+        torch.get_num_threads(),
+    )
     return y, inverse
 
 
@@ -30,7 +36,7 @@ def backward(g: Tensor, x: Tensor, weight: Tensor | None, inverse: Tensor, *, ep
     """Return dx and dweight (empty without a weight)."""
     g, x, weight = g.contiguous(), x.contiguous(), None if weight is None else weight.contiguous()
     dx, dw = new(x.shape, x.dtype), new((0,) if weight is None else weight.shape, x.dtype)
-    arrays = map(pointer, (g, x, weight, inverse, dx, dw))
+    arrays = pointers(g, x, weight, inverse, dx, dw)
     _backward(DTYPES[x.dtype], *arrays, _rows(x), x.shape[-1], torch.get_num_threads())
     return dx, dw
 

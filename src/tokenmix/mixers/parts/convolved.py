@@ -133,8 +133,9 @@ class ConvolvedAFT(Mixer):
 
     def _projected(self, x: Tensor) -> Tensor:
         """Return queries, keys and values side by side (B, T, 3 D); 2 D without queries."""
-        names = ("q_proj", "k_proj", "v_proj") if self.gate is not None else ("k_proj", "v_proj")
-        return torch.cat([self.get_submodule(name)(x) for name in names], -1)
+        if self.gate is None:
+            return torch.cat([self.k_proj(x), self.v_proj(x)], -1)
+        return torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
 
     def _split(self, x: Tensor, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values; without a gate x in place of the queries, whose shape alone is used."""
