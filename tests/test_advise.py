@@ -156,8 +156,10 @@ def test_shares_are_those_of_modules_whose_time_is_known(passing, monkeypatch):
     for block in model.blocks:
         block.mixer.q_proj = Slow(passing, 0.02, weight=True)
         block.mlp = Slow(passing, 0.04)
-    monkeypatch.setattr(Attention, "functional_args", lambda self, x, *a, **k: ((self.q_proj(x),), {}))
-    monkeypatch.setattr(Attention, "mix", lambda self, x, context, **k: (self.functional_args(x), passing(0.04), x)[2])
+    monkeypatch.setattr(Attention, "functional_args", lambda self, inputs: ((self.q_proj(inputs.x),), {}))
+    monkeypatch.setattr(
+        Attention, "mix", lambda self, inputs: (self.functional_args(inputs), passing(0.04), inputs.x)[2]
+    )
     tokens = torch.zeros(1, 8, dtype=torch.long)
     s = measure_share(model, modules_of(model, "lm"), lambda: model(tokens), 8, 8, budget=0.0)
     assert s.seconds == pytest.approx(0.1 * len(model.blocks))

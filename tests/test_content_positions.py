@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch.autograd import gradcheck
 
 from tokenmix import MixerError, build_mixer
+from tokenmix.mixers import Inputs
 from tokenmix.positions import (
     AdaptivePositions,
     ContextualPositions,
@@ -159,7 +160,7 @@ def test_long_sequences_go_in_pieces_with_the_same_results_and_gradients(spec):
     for rows in (log_weights.ROWS, 1000):
         before, log_weights.ROWS = log_weights.ROWS, rows
         try:
-            args, options = mixer.functional_args(x)
+            args, options = mixer.functional_args(Inputs(x))
         finally:
             log_weights.ROWS = before
         assert callable(args[3]) is (rows < 600)

@@ -14,6 +14,7 @@ from torch.autograd import gradcheck
 from tokenmix import MIXERS, MixerError, build_mixer
 from tokenmix.functional import aft_full, aft_local
 from tokenmix.functional import attention as attend
+from tokenmix.mixers import Inputs
 from tokenmix.models import LM, LMConfig
 from tokenmix.positions import (
     PAIR_POSITIONS,
@@ -230,11 +231,11 @@ def test_aft_full_with_alibi_is_a_recurrence(T, causal):
     spec = {"name": "alibi", "slope": 0.02, "learned": True}
     mixer = build_mixer("aft_full", 4, causal=causal, bias=spec).double()
     x = torch.randn(2, T, 4, dtype=torch.float64)
-    args, options = mixer.functional_args(x)
+    args, options = mixer.functional_args(Inputs(x))
     want = mixer.out_proj(aft_full(*args, **options, backend="eager"))
     torch.testing.assert_close(mixer(x), want, rtol=0, atol=1e-12)
     mask = torch.rand(2, T, generator=torch.Generator().manual_seed(2)) > 0.3
-    args, options = mixer.functional_args(x, key_mask=mask)
+    args, options = mixer.functional_args(Inputs(x, key_mask=mask))
     want = mixer.out_proj(aft_full(*args, **options, backend="eager"))
     torch.testing.assert_close(mixer(x, key_mask=mask), want, rtol=0, atol=1e-12)
     if causal:

@@ -61,9 +61,10 @@ class Delta(Mixer):
             outputs.append((self.q_proj(x[:, t, None]) @ S)[:, 0])
         return outputs, M, S
 
-    def mix(self, x, context, *, key_mask=None, **given):
+    def mix(self, inputs):
+        x = inputs.x
         return self.mix_chunk(
-            x, self.empty_state(len(x), device=None, dtype=x.dtype), positions=None, key_mask=key_mask
+            x, self.empty_state(len(x), device=None, dtype=x.dtype), positions=None, key_mask=inputs.key_mask
         )[0]
 
     def empty_state(self, batch_size, *, device, dtype):

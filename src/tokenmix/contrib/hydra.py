@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..functional.sums import kernel_attention as sums
-from ..mixers.base import About, Arguments, Kernels, Mixer
+from ..mixers.base import About, Arguments, Inputs, Kernels, Mixer
 from ..mixers.cost import MixingCost
 from ..mixers.hydra import as_state, kernel_cost, step
 
@@ -29,23 +29,13 @@ class PolyNL(Mixer):
         self.k_proj, self.v_proj = (nn.Linear(dim, dim, bias=qkv_bias) for _ in range(2))
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.hydra`` for this input: (positional, keyword)."""
-        keys = x if context is None else context
-        return (x, self.k_proj(keys), self.v_proj(keys)), {
+        keys = inputs.keys
+        return (inputs.x, self.k_proj(keys), self.v_proj(keys)), {
             "feature": "mean",
             "causal": self.causal,
-            "key_mask": key_mask,
+            "key_mask": inputs.key_mask,
         }
 
     def mixing_cost(self, T: int) -> MixingCost:

@@ -14,7 +14,7 @@ from ..functional.layout.masks import allowed, zero_masked
 from ..functional.layout.positions import Positions, back_to_place, turned
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact, sum_dtype
-from ..mixers.base import QKVO, About, Arguments, Mixer
+from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import empty_history, join_rings, joined, newest
 from ..mixers.parts.options import at_least, one_of
@@ -230,18 +230,9 @@ class ImageLocal(Mixer):
         """Return the features of this instance: it takes a grid if ndim is 2 and no width was given."""
         return replace(super().capabilities, grid=self.on_grid)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``image_local`` for this input: (positional, keyword)."""
+        x, positions, key_mask, grid = inputs.x, inputs.positions, inputs.key_mask, inputs.grid
         check_positions(self, positions, key_mask)
         if grid is not None and not self.on_grid:
             self.refuse(
@@ -250,7 +241,7 @@ class ImageLocal(Mixer):
         if self.on_grid and (grid is None or len(grid) != 2):
             self.refuse(f"was built with ndim=2 and without width and needs grid=(H, W), got grid={grid}")
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        place = {"width": self.width, "grid": grid, "prefix": prefix, "positions": positions}
+        place = {"width": self.width, "grid": grid, "prefix": inputs.prefix, "positions": positions}
         starts = None if self.on_grid else row_starts(key_mask, positions)
         return args, {
             **self._pattern(),
@@ -258,7 +249,7 @@ class ImageLocal(Mixer):
             "starts": starts,
             "causal": self.causal,
             "key_mask": key_mask,
-            "attn_mask": attn_mask,
+            "attn_mask": inputs.attn_mask,
         }
 
     def _pattern(self):

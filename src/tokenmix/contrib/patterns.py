@@ -36,7 +36,7 @@ from ..functional.layout.blocks import (
 from ..functional.layout.positions import Positions, in_order
 from ..kernels.backend import Backend
 from ..kernels.precision import exact
-from ..mixers.base import QKVO, About, Arguments, Mixer
+from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import empty_history
 from ..mixers.parts.options import at_least
@@ -254,18 +254,9 @@ class Strided(Mixer):
     def _pattern(self):
         return {"stride": self.stride, "heads": self.heads, "merged": self.merged}
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``strided`` for this input: (positional, keyword)."""
+        x, positions, key_mask, attn_mask = inputs.x, inputs.positions, inputs.key_mask, inputs.attn_mask
         positions = explicit(x, positions, key_mask, attn_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         return args, {
@@ -348,18 +339,9 @@ class Fixed(Mixer):
     def _pattern(self):
         return {"stride": self.stride, "columns": self.columns, "heads": self.heads, "merged": self.merged}
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``fixed`` for this input: (positional, keyword)."""
+        x, positions, key_mask, attn_mask = inputs.x, inputs.positions, inputs.key_mask, inputs.attn_mask
         check_positions(self, positions, key_mask)
         positions = explicit(x, positions, key_mask, attn_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)

@@ -16,7 +16,7 @@ from ..functional.layout.masks import valid_mask
 from ..functional.sums.nonfinite import hides, honest
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact, sum_dtype
-from ..mixers.base import About, Arguments, Mixer, register_state
+from ..mixers.base import About, Arguments, Inputs, Mixer, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.hands_out import ReadLinear
 from ..mixers.parts.options import at_least, check_heads
@@ -253,29 +253,20 @@ class Reformer(Mixer):
         can = super().capabilities
         return type(can)(**{**vars(can), "streaming": can.streaming and not self.paper_form})
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``reformer`` for this input: (positional, keyword)."""
+        x = inputs.x
         args = project_wide(self, x), self.v_proj(x), self.rotations
         return args, {
             "heads": self.heads,
             "chunk": self.chunk,
             "paper_form": self.paper_form,
             "causal": self.causal,
-            "key_mask": key_mask,
+            "key_mask": inputs.key_mask,
         }
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        (q, v, rotations), options = self.functional_args(x, context, **given)
+    def mix(self, inputs: Inputs) -> Tensor:
+        (q, v, rotations), options = self.functional_args(inputs)
         return self.out_proj(reformer(q, v, rotations, buckets=self._buckets(q), **options))
 
     def _buckets(self, q: Tensor) -> Tensor:
@@ -302,7 +293,7 @@ class Reformer(Mixer):
         return ReformerState(keys, keys.clone(), buckets, torch.zeros(batch_size, 0, device=device, dtype=torch.bool))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        (q, v, rotations), options = self.functional_args(x, key_mask=key_mask)
+        (q, v, rotations), options = self.functional_args(Inputs(x, key_mask=key_mask))
         now, valid = (
             self._buckets(q),
             torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask,

@@ -14,7 +14,7 @@ from ..functional.sums.nonfinite import hides, honest
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact, sum_dtype
 from ..kernels.recompute import Passes, recomputing
-from ..mixers.base import About, Arguments, Mixer, register_state
+from ..mixers.base import About, Arguments, Inputs, Mixer, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.aux_losses import add_aux_loss
 from ..mixers.parts.hands_out import ReadLinear
@@ -264,32 +264,24 @@ class Routing(Mixer):
         can = super().capabilities
         return type(can)(**{**vars(can), "streaming": can.streaming and not self.paper_form})
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``routing`` for this input: (positional, keyword)."""
+        x = inputs.x
         args = project_wide(self, x), self.v_proj(x), self.centroids
         return args, {
             "heads": self.heads,
             "window": self.window,
             "paper_form": self.paper_form,
             "causal": self.causal,
-            "key_mask": key_mask,
+            "key_mask": inputs.key_mask,
         }
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        (q, v, centroids), options = self.functional_args(x, context, **given)
+    def mix(self, inputs: Inputs) -> Tensor:
+        x = inputs.x
+        (q, v, centroids), options = self.functional_args(inputs)
         if self.training:
             centroids = self._passes.first(type(self).__name__, x, centroids.clone())
-        valid = valid_mask(x, given["key_mask"])
+        valid = valid_mask(x, inputs.key_mask)
         y = routing(q, v, centroids, clusters=self._clusters(q, valid, centroids), **options)
         add_aux_loss("routing", lambda: self._commitment(q, valid, centroids))
         if self.training and not recomputing():
@@ -342,7 +334,7 @@ class Routing(Mixer):
         return RoutingState(keys, keys.clone(), clusters, torch.zeros(batch_size, 0, device=device, dtype=torch.bool))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        (q, v, centroids), options = self.functional_args(x, key_mask=key_mask)
+        (q, v, centroids), options = self.functional_args(Inputs(x, key_mask=key_mask))
         valid = valid_mask(x, key_mask)
         now = self._clusters(q, valid, centroids)
         new = q.to(state.keys.dtype), v.to(state.values.dtype), now.transpose(1, 2).to(torch.int32), valid

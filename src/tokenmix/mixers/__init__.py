@@ -4,7 +4,7 @@ from ..functional.layout.heads import by_head, join_heads
 from ..functional.layout.masks import allowed, zero_masked
 from ..functional.sums.nonfinite import hides, honest_chunk
 from ..kernels.precision import at_least_float32, exact
-from .base import QKVO, About, Capabilities, Mixer
+from .base import QKVO, About, Capabilities, Inputs, Mixer
 from .cost import Cost, MixingCost
 from .examples import example_mixer, state_growth
 from .facts import Kernels, mixer_options
@@ -22,6 +22,7 @@ __all__ = [
     "CORE",
     "Capabilities",
     "Cost",
+    "Inputs",
     "Kernels",
     "MIXERS",
     "Mixer",

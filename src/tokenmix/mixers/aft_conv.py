@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..functional import aft_chunk as chunk
 from ..functional.sums.gates import Gate
 from ..functional.sums.outside import FILTERS, OUTSIDES, Filters, Outside
-from .base import About, Arguments, Kernels, Mixer
+from .base import About, Arguments, Inputs, Kernels, Mixer
 from .cost import MixingCost
 from .parts.aft import add_projections, empty_ring, join_ring_states, queries, ring_step
 from .parts.options import check_heads, check_spread, one_of
@@ -158,18 +158,9 @@ class AFTConv(Mixer):
         deviation = (centred.square().mean(1, keepdim=True) + 1e-10).sqrt() + 1e-5
         return (self.gamma[:, None] * centred / deviation + self.beta[:, None]).view_as(self.raw)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.aft_conv`` for this input: (positional, keyword)."""
+        x, grid = inputs.x, inputs.grid
         if self.causal and grid is not None:
             self.refuse(f"was built with causal=True and mixes a sequence, got grid={grid}")
         if grid is None and self.ndim > 1:
@@ -177,10 +168,15 @@ class AFTConv(Mixer):
         if grid is not None and len(grid) != self.ndim:
             self.refuse(f"was built with ndim={self.ndim}, got grid={tuple(grid)}")
         args = queries(self, x), self.k_proj(x), self.v_proj(x), self.kernel(x)
-        options: dict[str, Any] = {"grid": grid, "prefix": prefix, "outside": self.outside, "positions": positions}
+        options: dict[str, Any] = {
+            "grid": grid,
+            "prefix": inputs.prefix,
+            "outside": self.outside,
+            "positions": inputs.positions,
+        }
         if self.filters != "exp" or not self.divide:
             options |= {"filters": self.filters, "divide": self.divide}
-        return args, {**options, "causal": self.causal, "key_mask": key_mask, "gate": self.gate}
+        return args, {**options, "causal": self.causal, "key_mask": inputs.key_mask, "gate": self.gate}
 
     def mixing_cost(self, T: int) -> MixingCost:
         D, h, ring = self.dim, self.heads, self.kernel_size - 1

@@ -16,7 +16,7 @@ from ..functional.sums.softmax import Sums
 from ..kernels.backend import watched
 from ..positions import ContentPositions, LearnedPositions, RotaryPositions, XPositions, build_logit_bias
 from ..positions.checks import chosen
-from .base import QKVO, About, Arguments, Mixer, chunk_positions, register_state, token_positions
+from .base import QKVO, About, Arguments, Inputs, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .key_blocks import KeyBlock
 from .parts.log_weights import content_log_weights, log_weights
@@ -179,19 +179,10 @@ class Attention(Mixer):
     def _rotated(self, positions: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         return self.positions(positions, *tensors) if isinstance(self.positions, RotaryPositions) else tensors
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.attention`` for this input: (positional, keyword)."""
-        keys = x if context is None else context
+        x, context, positions, key_mask = inputs.x, inputs.context, inputs.positions, inputs.key_mask
+        keys = inputs.keys
         query_positions = (
             positions if positions is not None else token_positions(x, key_mask if context is None else None)
         )
@@ -200,7 +191,7 @@ class Attention(Mixer):
             self._queries(self._with_positions(x, query_positions)),
             self._keys(self._with_positions(keys, key_positions)),
         )
-        masks: dict[str, Any] = {"key_mask": key_mask, "attn_mask": attn_mask}
+        masks: dict[str, Any] = {"key_mask": key_mask, "attn_mask": inputs.attn_mask}
         w: tuple[Any, ...] = ()
         if self.bias is not None:
             both = by_head(q, self.heads), by_head(k, self.kv_heads)

@@ -20,6 +20,7 @@ from .belonging import Kinds, checked_state, working_dtype
 from .building import Checked
 from .cost import Cost, MixingCost
 from .entries import Entry, called_with_hooks
+from .entries import Inputs as Inputs
 from .facts import QKVO as QKVO
 from .facts import About as About
 from .facts import Kernels as Kernels
@@ -74,6 +75,13 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
+        for name in ("mix", "functional_args"):
+            own = cls.__dict__.get(name)
+            if own is not None and getattr(getattr(own, "__code__", None), "co_argcount", 2) > 2:
+                raise MixerError(
+                    f"{cls.__name__}: {name} takes (self, inputs), one Inputs instead of x, context and masks; "
+                    "inputs.x and inputs.keys are x and the context."
+                )
         for each in cls.__mro__:  # the parts that it shares with others too
             if issubclass(each, Mixer) or each.__module__.startswith(__package__):
                 named_errors(each)
@@ -249,9 +257,7 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
             self.check_range(positions, prefix + prod(grid), f"was given grid={tuple(grid)} and prefix={prefix}")
         if _tracing() is not None:
             x, context, grid = self._hold_lengths(x, context, grid)
-        return self.mix(
-            x, context, positions=positions, key_mask=key_mask, attn_mask=attn_mask, grid=grid, prefix=prefix
-        )
+        return self.mix(Inputs(x, context, positions, key_mask, attn_mask, grid, prefix))
 
     def forward_packed(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Mix sequences that are stored one after the other.
@@ -382,33 +388,22 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
 
     if TYPE_CHECKING:  # a mixer without a functional form has no such method
 
-        def functional_args(
-            self,
-            x: Tensor,
-            context: Tensor | None = None,
-            *,
-            positions: Tensor | None = None,
-            key_mask: Tensor | None = None,
-            attn_mask: Tensor | None = None,
-            grid: tuple[int, ...] | None = None,
-            prefix: int = 0,
-        ) -> Arguments:
+        def functional_args(self, inputs: Inputs) -> Arguments:
             """Return the arguments of the functional form for this input, projected: (positional, keyword).
 
             Every mixer implements this, or ``mix`` itself.
             """
             raise NotImplementedError
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
+    def mix(self, inputs: Inputs) -> Tensor:
         """Compute the outputs (B, T, D): the functional form of this input, projected by ``out_proj``.
 
-        Mixers whose outputs are anything else override this. The inputs have been checked; ``context`` is None when x
-        mixes with itself; ``given`` holds positions, key_mask, attn_mask, grid and prefix.
+        Mixers whose outputs are anything else override this. The inputs have been checked.
         """
         form = self.functional_form()
         if form is None or not hasattr(self, "functional_args"):
             self.refuse("implements neither mix nor functional_args with the name of a form; it needs one of them")
-        args, options = self.functional_args(x, context, **given)
+        args, options = self.functional_args(inputs)
         return self.out_proj(form(*args, **options))
 
     def mix_chunk(

@@ -1,4 +1,4 @@
-"""The ways into a mixer besides ``forward``, and what else may wait for a call: module hooks, wrappers, compilers."""
+"""The inputs of a mixer, its entries besides ``forward``, and whether module hooks or wrappers wait for its calls."""
 
 from __future__ import annotations
 
@@ -11,6 +11,23 @@ from torch.nn.modules import module as torch_module
 
 Result = TypeVar("Result")
 _compiling, _tracing = torch.compiler.is_compiling, torch._C._get_tracing_state
+
+
+class Inputs(NamedTuple):
+    """The inputs of ``Mixer.forward``, checked: x (B, T, D), its context (B, S, D) or None, and the rest as it says."""
+
+    x: Tensor
+    context: Tensor | None = None
+    positions: Tensor | None = None
+    key_mask: Tensor | None = None
+    attn_mask: Tensor | None = None
+    grid: tuple[int, ...] | None = None
+    prefix: int = 0
+
+    @property
+    def keys(self) -> Tensor:
+        """Return the tokens that keys and values come from: the context, or x itself."""
+        return self.x if self.context is None else self.context
 
 
 class Entry(NamedTuple, Generic[Result]):

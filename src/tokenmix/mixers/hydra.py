@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..functional.sums import kernel_attention as sums
-from .base import QKVO, About, Arguments, Kernels, Mixer, State, register_state
+from .base import QKVO, About, Arguments, Inputs, Kernels, Mixer, State, register_state
 from .cost import MixingCost
 from .parts.shared import add_projections
 
@@ -127,23 +127,13 @@ class Hydra(Mixer):
         """Return the options that define phi."""
         return {"feature": self.feature, "normalise": self.normalise, "eps": self.eps}
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.hydra`` for this input: (positional, keyword)."""
-        keys = x if context is None else context
-        return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), {
+        keys = inputs.keys
+        return (self.q_proj(inputs.x), self.k_proj(keys), self.v_proj(keys)), {
             **self.maps,
             "causal": self.causal,
-            "key_mask": key_mask,
+            "key_mask": inputs.key_mask,
         }
 
     def mixing_cost(self, T: int) -> MixingCost:
@@ -230,23 +220,13 @@ class MultiheadLinear(Mixer):
         """Return the number of heads and the options that define phi."""
         return {"heads": self.heads, "feature": self.feature, "normalise": self.normalise, "eps": self.eps}
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.multihead_linear`` for this input: (positional, keyword)."""
-        keys = x if context is None else context
-        return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), {
+        keys = inputs.keys
+        return (self.q_proj(inputs.x), self.k_proj(keys), self.v_proj(keys)), {
             **self.maps,
             "causal": self.causal,
-            "key_mask": key_mask,
+            "key_mask": inputs.key_mask,
         }
 
     def mixing_cost(self, T: int) -> MixingCost:

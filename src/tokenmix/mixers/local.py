@@ -12,7 +12,7 @@ from .. import functional
 from ..functional.layout.positions import last_valid
 from ..functional.local import local_chunk
 from ..functional.sums.outside import LOCAL_OUTSIDES, LocalOutside
-from .base import QKVO, About, Arguments, Mixer, chunk_positions, register_state, token_positions
+from .base import QKVO, About, Arguments, Inputs, Mixer, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .parts.history import HistoryState, empty_history, join_rings, newest
 from .parts.options import at_least
@@ -99,18 +99,9 @@ class Local(Mixer):
         many = self.window if self.causal else 2 * self.window - 1
         return (self.bias.taps(self.window - 1, many, x.dtype, x.device),)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.local`` for this input: (positional, keyword)."""
+        x, context, positions, key_mask = inputs.x, inputs.context, inputs.positions, inputs.key_mask
         keys, query_and_key_positions = (
             (x, positions)
             if context is None
@@ -126,7 +117,7 @@ class Local(Mixer):
             **options,
             "causal": self.causal,
             "key_mask": key_mask,
-            "attn_mask": attn_mask,
+            "attn_mask": inputs.attn_mask,
         }
 
     def _query_and_key_positions(self, x, context, positions, key_mask):

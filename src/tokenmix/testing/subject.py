@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..mixers import MIXERS, Mixer
+from ..mixers import MIXERS, Inputs, Mixer
 from . import inputs
 
 LENGTH, CONTEXT = 10, 7
@@ -94,7 +94,7 @@ class Subject:
             **self.place(context),
             **given,
         }
-        return mixer.functional_args(x, context, **full)
+        return mixer.functional_args(Inputs(x, context, **full))
 
     def resized(self, length: int) -> dict[str, Any]:
         """Return options that make room for this length, where the mixer has parameters per position."""

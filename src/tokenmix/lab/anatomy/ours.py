@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...mixers import Inputs
 from ...models import ViT
 from ..report.maps import Layer, look_into
 from ..report.pictures import effective_attention
@@ -33,7 +34,7 @@ class OurViT(Subject):
         form, ((x, given),) = mixer.functional_form(), seen
         if form is None:
             return tokens, Projected()
-        args, _ = mixer.functional_args(x, None, **_full(given))
+        args, _ = mixer.functional_args(Inputs(x, None, **_full(given)))
         found = dict(zip(inspect.signature(form).parameters, args, strict=False))
         return tokens, Projected(*(_per_token(found.get(name), x) for name in ("q", "k", "v")))
 

@@ -16,7 +16,7 @@ from ...functional.layout.masks import valid_mask
 from ...functional.layout.positions import position_gaps
 from ...functional.sums.gates import Gate
 from ...functional.sums.softmax import FLOOR
-from ..base import QKVO, Arguments, Mixer, register_state, token_positions
+from ..base import QKVO, Arguments, Inputs, Mixer, register_state, token_positions
 from .aft import add_projections
 from .history import empty_window, join_rings, ring_bytes
 from .options import at_least, check_positive
@@ -106,18 +106,9 @@ class ConvolvedAFT(Mixer):
     def options(self) -> dict[str, Any]:
         """Return the options of the functional form, besides ``causal`` and ``key_mask``."""
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of the functional form for this input: (positional, keyword)."""
+        x, positions, key_mask = inputs.x, inputs.positions, inputs.key_mask
         qkv = self._projected(x)
         if self.conv is not None:
             qkv = self.conv(qkv, positions=positions, key_mask=key_mask)
