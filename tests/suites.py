@@ -83,7 +83,7 @@ TESTS = {
     "test_lm.py": ("test_five_thousand_bytes_of_streaming_are_the_parallel_form",),
     "test_points.py": ("test_so_it_is_with_every_mixer_of_the_recipes",),
     "test_mae.py": ("test_pages_and_files_show_reconstructions",),
-    "test_public_names.py": ("test_a_type_checker_sees_the_class_of_each_name",),
+    "test_public_names.py": ("test_a_type_checker_knows_classes_and_options",),
     "test_recipes.py": ("test_every_row_builds_at_every_size_and_goes_to_json", "test_every_row_of_text_trains"),
     "test_reformer.py": ("test_the_paper_form_is_accurate", "test_the_paper_form_keeps_every_other_promise"),
     "test_segmentation_training.py": ("test_every_row_takes_a_smoke_step",),

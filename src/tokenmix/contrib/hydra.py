@@ -5,12 +5,13 @@ from __future__ import annotations
 from torch import nn
 
 from ..functional.sums import kernel_attention as sums
-from ..mixers.base import About, Arguments, Inputs, Kernels, Mixer
+from ..mixers.base import About, Arguments, Inputs, Kernels
 from ..mixers.cost import MixingCost
 from ..mixers.hydra import as_state, kernel_cost, step
+from ..mixers.segments import Segmented
 
 
-class PolyNL(Mixer):
+class PolyNL(Segmented):
     """PolyNL: Y = (X * mean_t(X W_1 * X W_2)) W_3, Hydra with the token itself as query and the mean kernel.
 
     Babiloni et al. 2021, ICCV (arXiv:2107.02859). Maps (B, T, D) to (B, T, D). W_1 is k_proj, W_2 v_proj, W_3 out_proj;
@@ -18,7 +19,6 @@ class PolyNL(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
-    supports_segments = True
     about = About("Babiloni et al. 2021, ICCV (arXiv 2107.02859)", "kernel", "T D", "T D")
     carries = ("k_proj", "v_proj", "out_proj")
     kernels = Kernels(("hydra",), step="hydra")

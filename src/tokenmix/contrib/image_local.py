@@ -14,11 +14,12 @@ from ..functional.layout.masks import allowed, zero_masked
 from ..functional.layout.positions import Positions, back_to_place, turned
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact, sum_dtype
-from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer
+from ..mixers.base import QKVO, About, Arguments, Inputs
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import empty_history, join_rings, joined, newest
 from ..mixers.parts.options import at_least, one_of
 from ..mixers.parts.shared import add_projections, check_positions, largest_dot, ring_chunk, row_starts
+from ..mixers.segments import Segmented
 from .parts.lines import Lines, Raster, coordinates, dense, in_lines
 
 
@@ -143,7 +144,7 @@ def _check(q, k, v, heads, block, memory, width, grid, backend) -> None:
         )
 
 
-class ImageLocal(Mixer):
+class ImageLocal(Segmented):
     """Image Transformer: softmax attention of each block of queries over one memory block.
 
     Parmar et al. 2018, arXiv:1802.05751, Sec. 3.2. Maps (B, T, D) to (B, T, D).
@@ -169,7 +170,6 @@ class ImageLocal(Mixer):
 
     supports_causal = supports_streaming = supports_attn_mask = supports_grid = True
     fixed_when_traced = True
-    supports_segments = True
     waivers = {
         "token_before_reaches": "with ndim=2 the token before the first one of a line is at the other edge of "
         "the image, and with memory=0 the token before the first one of a block is not attended"

@@ -19,12 +19,13 @@ from ..functional.sums.softmax import FLOOR, MASKED_KEY, merge_heads, prefix_sum
 from ..functional.sums.taps import centre_of, check_odd, grid_weights, pair_weights, silenced, slide, weighed
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import at_least_float32, exact
-from ..mixers.base import About, Arguments, Inputs, Mixer, chunk_positions, register_state
+from ..mixers.base import About, Arguments, Inputs, chunk_positions, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import join_rings, joined, newest
 from ..mixers.parts.options import at_least, check_heads, one_of
 from ..mixers.parts.shared import check_positions, has_holes, in_pieces, valid_mask
 from ..mixers.parts.token_norm import TokenBatchNorm
+from ..mixers.segments import Segmented
 from ..positions.grid import regrown
 
 
@@ -155,7 +156,7 @@ class LambdaState(NamedTuple):
     position: Tensor
 
 
-class Lambda(Mixer):
+class Lambda(Segmented):
     """The lambda layer: y_n = W_o (lambda^c + lambda^p_n)^T q_n.
 
     lambda^c = sum_m softmax_m(k)_m v_m^T, lambda^p_n = sum_m E_{m - n} v_m^T. Bello 2021, arXiv:2102.08602, Eq. 1 and
@@ -189,7 +190,6 @@ class Lambda(Mixer):
     """
 
     supports_causal = supports_streaming = supports_grid = True
-    supports_segments = True
     knows_positions = True
     form = staticmethod(lambda_layer)
     about = About(

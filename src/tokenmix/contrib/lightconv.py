@@ -106,7 +106,6 @@ class LightConv(WindowMixer):
     """
 
     supports_causal = supports_streaming = True
-    supports_segments = True
     knows_positions = True
     form = staticmethod(lightconv)
     about = About("Wu et al. 2019, arXiv 1901.10430", "convolution", "T s D", "T D")
@@ -172,7 +171,6 @@ class DynamicConv(WindowMixer):
     """
 
     supports_causal = supports_streaming = True
-    supports_segments = True
     knows_positions = True
     form = staticmethod(lightconv)
     about = About("Wu et al. 2019, arXiv 1901.10430", "convolution", "T s D", "T D + T s H")

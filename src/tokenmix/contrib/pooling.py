@@ -116,7 +116,6 @@ class Pooling(WindowMixer):
     """
 
     supports_causal = supports_streaming = supports_grid = True
-    supports_segments = True
     about = About("Yu et al. 2022, arXiv 2111.11418", "pooling", "T s D", "0")
     form = staticmethod(pooling)
     waivers = {

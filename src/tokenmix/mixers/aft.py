@@ -20,7 +20,7 @@ from ..functional.sums.outside import OUTSIDES, Outside
 from ..functional.sums.softmax import MASKED_KEY
 from ..kernels.precision import at_least_float32
 from ..positions import PairPositions
-from .base import QKVO, About, Arguments, Inputs, Kernels, Mixer, chunk_positions, token_positions
+from .base import QKVO, About, Arguments, Inputs, Kernels, chunk_positions, token_positions
 from .cost import MixingCost
 from .parts.aft import (
     AFTDecayState,
@@ -39,11 +39,12 @@ from .parts.aft import (
 from .parts.pair_bias import PairBias, pair_positions_of
 from .parts.pair_biased import FullBlocks, PairBiased
 from .parts.shared import check_positions, check_rising_after, has_holes, in_pieces, rising, valid_mask
+from .segments import Segmented
 
 PAIRS = 1024  # tokens up to which a bidirectional bias that decays is computed as pairs, by the kernel
 
 
-class AFTSimple(Mixer):
+class AFTSimple(Segmented):
     """AFT-simple: y_t = W_o [sigma(q_t) * sum_s softmax_s(k)_s v_s], the softmax along time in each feature.
 
     Zhai et al. 2021, arXiv:2105.14103, Eq. 5. Maps (B, T, D) to (B, T, D).
@@ -60,7 +61,6 @@ class AFTSimple(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
-    supports_segments = True
     about = About(
         "Zhai et al. 2021, arXiv 2105.14103", "attention free", "T D", "T D", idea="AFT without a bias", tier="core"
     )
@@ -119,7 +119,7 @@ class AFTSimple(Mixer):
         return y, AFTSimpleState(*sums)
 
 
-class AFTFull(DecaySegments, FullBlocks):
+class AFTFull(DecaySegments, Segmented, FullBlocks):
     """AFT-full: y_t = W_o [sigma(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts)].
 
     w is a learned bias per pair of positions. Zhai et al. 2021, arXiv:2105.14103, Eq. 2. Maps (B, T, D) to (B, T, D).
@@ -147,7 +147,6 @@ class AFTFull(DecaySegments, FullBlocks):
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
     fixed_when_traced = "causal"
-    supports_segments = True
     about = About(
         "Zhai et al. 2021, arXiv 2105.14103",
         "attention free",
@@ -266,7 +265,7 @@ class AFTFull(DecaySegments, FullBlocks):
         return y, AFTFullState(*history, key_positions, state.position)
 
 
-class AFTLocal(RingSegments, PairBiased):
+class AFTLocal(RingSegments, Segmented, PairBiased):
     """AFT-local: AFT-full with a bias that is learned for |t - s| < window and is 0 elsewhere.
 
     Every key still counts. Zhai et al. 2021, arXiv:2105.14103, Eq. 4. Maps (B, T, D) to (B, T, D).
@@ -290,7 +289,6 @@ class AFTLocal(RingSegments, PairBiased):
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
     fixed_when_traced = True
-    supports_segments = True
     about = About(
         "Zhai et al. 2021, arXiv 2105.14103",
         "attention free",

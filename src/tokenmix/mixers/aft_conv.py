@@ -10,15 +10,16 @@ from torch import Tensor, nn
 from ..functional import aft_chunk as chunk
 from ..functional.sums.gates import Gate
 from ..functional.sums.outside import FILTERS, OUTSIDES, Filters, Outside
-from .base import About, Arguments, Inputs, Kernels, Mixer
+from .base import About, Arguments, Inputs, Kernels
 from .cost import MixingCost
 from .parts.aft import add_projections, empty_ring, join_ring_states, queries, ring_step
 from .parts.options import check_heads, check_spread, one_of
 from .parts.patterns import build_distance_bias
 from .parts.shared import ring_chunk
+from .segments import Segmented
 
 
-class AFTConv(Mixer):
+class AFTConv(Segmented):
     """AFT-conv: AFT with a bias that is one convolution filter per head.
 
     y_t = W_o [sigma(q_t) * sum_s exp(k_s^i + w^i_{s-t}) v_s / sum_s exp(k_s^i + w^i_{s-t})] in head i of h. Zhai et al.
@@ -57,7 +58,6 @@ class AFTConv(Mixer):
 
     supports_causal = supports_streaming = supports_grid = True
     fixed_when_traced = "causal"
-    supports_segments = True
     about = About(
         "Zhai et al. 2021, arXiv 2105.14103",
         "attention free",

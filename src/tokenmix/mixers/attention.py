@@ -16,9 +16,9 @@ from ..functional.sums.softmax import Sums
 from ..kernels.backend import watched
 from ..positions import ContentPositions, LearnedPositions, RotaryPositions, XPositions, build_logit_bias
 from ..positions.checks import chosen
-from .base import QKVO, About, Arguments, Inputs, Mixer, chunk_positions, register_state, token_positions
+from .base import QKVO, About, Arguments, Inputs, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .key_blocks import KeyBlock
+from .key_blocks import KeyBlock, KeyBlocks
 from .parts.log_weights import content_log_weights, log_weights
 from .parts.options import at_least, check_positive, one_of
 from .parts.shared import largest_dot
@@ -52,7 +52,7 @@ class BiasedAttentionState(NamedTuple):
     position: Tensor
 
 
-class Attention(Mixer):
+class Attention(KeyBlocks):
     """Multi-head softmax attention (Vaswani et al. 2017), with grouped keys (Ainslie et al. 2023).
 
     y_t = W_o [softmax_s(q_t . k_s / sqrt(e)) v_s] in each of ``heads`` heads of width e = ``head_dim``; the heads share

@@ -24,9 +24,9 @@ from .entries import Inputs as Inputs
 from .facts import QKVO as QKVO
 from .facts import About as About
 from .facts import Kernels as Kernels
-from .key_blocks import KeyBlocks
+from .input_checks import InputChecks
 from .parts.hands_out import HandsOut
-from .segments import Segmented
+from .state import Halo, Segment
 from .state import State as State
 from .state import chunk_positions as chunk_positions
 from .state import register_state as register_state
@@ -52,7 +52,7 @@ class Capabilities:
 
 
 @named_errors
-class Mixer(Segmented, KeyBlocks, metaclass=Checked):
+class Mixer(InputChecks, metaclass=Checked):
     """A token mixer: it maps (B, T, D) to (B, T, D), in the place of multi-head attention.
 
     Args:
@@ -351,6 +351,38 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
         if state is None:
             self.refuse("extend needs a state; start with init_state")
         return self._enter(Entry(self._extend, state), x, positions, key_mask)
+
+    @property
+    def has_segments(self) -> bool:
+        """Return whether this instance computes segments: it is ``Segmented``, and streams."""
+        return False
+
+    @property
+    def has_key_blocks(self) -> bool:
+        """Return whether keys can be read in blocks whose sums merge: the mixer is one of ``KeyBlocks``."""
+        return False
+
+    def segment(
+        self, x: Tensor, *, positions: Tensor | None = None, key_mask: Tensor | None = None, halo: Halo | None = None
+    ) -> Segment:
+        """Return what the stretch x (B, L, D), L >= 0, does to whatever comes before it.
+
+        For any cut, ``segment(x ++ y)`` is ``segment(x).then(segment(y))``, and ``segment(x).after(state)`` is
+        ``extend(x, state)[1]``: equal as states, whose scales may differ.
+
+        Args:
+            positions, key_mask: as in ``extend``. Positions that are not given need not be known: they are counted on
+                from what comes before.
+            halo: the last tokens before the stretch, for a mixer whose sums are of convolved tokens (``aft_forget``);
+                None: there are none. Other mixers do not read it.
+
+        Raises:
+            MixerError: if the mixer has no segments.
+        """
+        self.refuse(
+            "has no segments here; causal mixers whose state is a sum or a window have them, such as aft_simple, "
+            "hydra, linear and aft_local"
+        )
 
     def _enter(self, entry: Entry[Result], x: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> Result:
         """Run an entry; through ``forward`` where anything but this class would see or change the call."""

@@ -21,9 +21,10 @@ from ..functional.external import (
     slot_logits,
     weights,
 )
-from .base import About, Arguments, Inputs, Kernels, Mixer, register_state
+from .base import About, Arguments, Inputs, Kernels, register_state
 from .cost import MixingCost
 from .parts.options import at_least, check_heads
+from .segments import Segmented
 
 
 @register_state
@@ -65,11 +66,10 @@ def external_cost(T: int, width: int, heads: int, slots: int, *, kept: int) -> M
     )
 
 
-class SlotMemory(Mixer):
+class SlotMemory(Segmented):
     """Tokens that read a learned memory of slots; the base class of both forms of external attention."""
 
     supports_causal = supports_streaming = True
-    supports_segments = True
     kernels = Kernels(("external",))
     memory_k: nn.Parameter
     memory_v: nn.Parameter | None

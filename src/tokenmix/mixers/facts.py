@@ -65,7 +65,6 @@ class Facts(nn.Module):
     supports_attn_mask: ClassVar[bool] = False
     supports_grid: ClassVar[bool] = False
     supports_export: ClassVar[bool] = True
-    supports_segments: ClassVar[bool] = False
     waivers: ClassVar[dict[str, str]] = {}
     """Promises of the contract that the method cannot keep, each with the reason."""
     about: ClassVar[About] = About()

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..functional.sums import kernel_attention as sums
-from .base import QKVO, About, Arguments, Inputs, Kernels, Mixer, State, register_state
+from .base import QKVO, About, Arguments, Inputs, Kernels, State, register_state
 from .cost import MixingCost
 from .parts.shared import add_projections
+from .segments import Segmented
 
 
 @register_state
@@ -71,7 +72,7 @@ def kernel_cost(T: int, dim: int, heads: int, feature: str, *, q_proj: bool = Tr
     return MixingCost(flops=flops, counted=flops if width > 1 else 0, activations=kept, state=state)
 
 
-class Hydra(Mixer):
+class Hydra(Segmented):
     """Hydra attention: y_t = W_o [phi(q_t) * sum_s phi(k_s) * v_s], with as many heads as features.
 
     One vector therefore holds all that tokens exchange. Bolya et al. 2022, arXiv:2209.07484. Maps (B, T, D) to (B, T,
@@ -92,7 +93,6 @@ class Hydra(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
-    supports_segments = True
     about = About(
         "Bolya et al. 2022, arXiv 2209.07484",
         "kernel",
@@ -165,7 +165,7 @@ class Hydra(Mixer):
         return self.out_proj(y), state
 
 
-class MultiheadLinear(Mixer):
+class MultiheadLinear(Segmented):
     """y_t = W_o [phi(q_t) sum_s phi(k_s)^T v_s] in each of 1 to dim heads; heads = dim is Hydra.
 
     Bolya et al. 2022, arXiv:2209.07484. Maps (B, T, D) to (B, T, D).
@@ -184,7 +184,6 @@ class MultiheadLinear(Mixer):
 
     supports_causal = supports_streaming = supports_context = True
     fixed_when_traced = "causal"
-    supports_segments = True
     about = About(
         "Bolya et al. 2022, arXiv 2209.07484",
         "kernel",

@@ -18,8 +18,7 @@ from ..functional.layout.masks import zero_masked
 from ..functional.sums.nonfinite import clean, each_mark, marks, over_keys, put_back
 from ..functional.sums.softmax import Sums, merge, merge_heads, ratio_of
 from ..kernels.recompute import as_now
-from ..system.properties import named_errors
-from .input_checks import InputChecks
+from .base import Mixer
 
 
 class KeyBlock(NamedTuple):
@@ -86,17 +85,11 @@ class Reading:
         return self.mixer.out_proj(put_back(y, self._met))
 
 
-@named_errors
-class KeyBlocks(InputChecks):
-    """The part of ``Mixer`` that reads keys block by block. A mixer that can says ``has_key_blocks``."""
+class KeyBlocks(Mixer):
+    """A mixer that reads keys in blocks. A subclass says in ``has_key_blocks`` when it can."""
 
     features_apart: bool = False
     """Whether no feature of the outputs depends on another of keys and values, before ``out_proj``."""
-
-    @property
-    def has_key_blocks(self) -> bool:
-        """Return whether this instance's keys can be read in blocks that merge."""
-        return False
 
     def key_block(self, x: Tensor, positions: Tensor, key_mask: Tensor | None) -> KeyBlock:
         """Return the keys and values of x (B, L, D) at these positions (B, L)."""

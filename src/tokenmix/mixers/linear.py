@@ -5,13 +5,14 @@ from __future__ import annotations
 from ..functional import linear as form
 from ..functional.layout.checks import check_name
 from ..functional.sums import features as sums
-from .base import QKVO, About, Arguments, Inputs, Kernels, Mixer
+from .base import QKVO, About, Arguments, Inputs, Kernels
 from .cost import MixingCost
 from .parts.feature_state import KernelState, kernel_cost, over_context
 from .parts.shared import add_projections
+from .segments import Segmented
 
 
-class LinearAttention(Mixer):
+class LinearAttention(Segmented):
     """Linear attention: y_t = W_o [phi(q_t) . sum_s phi(k_s) v_s / phi(q_t) . sum_s phi(k_s)] in each head.
 
     Katharopoulos et al. 2020, arXiv:2006.16236, Eqs. 4 to 6. Maps (B, T, D) to (B, T, D).
@@ -29,7 +30,6 @@ class LinearAttention(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
-    supports_segments = True
     form = "linear_attention"
     about = About(
         "Katharopoulos et al. 2020, arXiv 2006.16236",

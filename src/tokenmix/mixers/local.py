@@ -12,12 +12,13 @@ from .. import functional
 from ..functional.layout.positions import last_valid
 from ..functional.local import local_chunk
 from ..functional.sums.outside import LOCAL_OUTSIDES, LocalOutside
-from .base import QKVO, About, Arguments, Inputs, Mixer, chunk_positions, register_state, token_positions
+from .base import QKVO, About, Arguments, Inputs, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .parts.history import HistoryState, empty_history, join_rings, newest
 from .parts.options import at_least
 from .parts.patterns import BlockCost, build_distance_bias, kept_bytes
 from .parts.shared import add_projections, check_positions, has_holes, in_pieces, largest_dot, valid_mask
+from .segments import Segmented
 
 
 @register_state
@@ -37,7 +38,7 @@ class LocalState(NamedTuple):
     position: Tensor
 
 
-class Local(Mixer):
+class Local(Segmented):
     """Local attention: y_t = W_o [softmax over |t - s| < window of (q_t . k_s / sqrt(e)) v_s] in each head.
 
     Luong et al. 2015, arXiv:1508.04025, for the window; Beltagy et al. 2020, arXiv:2004.05150. Maps (B, T, D) to (B, T,
@@ -60,7 +61,6 @@ class Local(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
-    supports_segments = True
     about = About(
         "Luong et al. 2015, arXiv 1508.04025 (the window); Beltagy et al. 2020, arXiv 2004.05150",
         "fixed pattern",

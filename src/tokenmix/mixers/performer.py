@@ -11,14 +11,15 @@ from .. import functional
 from ..functional.performer import check_feature, log_keys, log_queries, orthogonal_features, performer_chunk
 from ..functional.sums import features as sums
 from ..kernels.recompute import Passes, recomputing
-from .base import QKVO, About, Arguments, Inputs, Mixer
+from .base import QKVO, About, Arguments, Inputs
 from .cost import MixingCost
 from .parts.feature_state import KernelState, kernel_cost, over_context
 from .parts.options import at_least
 from .parts.shared import add_projections
+from .segments import Segmented
 
 
-class Performer(Mixer):
+class Performer(Segmented):
     """Performer: linear attention with random features that estimate softmax attention (FAVOR+).
 
     E[phi(q) . phi(k)] = exp(q . k / sqrt(e)). Choromanski et al. 2021, arXiv:2009.14794. Maps (B, T, D) to (B, T, D).
@@ -44,7 +45,6 @@ class Performer(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
-    supports_segments = True
     about = About(
         "Choromanski et al. 2021, arXiv 2009.14794",
         "kernel",

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from ..functional.performer import orthogonal_features
 from ..functional.rfa import check_feature, features, keys, over_keys, read, rfa_chunk
 from ..functional.sums import features as sums
-from .base import QKVO, About, Arguments, Inputs, Mixer, register_state
+from .base import QKVO, About, Arguments, Inputs, register_state
 from .cost import MixingCost
 from .parts.options import at_least
 from .parts.shared import add_projections
+from .segments import Segmented
 
 
 @register_state
@@ -28,7 +29,7 @@ class RFAState(NamedTuple):
     acc: Tensor
 
 
-class RFA(Mixer):
+class RFA(Segmented):
     """RFA: linear attention with trigonometric random features of unit queries and keys.
 
     The features estimate the kernel exp(-|sigma (q - k)|^2 / 2). Peng et al. 2021, arXiv:2103.02143. Maps (B, T, D) to
@@ -53,7 +54,6 @@ class RFA(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
-    supports_segments = True
     about = About(
         "Peng et al. 2021, arXiv 2103.02143",
         "kernel",

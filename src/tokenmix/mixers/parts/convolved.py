@@ -16,7 +16,8 @@ from ...functional.layout.masks import valid_mask
 from ...functional.layout.positions import position_gaps
 from ...functional.sums.gates import Gate
 from ...functional.sums.softmax import FLOOR
-from ..base import QKVO, Arguments, Inputs, Mixer, register_state, token_positions
+from ..base import QKVO, Arguments, Inputs, register_state, token_positions
+from ..segments import Segmented
 from .aft import add_projections
 from .history import empty_window, join_rings, ring_bytes
 from .options import at_least, check_positive
@@ -46,14 +47,13 @@ class ConvolvedState(NamedTuple):
     position: Tensor
 
 
-class ConvolvedAFT(Mixer):
+class ConvolvedAFT(Segmented):
     """Abstract base of AFT with a short convolution on queries, keys and values, normalised keys, and decays.
 
     A subclass adds its parameters, and says with ``weights`` what its functional form takes after q, k and v.
     """
 
     supports_causal = supports_streaming = True
-    supports_segments = True
     knows_positions = True
     carries = QKVO
     chunk: ClassVar[Callable[..., Any]]
