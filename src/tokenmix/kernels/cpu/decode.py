@@ -166,39 +166,15 @@ def ring(
         (torch.bool, 0 if near is None else (B if near.shape[0] == B else 1) * L * (R + L), near),
     )
     rows, per_head, _, _ = w.shape
-    _ring(
-        _ring_fields(
-            DTYPES[dtype],
-            heads,
-            0 if q is None else q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
-            live.data_ptr(),
-            keys.data_ptr(),
-            values.data_ptr(),
-            lives.data_ptr(),
-            m.data_ptr(),
-            num.data_ptr(),
-            den.data_ptr(),
-            w.data_ptr(),
-            0 if near is None else near.data_ptr(),
-            y.data_ptr(),
-            keys1.data_ptr(),
-            values1.data_ptr(),
-            lives1.data_ptr(),
-            m1.data_ptr(),
-            num1.data_ptr(),
-            den1.data_ptr(),
-            B,
-            L,
-            R,
-            D,
-            h,
-            w.stride(0) if rows > 1 else 0,
-            w.stride(1) if per_head > 1 else 0,
-            0 if near is None or near.shape[0] == 1 else near.stride(0),
-        )
-    )
+    tokens = 0 if q is None else q.data_ptr(), k.data_ptr(), v.data_ptr(), live.data_ptr()
+    ring = keys.data_ptr(), values.data_ptr(), lives.data_ptr()
+    sums = m.data_ptr(), num.data_ptr(), den.data_ptr()
+    weights = w.data_ptr(), 0 if near is None else near.data_ptr()
+    after = keys1.data_ptr(), values1.data_ptr(), lives1.data_ptr(), m1.data_ptr(), num1.data_ptr(), den1.data_ptr()
+    strides = w.stride(0) if rows > 1 else 0, w.stride(1) if per_head > 1 else 0
+    by_row = 0 if near is None or near.shape[0] == 1 else near.stride(0)
+    given = *tokens, *ring, *sums, *weights, y.data_ptr(), *after
+    _ring(_ring_fields(DTYPES[dtype], heads, *given, B, L, R, D, h, *strides, by_row))
     return y, (keys1, values1, lives1), (m1, num1, den1)
 
 
