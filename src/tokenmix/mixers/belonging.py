@@ -62,14 +62,17 @@ def working_dtype(module: nn.Module) -> torch.dtype | None:
 
     Quantised weights do not determine the dtype of activations.
     """
-    for what in ("_parameters", "_buffers"):  # a stack rather than a recursion, as this runs for every token
-        left = [module]
-        while left:
-            inner = left.pop()
-            for t in inner.__dict__[what].values():
-                if t is not None and t.is_floating_point():
-                    return t.dtype
+    left: list[Any] = [module]
+    while left:  # a stack rather than a recursion, as this runs for every token
+        inner = left.pop()
+        for t in inner._parameters.values():
+            if t is not None and t.is_floating_point():
+                return t.dtype
+        if inner._modules:
             left += filter(None, reversed(inner._modules.values()))
+    for t in module.buffers():
+        if t.is_floating_point():
+            return t.dtype
     return None
 
 
