@@ -65,7 +65,7 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
         MixerError: on any input or option that the mixer does not support; the message names what works.
     """
 
-    # what a mixer calls by these names; not each has all of them
+    # conventional names; a mixer may lack some of them
     q_proj: nn.Linear
     k_proj: nn.Linear
     v_proj: nn.Linear

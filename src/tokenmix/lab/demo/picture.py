@@ -43,9 +43,9 @@ def board(plan: Plan, runs: dict[str, Run], measured: Measured) -> Picture:
         for name in order
     )
     caption = (
-        "Shorter bars are better. Coloured: the best of the models, and those that no difference beyond chance or "
+        "Shorter bars are better. Coloured: the best model, and models within noise of it. "
     )
-    caption += f"timing separates from it. All were trained for about {plan.seconds:.0f} s, then asked to go on after "
+    caption += f"All were trained for about {plan.seconds:.0f} s, then continued a text of "
     caption += f"{high:,} bytes. Pale: gzip and xz, programs that compress files."
     inches = (11.0, 0.8 + 0.42 * len(order))
     drawn = both(partial(_board, panels=panels, order=order, models=list(runs)), inches)
