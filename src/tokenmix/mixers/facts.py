@@ -106,7 +106,7 @@ class Facts(nn.Module):
     """
 
     knows_positions: ClassVar[bool] = False
-    """Whether the mixer encodes relative position itself, with ``modern_options``, so that a model need not add positions.
+    """Whether the mixer encodes relative position itself, with ``modern_options``, so that a model need not add any.
 
     A dense Synthesizer does not: its tokens choose among absolute positions.
     """

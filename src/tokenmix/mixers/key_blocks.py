@@ -1,7 +1,7 @@
 """Attention over one block of keys at a time, for mixers that weight every pair of tokens.
 
-The sums over separate blocks of keys, each scaled by its maximum, merge exactly into the sums over all keys. Queries and
-keys may therefore lie on different machines, as in ring attention.
+The sums over separate blocks of keys, each scaled by its maximum, merge exactly into the sums over all keys. Queries
+and keys may therefore lie on different machines, as in ring attention.
 """
 
 from __future__ import annotations

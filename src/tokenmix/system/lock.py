@@ -36,7 +36,7 @@ HELD = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
 def locked(folder: Path, busy: str) -> Iterator[None]:
     """Hold the lock of a folder; ``busy`` is the error where another process holds it.
 
-    Where the operating system has no locks, nothing is checked; where only the file system lacks them, a warning is given.
+    If the operating system has no locks, nothing is checked; if only the file system lacks them, a warning is given.
     """
     with (folder / NAME).open("a+b") as f:
         taken = None if fcntl is None else _taken(f, fcntl.LOCK_EX)

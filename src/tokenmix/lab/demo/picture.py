@@ -42,9 +42,7 @@ def board(plan: Plan, runs: dict[str, Run], measured: Measured) -> Picture:
         + ", ".join(f"{shown(values[name])} {title}" for title, values, shown, _ in panels if name in values)
         for name in order
     )
-    caption = (
-        "Shorter bars are better. Coloured: the best model, and models within noise of it. "
-    )
+    caption = "Shorter bars are better. Coloured: the best model, and models within noise of it. "
     caption += f"All were trained for about {plan.seconds:.0f} s, then continued a text of "
     caption += f"{high:,} bytes. Pale: gzip and xz, programs that compress files."
     inches = (11.0, 0.8 + 0.42 * len(order))
