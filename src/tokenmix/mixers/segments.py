@@ -1,4 +1,4 @@
-"""Segments: what a stretch of tokens does to whatever came before it, so that stretches can be read apart.
+"""Segments: the effect of consecutive tokens on any earlier state, so that parts of a sequence can be read separately.
 
 A state says what all tokens so far amount to; a segment says how one stretch changes any state. Segments can be
 computed on different machines, or at different times, and composed in any bracketing: ``a.then(b).after(state)``.
@@ -52,7 +52,7 @@ def newest_halo(x: Tensor, valid: Tensor, positions: Tensor, *, size: int) -> Ha
 
 
 class Stretch(NamedTuple):
-    """The segment of every mixer here: the state after the stretch alone, and by how much it fades what came before.
+    """The segment of every mixer here: the state after these tokens alone, and the factor that decays earlier states.
 
     Positions that were not given are counted from the first token of the stretch, and moved when it is composed.
 
@@ -122,7 +122,7 @@ class Ask(NamedTuple):
 
 @named_errors
 class Segmented(InputChecks):
-    """The part of ``Mixer`` that computes segments. A mixer that has them says ``supports_segments``.
+    """The part of ``Mixer`` that computes segments; ``supports_segments`` tells whether a mixer has them.
 
     A mixer whose state is a sum (it has ``merge_with``) needs nothing else. Others write ``join_states``, and
     those whose sums fade ``fades``.
@@ -151,7 +151,7 @@ class Segmented(InputChecks):
     def segment(
         self, x: Tensor, *, positions: Tensor | None = None, key_mask: Tensor | None = None, halo: Halo | None = None
     ) -> Segment:
-        """Return what the stretch x (B, L, D), L >= 0, does to whatever comes before it.
+        """Return the segment of x (B, L, D), L >= 0: its effect on any earlier state.
 
         For any cut, ``segment(x ++ y)`` is ``segment(x).then(segment(y))``, and ``segment(x).after(state)`` is
         ``extend(x, state)[1]``: equal as states, whose scales may differ.
@@ -217,7 +217,7 @@ class Segmented(InputChecks):
         return empty
 
     def fades(self, x: Tensor, valid: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return ``fade`` and ``rate`` of ``Stretch``: what passing x does to earlier sums."""
+        """Return ``fade`` and ``rate`` of ``Stretch``: the effect of x on earlier sums."""
         return None, None
 
     def join_states(self, earlier: State, later: State, fade: Tensor | None) -> State:

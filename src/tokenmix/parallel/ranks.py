@@ -142,7 +142,7 @@ class Ranks:
         return [each.tolist() for each in every]
 
     def _texts(self, mine: str) -> list[str]:
-        """Return the first line of what each rank says."""
+        """All-gather the first line of a text; return one for each rank."""
         said = (mine.splitlines() or [""])[0].encode()[:TEXT]
         every = [torch.empty(TEXT, dtype=torch.uint8, device="cpu") for _ in range(self.ranks)]
         own = torch.tensor([*said.ljust(TEXT, b"\0")], dtype=torch.uint8, device="cpu")

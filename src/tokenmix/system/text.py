@@ -92,7 +92,7 @@ def _figures(n: float) -> str:
 
 
 def named_apart(paths: Sequence[Path]) -> list[str]:
-    """Name run directories by their last folder, and those of the same name by as many folders as tell them apart.
+    """Name run directories by their last folder, or if names coincide, by as many folders as distinguish them.
 
     A run of a sweep, whose last folder has only its rate and seed, is named with its row: "attention/rate_0.01_seed_0";
     a slash in the row's name, which its folder has as %2F, is one again.

@@ -73,7 +73,7 @@ def new_mixer(name: str, root: Path, like: str = "pointwise") -> list[Path]:
 
 
 def _tables(root: Path) -> list[Path]:
-    """Write what follows from the checkout's own table: the overloads of ``build_mixer`` and the README's table."""
+    """Generate files from the checkout's own table: the overloads of ``build_mixer`` and the README's table."""
     env = {**os.environ, "PYTHONPATH": str(root / "src")}
     for module, *file in (("tokenmix.testing.stub",), ("tokenmix.lab.report.taxonomy", "README.md")):
         command = [sys.executable, "-m", module, *file]

@@ -37,7 +37,7 @@ class Alarm:
 
 
 def at(alarm: Alarm | None) -> int | None:
-    """Return the address that a kernel sets, or None if it is not asked to."""
+    """Return the address of the flag that a kernel sets, or None without an alarm."""
     return None if alarm is None else pointer(alarm.told)
 
 
