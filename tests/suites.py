@@ -81,7 +81,7 @@ TESTS = {
     ),
     "test_logs.py": ("test_sigkill_leaves_logs_that_can_be_read",),
     "test_lm.py": ("test_five_thousand_bytes_of_streaming_are_the_parallel_form",),
-    "test_points.py": ("test_so_it_is_with_every_mixer_of_the_recipes",),
+    "test_points.py": ("test_classifier_and_segmenter_ignore_the_order_of_points",),
     "test_mae.py": ("test_pages_and_files_show_reconstructions",),
     "test_public_names.py": ("test_a_type_checker_knows_classes_and_options",),
     "test_recipes.py": ("test_every_row_builds_at_every_size_and_goes_to_json", "test_every_row_of_text_trains"),

@@ -315,7 +315,7 @@ def test_no_is_said_with_its_share():
 def test_yes_is_said_with_its_beginning():
     said = answer(found(share(256, exact(256)), share(1024, exact(1024))))
     assert said.startswith("Yes, from about 750 on")
-    assert "Worth it is taken to mean 1.25x (mixing at 20 % of the time)" in said
+    assert "We call 1.25x (mixing at 20 % of the time) worth it" in said
     assert "at 256 already" in answer(found(share(256, 0.5)))
     assert answer(found(share(256, 0.5), worth=3.0)).startswith("No: 50 % here.")
 

@@ -249,8 +249,8 @@ def test_runs_that_cannot_be_explained_are_one_line(tmp_path, monkeypatch, capsy
         return capsys.readouterr().err.strip().splitlines()[-1]
 
     said = explained_as(model=type("Model", (), {"kind": "vit"}))
-    assert "kind 'vit'; explain takes one of kind 'seq2seq' (an encoder-decoder), 'lm'" in said
-    assert "tokens are numbers and no text" in explained_as(data=SyntheticDataConfig(task="recall"))
+    assert "kind 'vit'; look sentence takes one of kind 'seq2seq' (an encoder-decoder), 'lm'" in said
+    assert "tokens are numbers, not text" in explained_as(data=SyntheticDataConfig(task="recall"))
     assert "has no tokenizer.json" in explained_as(data=PairDataConfig())
     assert not (tmp_path / "page.html").exists()
 

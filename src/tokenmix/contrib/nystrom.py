@@ -123,7 +123,7 @@ def convolved(v: Tensor, taps: Tensor, positions: Tensor | None) -> Tensor:
 
 
 def _softmax(logits: Tensor, keep: Tensor | None) -> Tensor:
-    """Apply softmax along the last axis over what ``keep`` allows; 0 where it allows nothing."""
+    """Apply softmax along the last axis over the entries that ``keep`` allows; 0 if it allows no entry."""
     if keep is None:
         return logits.softmax(-1)
     return torch.where(keep, logits.masked_fill(~(keep | ~keep.any(-1, keepdim=True)), float("-inf")).softmax(-1), 0.0)

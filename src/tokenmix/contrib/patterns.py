@@ -195,7 +195,7 @@ def _together(near: Part, column: Part, merged: bool) -> Tensor:
 
 
 def _by_half(near: Tensor, column: Tensor, heads: int, merged: bool) -> Tensor:
-    """Combine both patterns (B, T, S) into what the heads allow."""
+    """Combine both patterns (B, T, S) into the pairs that the heads allow."""
     if merged:
         return near | column
     second = torch.arange(heads, device=near.device)[:, None, None] >= heads // 2

@@ -35,7 +35,7 @@ def pct_attention(
     key_mask: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Compute y_t = x_t - sum_s a_ts v_s, the offset of each token from what it attends (PCT, Eqs. 7 to 9).
+    """Compute y_t = x_t - sum_s a_ts v_s, the offset of each token from its attention output (PCT, Eqs. 7 to 9).
 
     b_ts = exp(scale q_t . k_s) / sum_u exp(scale q_u . k_s) is a softmax over the queries, and a_ts = b_ts / sum_r b_tr
     has l1 norm 1 over the keys. Both are computed as one softmax over the keys, of scale q_t . k_s - log sum_u

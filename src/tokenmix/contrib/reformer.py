@@ -101,7 +101,7 @@ def reformer(
 def reformer_codes(
     buckets: Tensor, valid: Tensor, *, chunk: int, count: int, paper_form: bool = False
 ) -> tuple[Tensor, Order]:
-    """Return codes (B, H, R, T) whose difference is 0 or 1 where two tokens meet, and the order of each round."""
+    """Return codes (B, H, R, T), whose difference is 0 or 1 if two tokens attend to each other, and their order."""
     there = valid[:, None, None].expand_as(buckets)
     order = sort_by_bucket(buckets, there, count)
     number = torch.div(order.place if paper_form else order.rank, chunk, rounding_mode="floor")

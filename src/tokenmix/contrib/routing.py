@@ -1,4 +1,4 @@
-"""Routing attention (Roy et al. 2021, arXiv:2003.05997): tokens meet in clusters of an online spherical k-means."""
+"""Routing attention (Roy et al. 2021, arXiv:2003.05997): attention within clusters of an online spherical k-means."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class RoutingState(NamedTuple):
 
 
 class Routing(Mixer):
-    """Routing attention: each token attends tokens of its own k-means cluster.
+    """Routing attention: each token attends to the tokens of its own k-means cluster.
 
     y_t = W_o [sum_s softmax_s(x_t . x_s / sqrt(e)) v_s] in each head, where x = LayerNorm(q), without affine
     parameters, serves as query and key. Roy et al. 2021, arXiv:2003.05997. Maps (B, T, D) to (B, T, D). In the causal

@@ -205,7 +205,7 @@ class PMA(nn.Module):
         nn.init.xavier_uniform_(self.seeds)
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Map x (B, T, D) to (B, k, D). A set without members gives what the seeds alone give.
+        """Map x (B, T, D) to (B, k, D). The output for an empty set depends only on the seeds.
 
         Args:
             key_mask: (B, T) bool, True = this token counts.

@@ -122,7 +122,7 @@ def short_conv_chunk(
 
 
 def in_a_row(valid: Tensor, positions: Tensor) -> bool:
-    """Return whether valid tokens (B, S) of a row stand as far apart in positions as in indices."""
+    """Return whether positions of the valid tokens (B, S) of each row are consecutive, like their indices."""
     start = positions - torch.arange(positions.shape[1], device=positions.device)
     first = torch.where(valid, start, torch.iinfo(start.dtype).max).amin(1)
     last = torch.where(valid, start, torch.iinfo(start.dtype).min).amax(1)

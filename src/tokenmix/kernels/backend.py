@@ -42,7 +42,7 @@ _modes, _functorch, _tracing = (
 )
 _default = os.environ.get("TOKENMIX_BACKEND", "auto")  # of the process, outside of all blocks
 _blocks: ContextVar[tuple[list[str], ...]] = ContextVar("_blocks", default=())
-"""The open blocks of this thread or task, outermost first: of each a list with its backend, told apart by identity."""
+"""The open blocks of this thread or task, outermost first: each a list with its backend, distinguished by identity."""
 
 
 class _Traced(threading.local):
@@ -84,7 +84,7 @@ def choose(
     lacks: str | None = None,
     slower: bool = False,
 ) -> str:
-    """Choose how a call of ``who`` runs.
+    """Choose the backend of a call of ``who``.
 
     Args:
         who: name of the function, for error messages.

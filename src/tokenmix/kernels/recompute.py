@@ -70,7 +70,7 @@ class Passes:
         return Passes, ()  # a copy of the module has made no pass
 
     def first(self, who: str, x: Tensor, value: Any) -> Any:
-        """Return ``value``; in a pass computed again, what its first pass over the same x had.
+        """Return ``value``; in a recomputed pass, the value of the first pass over the same x.
 
         Raises:
             MixerError: none of the remembered passes had this x; ``who`` is the module's name.

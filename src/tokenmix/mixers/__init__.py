@@ -1,4 +1,4 @@
-"""The table of mixers, how to build one from its name, and what a mixer of your own is written with."""
+"""The table of mixers, functions that build a mixer from its name, and helpers for mixers of your own."""
 
 from ..functional.layout.heads import by_head, join_heads
 from ..functional.layout.masks import allowed, zero_masked

@@ -211,7 +211,7 @@ class Attention(KeyBlocks):
         return args, {**options, "causal": self.causal, **masks}
 
     def _log_weights(self, q: Tensor, k: Tensor, rows: Tensor, cols: Tensor, *, plain: bool, **masks: Any) -> Any:
-        """Return what the bias adds to the logits of queries and keys by head, as functional forms take it.
+        """Return the bias of the logits of queries and keys by head, as an argument of a functional form.
 
         A bias that reads queries and keys reads them before they are rotated: turned ones would tell it where a token
         stands.

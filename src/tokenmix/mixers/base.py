@@ -67,7 +67,7 @@ class Mixer(InputChecks, metaclass=Checked):
         MixerError: on any input or option that the mixer does not support; the message names what works.
     """
 
-    # what a mixer calls by these names; not each has all of them
+    # conventional names; a mixer may lack some of them
     q_proj: nn.Linear
     k_proj: nn.Linear
     v_proj: nn.Linear
@@ -365,7 +365,7 @@ class Mixer(InputChecks, metaclass=Checked):
     def segment(
         self, x: Tensor, *, positions: Tensor | None = None, key_mask: Tensor | None = None, halo: Halo | None = None
     ) -> Segment:
-        """Return what the stretch x (B, L, D), L >= 0, does to whatever comes before it.
+        """Return the segment of x (B, L, D), L >= 0: its effect on any earlier state.
 
         For any cut, ``segment(x ++ y)`` is ``segment(x).then(segment(y))``, and ``segment(x).after(state)`` is
         ``extend(x, state)[1]``: equal as states, whose scales may differ.

@@ -93,7 +93,7 @@ class Local(Segmented):
         self.bias = build_distance_bias(self, bias, heads)
 
     def _taps(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return what the bias adds to the logits by distance, as the functional form takes it; () without a bias."""
+        """Return the bias of the logits by distance as arguments of the functional form, () without a bias."""
         if self.bias is None:
             return ()
         many = self.window if self.causal else 2 * self.window - 1

@@ -1,4 +1,4 @@
-"""Segments: what a stretch of tokens does to whatever came before it, so that stretches can be read apart.
+"""Segments: the effect of consecutive tokens on any earlier state, so that parts of a sequence can be read separately.
 
 A state says what all tokens so far amount to; a segment says how one stretch changes any state. Segments can be
 computed on different machines, or at different times, and composed in any bracketing: ``a.then(b).after(state)``.
@@ -31,7 +31,7 @@ def newest_halo(x: Tensor, valid: Tensor, positions: Tensor, *, size: int) -> Ha
 
 
 class Stretch(NamedTuple):
-    """The segment of every mixer here: the state after the stretch alone, and by how much it fades what came before.
+    """The segment of every mixer here: the state after these tokens alone, and the factor that decays earlier states.
 
     Positions that were not given are counted from the first token of the stretch, and moved when it is composed.
 
@@ -172,7 +172,7 @@ class Segmented(Mixer):
         return empty
 
     def fades(self, x: Tensor, valid: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return ``fade`` and ``rate`` of ``Stretch``: what passing x does to earlier sums."""
+        """Return ``fade`` and ``rate`` of ``Stretch``: the effect of x on earlier sums."""
         return None, None
 
     def join_states(self, earlier: State, later: State, fade: Tensor | None) -> State:

@@ -1,4 +1,4 @@
-"""What one rank does to mix its share of a sequence, as a generator that yields what it needs from the others.
+"""The program by which one rank mixes its share of a sequence: a generator that yields the exchanges it needs.
 
 The program is the same whoever runs it: virtual ranks in one process, or processes. It knows two exchanges only.
 """
@@ -69,7 +69,7 @@ def tree_bytes(tree: Any) -> int:
 
 
 def check_scan(who: str, scan: Any) -> None:
-    """Refuse what is no name of a scan."""
+    """Raise an error for an unknown name of a scan."""
     if scan not in ("gather", "steps", None):
         raise MixerError(f"{who}: scan must be 'gather', 'steps' or None, got {scan!r}.")
 
@@ -140,7 +140,7 @@ def _joined(outputs: list[Tensor]) -> Tensor:
 
 
 def _outputs(mixer: Mixer, parts: list[Share], state: Any) -> list[Tensor]:
-    """Return the outputs of documents, the first of which goes on from ``state``; None: it begins here."""
+    """Return the outputs of documents, the first of which continues from ``state``; None: it begins here."""
     outputs = []
     for part in parts:
         if state is None:
@@ -183,7 +183,7 @@ def _placed(share: Share, before: Tensor) -> Tensor:
 
 
 def _segment_of(mixer: Mixer, share: Share, halo: Halo | None) -> Any:
-    """Return the segment of a share; what its backward pass needs is computed again there, not kept."""
+    """Return the segment of a share; its activations are recomputed in the backward pass, not kept."""
 
     def segment(x: Tensor) -> Any:
         return mixer.segment(x, positions=share.positions, key_mask=share.key_mask, halo=halo)

@@ -22,7 +22,7 @@ def mixers_of(model: nn.Module) -> list[Mixer]:
 
 @contextlib.contextmanager
 def replaced(methods: list[Method]) -> Iterator[None]:
-    """Within this block, modules have these methods, given as (module, name, function), in place of their own."""
+    """Replace methods of modules, given as (module, name, function), within this block."""
     before = [(module, name, vars(module).get(name)) for module, name, _ in methods]
     try:
         for module, name, function in methods:

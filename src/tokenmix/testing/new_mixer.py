@@ -73,7 +73,7 @@ def new_mixer(name: str, root: Path, like: str = "pointwise") -> list[Path]:
 
 
 def _tables(root: Path) -> list[Path]:
-    """Write the README's table of mixers from the checkout's own."""
+    """Generate the README's table of mixers from the checkout's own."""
     env = {**os.environ, "PYTHONPATH": str(root / "src")}
     command = [sys.executable, "-m", "tokenmix.lab.report.taxonomy", "README.md"]
     done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True)

@@ -126,7 +126,7 @@ def subject(target: str | type[nn.Module], options: dict[str, Any] | None = None
 
 
 def is_mixer(cls: type) -> bool:
-    """Return whether a class keeps the whole contract; of a plain module only some promises can be asked."""
+    """Return whether a class keeps the whole contract; a plain module can keep only some promises."""
     return isinstance(cls, type) and issubclass(cls, Mixer)
 
 

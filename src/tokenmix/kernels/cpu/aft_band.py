@@ -18,7 +18,7 @@ _backward = function("band_backward", "iiii" + "p" * 13 + "i")
 def saved_shapes(
     q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, *, causal: bool
 ) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs besides inputs and output.
+    """Return the shape of the tensor saved for the backward pass besides inputs and output.
 
     These are 1 / denominators and three numbers per block; in half precision also the output.
     """
@@ -55,7 +55,7 @@ def forward(
         mask: (B, T), True = may be attended.
 
     Returns:
-        (B, T, D), and what the backward pass needs (empty unless ``save``).
+        (B, T, D), and the tensor saved for the backward pass (empty unless ``save``).
     """
     alarm = Alarm()
     y, saved = _run(q, k, v, w, mask, alarm, causal=causal, save=save)

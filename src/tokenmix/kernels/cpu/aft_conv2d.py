@@ -30,7 +30,7 @@ BLOCK = 2**24  # elements of E held at once
 def saved_shapes(
     q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, mask: Tensor | None, *, grid: Sequence[int], prefix: int
 ) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs besides inputs and output: 1 / denominator, (B, T, h)."""
+    """Return the shape of the tensor saved for backward besides inputs and output: 1 / denominator, (B, T, h)."""
     return [tuple(k.shape)]
 
 
@@ -60,7 +60,7 @@ def forward(
     prefix: int,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return y (B, T, D), and what else the backward pass needs (empty unless ``save``).
+    """Return y (B, T, D), and the tensor saved for the backward pass (empty unless ``save``).
 
     Args:
         q: (B, T, D), gating by a sigmoid, or None for no gate; v: (B, T, D).

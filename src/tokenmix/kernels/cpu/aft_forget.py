@@ -20,7 +20,7 @@ _backward = function("fade_backward", "iid" + "p" * 15 + "l" * 13 + "i")
 def saved_shapes(
     q: Tensor | None, k: Tensor, v: Tensor, d: Tensor, mask: Tensor | None, *, heads: int, eps: float
 ) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs besides its inputs."""
+    """Return the shape of the tensor saved for the backward pass besides its inputs."""
     B, T, D = k.shape
     return [(B, -(-T // CHUNK), 4, D)]
 
@@ -28,7 +28,7 @@ def saved_shapes(
 def forward(
     q: Tensor | None, k: Tensor, v: Tensor, d: Tensor, mask: Tensor | None, *, heads: int, eps: float, save: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return y (B, T, D), and what the backward pass needs (empty unless ``save``); heads=0: no norm."""
+    """Return y (B, T, D), and the tensor saved for the backward pass (empty unless ``save``); heads=0: no norm."""
     q, k, v, d, mask = None if q is None else rows(q), rows(k), rows(v), rows(d), dense(mask)
     y = new(k.shape, k.dtype)
     saved = new(saved_shapes(q, k, v, d, mask, heads=heads, eps=eps)[0] if save else (0,))

@@ -43,7 +43,7 @@ def pairs() -> bool:
 def saved_shapes(
     q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool
 ) -> list[tuple[int, ...]]:
-    """Return the shapes of what the backward pass needs besides its inputs.
+    """Return the shapes of the tensors saved for the backward pass besides its inputs.
 
     These are the output before the gate, and the denominator.
     """
@@ -61,7 +61,7 @@ def forward(
     causal: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y (B, T, D), and what the backward pass needs (empty unless ``save``).
+    """Return y (B, T, D), and the tensor saved for the backward pass (empty unless ``save``).
 
     k, v are (B, S, D); the log-weights are w (Bw, T, S), or w w2^T with w (Bw, T, r) and w2 (Bw, S, r); Bw is 1 or B.
     """

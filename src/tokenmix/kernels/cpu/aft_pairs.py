@@ -29,7 +29,7 @@ def saved_shapes(
     norm: bool,
     eps: float,
 ) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs besides its inputs."""
+    """Return the shape of the tensor saved for the backward pass besides its inputs."""
     B, T, D = k.shape
     return [(B, -(-T // CHUNK), a.shape[3], 4, D)]
 
@@ -47,7 +47,7 @@ def forward(
     eps: float,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return y (B, T, D), and what the backward pass needs (empty unless ``save``). a, b, d are float32."""
+    """Return y (B, T, D), and the tensor saved for the backward pass (empty unless ``save``). a, b, d are float32."""
     saved = new(saved_shapes(q, k, v, a, b, d, mask, norm=norm, eps=eps)[0] if save else (0,))
     y = _run(q, k, v, a, b, d, mask, saved if save else None, (None,) * 6, norm=norm, eps=eps)
     return y, saved

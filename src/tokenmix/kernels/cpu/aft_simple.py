@@ -28,7 +28,7 @@ def empty_state(B: int, D: int) -> State:
 def saved_shapes(
     q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, *, T: int, causal: bool
 ) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs besides its inputs."""
+    """Return the shape of the tensor saved for the backward pass besides its inputs."""
     B, S, D = k.shape
     return [(B, -(-S // CHUNK), 3, D) if causal else (B, 1, 3, D)]
 
@@ -36,7 +36,7 @@ def saved_shapes(
 def forward(
     q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, *, T: int, causal: bool, save: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return y (B, T, D), and what the backward pass needs (empty unless ``save``)."""
+    """Return y (B, T, D), and the tensor saved for the backward pass (empty unless ``save``)."""
     q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), dense(mask)
     B, S, D = k.shape
     y = new((B, T, D), k.dtype)

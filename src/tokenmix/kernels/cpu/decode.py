@@ -58,7 +58,7 @@ def _check(who: str, *wanted: tuple[torch.dtype, int, Tensor | None]) -> None:
 
 
 def _check_weights(who: str, w: Tensor, B: int, h: int, L: int, S: int) -> None:
-    """Refuse what are no log-weights (B or 1, h or 1, L, S)."""
+    """Raise an error unless log-weights have the shape (B or 1, h or 1, L, S)."""
     if w.ndim != 4 or w.shape[0] not in (1, B) or w.shape[1] not in (1, h) or w.shape[2:] != (L, S):
         _refuse(who, f"weights ({B} or 1, {h} or 1, {L}, {S})", f"{tuple(w.shape)}")
 

@@ -35,14 +35,14 @@ def _sizes(q: Tensor, k: Tensor, heads: int, causal: bool) -> tuple[int, ...]:
 def saved_shapes(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool
 ) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs besides inputs and outputs."""
+    """Return the shape of the tensor saved for the backward pass besides inputs and outputs."""
     return [_saved_shape(q, heads, causal)]
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool, save: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return y (B, T, H e), and what the backward pass needs (empty unless ``save``).
+    """Return y (B, T, H e), and the tensor saved for the backward pass (empty unless ``save``).
 
     The features are elu + 1 of q and k, or exp of them.
     """
@@ -70,7 +70,7 @@ def _run(
     causal: bool,
     sums: Sequence[Tensor | None] = NOTHING,
 ) -> tuple[Tensor, Tensor]:
-    """Return y and what the backward pass needs; ``sums``: those before the tokens, and room for those after them."""
+    """Return y and the tensor saved for backward; ``sums``: those before the tokens, and room for those after them."""
     q, k, v = rows(q), rows(k), rows(v)
     mask = None if mask is None else mask.contiguous()
     y, saved = new(q.shape, q.dtype), new(_saved_shape(q, heads, causal))

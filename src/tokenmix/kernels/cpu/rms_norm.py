@@ -12,7 +12,7 @@ _backward = function("rms_backward", "ipppppplli")
 
 
 def saved_shapes(x: Tensor, weight: Tensor | None, *, eps: float) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs: 1 / rms of each row."""
+    """Return the shape of the tensor saved for the backward pass: 1 / rms of each row."""
     return [tuple(x.shape[:-1])]
 
 

@@ -52,7 +52,7 @@ def our_vit(name: str, model: ViT, mean: Any = None, std: Any = None) -> OurViT:
     from ..data.augment import moments
 
     config = model.config
-    mean, std = moments("anatomy", config.channels, mean, std)
+    mean, std = moments("look tokens", config.channels, mean, std)
     mixers = ", ".join(dict.fromkeys(str(spec["name"]) for spec in config.specs()))
     return OurViT(
         name,

@@ -32,9 +32,9 @@ def explain_runs(runs: list[Path], text: str) -> list[Explained]:
             cannot read the text.
     """
     if not runs:
-        raise MixerError("explain: no run was given; give at least one run directory.")
+        raise MixerError("look sentence: no run was given; give at least one run directory.")
     if not text.strip():
-        raise MixerError("explain: the text is empty; give one, such as --text 'The ball is blue'.")
+        raise MixerError("look sentence: the text is empty; give one, such as --text 'The ball is blue'.")
     return [explain(*open_explainable(run), text, name) for run, name in zip(runs, named_apart(runs), strict=True)]
 
 
@@ -48,7 +48,9 @@ def open_explainable(run: Path) -> tuple[nn.Module, Tokenizer]:
     kind, saved = config.model.kind, run / TOKENIZER
     if kind not in KINDS:
         known = ", ".join(f"{name!r} ({what})" for name, what in KINDS.items())
-        raise MixerError(f"explain: {run} holds a model of kind {kind!r}; explain takes one of kind {known}.")
+        raise MixerError(
+            f"look sentence: {run} holds a model of kind {kind!r}; look sentence takes one of kind {known}."
+        )
     if saved.is_file():
         if isinstance(config.data, LabelDataConfig):
             return model, Framed(run, ends=True, labels=read_labels(run).labels)
@@ -87,7 +89,7 @@ def _characters(run: Path, data: Any) -> Tokenizer:
         if data.task in CHARACTER_TASKS:
             return Characters()
         raise MixerError(
-            f"explain: {run} was trained on {data.task!r}, whose tokens are numbers and no text; explain takes runs on "
+            f"look sentence: {run} was trained on {data.task!r}, whose tokens are numbers, not text; give a run on "
             + f"text, on pairs of texts, or on one of {', '.join(CHARACTER_TASKS)}."
         )
-    raise MixerError(f"explain: {run} has no {TOKENIZER}, without which its {data.kind} cannot be read as text.")
+    raise MixerError(f"look sentence: {run} has no {TOKENIZER}, without which its {data.kind} cannot be read as text.")

@@ -164,7 +164,7 @@ def _attend(site: Site, mixer: Attention, x: Tensor, context: Tensor | None, giv
     gap = float((output - site.output).abs().max())
     if gap > EXACT * max(float(site.output.abs().max()), 1e-6):
         raise MixerError(
-            f"explain: attention in layer {site.layer + 1} of {site.part!r} gives other numbers step by step "
+            f"look sentence: attention in layer {site.layer + 1} of {site.part!r} gives other numbers step by step "
             + f"(by {gap:.2g}); explain a model in float32."
         )
 

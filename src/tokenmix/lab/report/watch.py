@@ -1,4 +1,4 @@
-"""Runs as they go on: find them in folders, read what was added to their metrics, tell what has become of them."""
+"""Follow running experiments: find run directories, tail their metrics, report their status."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OVERLAP = 256
 
 
 class Tail:
-    """A file of metrics that is read as it grows; one that was cut back or replaced is read again from its start."""
+    """A metrics file that is read as it grows; if it was truncated or replaced, it is read again from its start."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -35,7 +35,7 @@ class Tail:
         self._file, self._end, self._last = (0, 0), 0, b""
 
     def read(self) -> bool:
-        """Read what was added and return whether anything has changed; a last line without its end has to wait.
+        """Read new lines and return whether there were any; an incomplete last line is left for the next call.
 
         Raises:
             OSError: if there is no such file, or none that can be read.

@@ -1,4 +1,4 @@
-"""Auxiliary losses, which routing and compressive mixers ask the trainer to add to its loss."""
+"""Auxiliary losses of routing and compressive mixers, which the trainer adds to its loss."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class ConvolvedAFT(Segmented):
 
     @abstractmethod
     def weights(self, x: Tensor, gaps: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Return what the functional form takes after q, k and v.
+        """Return the arguments of the functional form after q, k and v.
 
         Args:
             x: (B, T, D).
