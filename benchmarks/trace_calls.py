@@ -30,7 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def count_calls(run: Callable[[], Any]) -> tuple[int, int, int]:
-    """Return how many functions of the library a warm call enters, in how many files, and how often the file changes."""
+    """Return how many functions of the library a warm call enters, in how many files, and the changes of file."""
     for _ in range(3):
         run()
     files: list[str] = []
