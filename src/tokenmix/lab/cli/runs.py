@@ -22,7 +22,8 @@ class Train:
     """Train a recipe into a new run directory. Any field of the config can be set: --model.dim 64 --train.steps 100."""
 
     recipe: Positional[Annotated[str, arg(metavar="RECIPE")]]
-    """Name of the recipe; `tokenmix list` shows all."""
+    """Name of the recipe; `tokenmix list` shows all. Or a Python file of your own with a RECIPE, and with the task that
+    it trains."""
 
     out: Path | None = None
     """Run directory to create. Default: runs/ and the recipe, the row and the size, as far as they were given."""
@@ -59,10 +60,11 @@ class Train:
 
     def run(self, changes: dict[str, Any]) -> int:
         """Train, with ``changes`` to the fields of the config, and print a summary."""
-        from ..recipes import described, find_recipe
+        from ..recipes import described, find_recipe, import_recipe
         from ..train import match_data, train
 
         changes = log_fields(self) | changes
+        import_recipe(self.recipe)
         recipe = find_recipe(self.recipe)
         config = recipe.config(self.row, self.size, self.shell)
         smaller = described(recipe.shrunk(config))
@@ -80,7 +82,7 @@ class Train:
 
     def _folder(self) -> Path:
         """Return runs/RECIPE_ROW_SIZE without what is the default; a restart of the same command finds it again."""
-        parts = [self.recipe, self.row, self.size if self.size != "smoke" else None]
+        parts = [Path(self.recipe).stem, self.row, self.size if self.size != "smoke" else None]
         return Path("runs", "_".join(part for part in parts if part))
 
 
@@ -360,4 +362,4 @@ def score_text(metric: str, value: float | None) -> str:
         "flow_loss": f"flow loss {value:.4f}",
         "miou": f"{100 * value:.2f} % mIoU",
     }
-    return f"{texts[metric]} on valid"
+    return f"{texts.get(metric, f'{metric} {value:.4f}'.replace('_', ' '))} on valid"

@@ -12,8 +12,7 @@ from ...errors import MixerError
 from ...system.text import named_apart
 from ..data.characters import CHARACTER_TASKS
 from ..data.subwords import END, START, Subwords
-from ..train import load_run
-from ..train.data_config import DataConfig, DocumentDataConfig, LabelDataConfig, SyntheticDataConfig
+from ..train import DataConfig, DocumentDataConfig, LabelDataConfig, SyntheticDataConfig, load_run
 from ..train.label_task import joined, read_labels
 from ..train.subword_task import TOKENIZER, read_tokenizer
 from .characters import Bytes, Characters

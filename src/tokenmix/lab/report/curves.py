@@ -169,7 +169,7 @@ def _curve(run: Run, x: str, metric: str) -> tuple[Points, Points]:
     accuracy = run.metric.accuracy
     trained = of_valid = metric
     if metric == "loss":  # the field of evaluations whose unit is that of the loss
-        of_valid = "cross_entropy" if accuracy else run.metric.name
+        of_valid = "cross_entropy" if accuracy or run.metric.own else run.metric.name
     elif metric == "score":
         of_valid = run.metric.name
     steps, places = [line["step"] for line in run.train], [_place(line, x) for line in run.train]

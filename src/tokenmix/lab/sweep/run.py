@@ -86,7 +86,7 @@ def sweep(
     file, shared = (out / RESULTS, False) if results is None else (Path(results), True)
     found = Results.open(file, plan, shared=shared)
     plan = found.plan
-    load_modules(plan.modules)
+    load_modules(plan.files())
     jobs = Jobs(plan, threads, None if init is None else Path(init))
     check_plan(jobs, processes)
     out.mkdir(parents=True, exist_ok=True)
@@ -250,7 +250,7 @@ class Queue:
                 "lengths": self.plan.lengths if job.phase == "final" else (),
                 "final": job.phase == "final",
                 "probe": probe,
-                "modules": [str(Path(file).resolve()) for file in self.plan.modules],
+                "modules": [str(Path(file).resolve()) for file in self.plan.files()],
             },
         )
         env = os.environ | {"OMP_NUM_THREADS": str(self.jobs.threads)}

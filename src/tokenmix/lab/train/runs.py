@@ -19,14 +19,13 @@ from ...system.machine import pick_device
 from ..data.metrics_csv import append_csv
 from ..data.subwords import END, MASK, SPECIAL, START
 from .config import RunConfig, check_seed, check_unchanged
-from .data_config import DocumentDataConfig, LabelDataConfig, PairDataConfig, SyntheticDataConfig
-from .document_task import continue_text, likely
+from .document_task import DocumentDataConfig, continue_text, likely
 from .flow_task import draw_images, in_turn
-from .label_task import joined, read_labels
-from .pair_task import write_texts
+from .label_task import LabelDataConfig, joined, read_labels
+from .pair_task import PairDataConfig, write_texts
 from .rundir import RunDir
 from .subword_task import read_tokenizer
-from .synthetic_task import answer
+from .synthetic_task import SyntheticDataConfig, answer
 from .tasks import open_task
 from .text_task import continue_bytes
 

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
+from ..data.augment_ops import generator
 from ..data.inventory import Inventory
 from .config import RunConfig
 from .constant import Constant, shares
+from .registry import TaskData
 
 Inputs = Tensor | tuple[Tensor, ...]
 """What a model reads: one tensor, or a named tuple of its arguments."""
@@ -61,11 +63,19 @@ class Score(Protocol):
 
 
 class Task(ABC):
-    """Data, loss and score of one kind of model.
+    """One kind of data and what a model learns of it: config, batches, loss, score, and all that is said of them.
+
+    A subclass becomes known by ``register_task``. What the loop calls are methods; what others ask before any data is
+    opened are attributes and class methods.
 
     Args:
+        config: the config of the data.
+        models: kinds of models that are trained so.
+        movable: fields of that config that may change in the middle of a run, as where the data lies.
+        matches: whether sizes of the model follow from the data; see ``match``.
         metric: field of the score that decides which checkpoint is the best.
         higher: whether higher scores are better.
+        label: what a report calls the score; "": the metric's own name.
         unit: what speed is counted in.
         options: what ``evaluate`` takes beside the model and the split.
         shares_tokens: whether inputs and targets are (B, T), and the loss of a part of the columns is that of a part of
@@ -75,8 +85,13 @@ class Task(ABC):
         folder: (of the constructor) an existing run, which holds the task's own files; None: for a new run.
     """
 
+    config: ClassVar[type[TaskData]]
+    models: ClassVar[tuple[str, ...]] = ()
+    movable: ClassVar[tuple[str, ...]] = ()
+    matches: ClassVar[bool] = False
     metric: ClassVar[str]
     higher: ClassVar[bool] = False
+    label: ClassVar[str] = ""
     unit: ClassVar[str] = "tokens"
     options: ClassVar[tuple[str, ...]] = ()
     shares_tokens: ClassVar[bool] = False
@@ -89,25 +104,45 @@ class Task(ABC):
         self.model: Any = config.model
         self.data: Any = config.data
 
+    @staticmethod
+    def generator(*numbers: int) -> torch.Generator:
+        """Return a generator of random numbers that is a function of these, such as the seed and the step."""
+        return generator(*numbers)
+
+    @classmethod  # noqa: B027  (optional)
+    def check(cls, config: RunConfig) -> None:
+        """Refuse options of the data that are out of range, or that the model is not trained with."""
+
+    @classmethod
+    def score(cls) -> dict[str, Any]:
+        """Return what env.json records of the score, for reports, which do not import tasks."""
+        return {"metric": cls.metric, "label": cls.label or cls.metric.replace("_", " "), "higher": cls.higher}
+
+    @classmethod
+    def match(cls, config: RunConfig) -> RunConfig:
+        """Return the config with sizes of the model, such as its classes, taken from the data."""
+        return config
+
     def files(self) -> dict[str, str]:
         """Return the files, by name, that a run needs beside its checkpoints; they are written into a new run."""
         return {}
 
-    @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Return what env.json records of the data."""
+        """Return what env.json records of the data, by names that no other task has."""
+        return {}
 
     def inventory(self) -> Inventory | None:
         """Return what was found of the user's data and what was left out; None: there is nothing to say."""
         return None
 
-    @abstractmethod
     def check_same(self, env: dict[str, Any]) -> None:
-        """Refuse data that is not what the run was trained on."""
+        """Refuse data that is not what the run was trained on; by default, data of other facts."""
+        for what, now in self.facts().items():
+            check_unchanged(what, env.get(what), {"name": what, **now})
 
-    @abstractmethod
     def units(self) -> int:
-        """Return the number of tokens or images per step."""
+        """Return the number of tokens or images per step; by default, of examples."""
+        return self.train.batch_size
 
     @abstractmethod
     def batch(self, step: int) -> tuple[Inputs, Tensor]:
@@ -132,9 +167,9 @@ class Task(ABC):
     def evaluate(self, model: Any, split: str, /, *args: Any, **options: Any) -> Any:
         """Score the model on a split, or on the part of it that the options select."""
 
-    @abstractmethod
     def while_training(self) -> dict[str, Any]:
         """Return the options of the evaluations during training."""
+        return {}
 
     def constant(self) -> nn.Module:
         """Return the model that reads nothing, and says of every target what share of those of training it is."""

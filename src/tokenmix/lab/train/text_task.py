@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,8 @@ from ...system.files import whole_file
 from ..data import Bounds, Corpus, Sampler, open_corpus
 from ..data.inventory import Inventory
 from .config import RunConfig
-from .data_config import DataConfig
 from .evaluate import EvalResult, evaluate
+from .registry import TaskData
 from .task import Task
 
 SAMPLE_PROMPT = 32
@@ -34,9 +34,44 @@ def open_data(config: DataConfig) -> Corpus:
     return corpus
 
 
+@dataclass(frozen=True)
+class DataConfig(TaskData):
+    """The corpus of a language model.
+
+    Args:
+        source: "stdlib" (the Python sources on this machine, the default), "enwik8", or the path of a text file or
+            folder.
+        path: local copy of enwik8 (raw, .gz or .zip); None: downloaded. Only allowed with ``source="enwik8"``.
+        split: proportions of train, validation and test, such as [90, 5, 5]; None: 90/5/5. enwik8 always has its
+            official 90M/5M/5M bytes.
+        seq_len: bytes per training sequence, from 1 to the model's ``max_len``.
+        max_unpacked: bytes that an archive may unpack to, at least 1; None: 64 MiB or 100 times the archive's size,
+            whichever is more.
+    """
+
+    source: str = "stdlib"
+    path: str | None = None
+    split: tuple[float, ...] | None = None
+    seq_len: int = 256
+    max_unpacked: int | None = None
+    kind: ClassVar[str] = "text"
+
+
+def check_length(config: RunConfig) -> None:
+    """Refuse sequences that are longer than the model's, and windows that leave tokens out."""
+    data, model, stride = cast(Any, config.data), cast(Any, config.model), config.train.stride
+    if not 1 <= data.seq_len <= model.max_len:
+        raise MixerError(f"config: data.seq_len must be in 1..model.max_len={model.max_len}, got {data.seq_len}.")
+    if stride is not None and not 1 <= stride <= data.seq_len:
+        raise MixerError(f"config: train.stride must be in 1..data.seq_len={data.seq_len}, got {stride}.")
+
+
 class TextTask(Task):
     """Train a language model on a corpus."""
 
+    config = DataConfig
+    models = ("lm",)
+    movable = ("source", "path", "max_unpacked")
     metric = "bits_per_byte"
     options = ("stride", "seq_len", "max_bytes", "by_context", "scaling", "resize")
     shares_tokens = True
@@ -50,6 +85,11 @@ class TextTask(Task):
             batch_size=self.train.batch_size,
             seed=self.train.seed,
         )
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        """Refuse lengths that the model does not have."""
+        check_length(config)
 
     def facts(self) -> dict[str, Any]:
         corpus = self.corpus
