@@ -62,6 +62,7 @@ class Train:
         """Train, with ``changes`` to the fields of the config, and print a summary."""
         from ..recipes import described, find_recipe, import_recipe
         from ..train import match_data, train
+        from ..train.tasks import task_of
 
         changes = log_fields(self) | changes
         import_recipe(self.recipe)
@@ -72,8 +73,8 @@ class Train:
         if self.skip_bad_files:
             config = config.override({"data.skip_bad_files": True})
         if self.data is not None:
-            config = config.override(data_fields(config.data.to_json(), self.data))
-            if config.data.kind in ("images", "labels", "masks", "points"):  # opened with the options of training
+            config = config.override(task_of(config).fields_of(config.data, self.data))
+            if task_of(config).matches:  # opened with the options of training
                 data_changes = {name: value for name, value in changes.items() if name.startswith("data.")}
                 config = match_data(config.override(data_changes))
         config = config.override(changes)
@@ -89,33 +90,6 @@ class Train:
 def log_fields(verb: Any) -> dict[str, Any]:
     """Return the config fields that the flags of a verb set; without a flag, they stay as they are."""
     return {f"train.{name}": True for name in ("csv", "tensorboard") if getattr(verb, name)}
-
-
-def data_fields(data: dict[str, Any], given: str) -> dict[str, Any]:
-    """Return the config fields that ``--data`` sets.
-
-    A name sets ``data.source``, and so does a path, unless the recipe expects a set that is usually downloaded: then
-    the path is that of a local copy, and sets ``data.path``. For synthetic sequences it is the name of the task.
-    """
-    from ..data import CORPORA, DOCUMENT_SETS, IMAGE_SETS, LABELLED_SETS, MASK_SETS, PARALLEL_SETS, POINT_SETS
-
-    if data["kind"] == "synthetic":
-        return {"data.task": given}
-    named = {"text": CORPORA, "pairs": PARALLEL_SETS, "documents": DOCUMENT_SETS, "labels": LABELLED_SETS}
-    named["points"] = POINT_SETS
-    named["masks"] = MASK_SETS
-    if given in named.get(data["kind"], IMAGE_SETS):
-        return {"data.source": given}
-    found = Path(given).expanduser()
-    path = str(found.resolve()) if found.exists() else given  # errors about a missing path quote it as it was typed
-    if data["kind"] in ("pairs", "documents", "labels", "masks", "points"):
-        return {"data.source": path}
-    expected = (
-        data["source"] == "enwik8"
-        if data["kind"] == "text"
-        else data["source"] in IMAGE_SETS and data["source"] != "digits"
-    )
-    return {"data.path": path} if expected else {"data.source": path}
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,8 @@ def _groups(runs: list[Watched], x: str, metric: str) -> dict[str, list[Curve]]:
 
 
 def _title(run: Run, metric: str) -> str:
+    if metric == "loss" and run.metric.own:  # whose evaluations have no loss
+        return f"training loss, {run.metric.loss}, smoothed"
     if metric == "loss":
         same = not run.metric.accuracy or run.metric.loss.startswith("cross-entropy")
         points = "validation" if same else "valid cross-entropy"

@@ -177,9 +177,7 @@ class SweepPlan(Json):
 
     def config(self, row: str) -> RunConfig:
         """Return the config of a row at its full length, with the first seed and the recipe's rate."""
-        config = self.without_data(row)
-        if config.data.kind in ("images", "labels", "masks", "points"):
-            config = match_data(config)
+        config = match_data(self.without_data(row))
         if config.train.steps is None:
             raise MixerError(f"sweep: row {row!r} has no train.steps; give steps.")
         return config

@@ -22,10 +22,9 @@ from ...system.text import size
 from ..train import RunConfig
 from ..train.stopping import asked_to_stop
 from ..train.tasks import open_task
-from ..train.text_task import TextTask
 from .modules import load_modules
 from .plan import Job, Jobs, SweepPlan, check_plan, run_key
-from .results import Record, Results, gzip_score, markdown, results_table
+from .results import Record, Results, markdown, results_table
 
 RESULTS = "results.json"
 TABLE = "table.md"
@@ -108,11 +107,7 @@ def yardsticks(config: RunConfig) -> dict[str, float]:
     They are that of the predictor that reads nothing, in every task, and that of gzip on the bytes of a text.
     """
     task = open_task(config)
-    found = {FLOOR: round(task.floor(), 4)}
-    if isinstance(task, TextTask):
-        valid = task.corpus.split("valid")[: config.train.eval_bytes]
-        found["gzip -9"] = round(gzip_score(bytes(valid.tolist())), 4)
-    return found
+    return {FLOOR: round(task.floor(), 4), **task.yardsticks()}
 
 
 class Queue:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from ...errors import MixerError
 from ...models import evaluating
 from ...system.files import whole_file
 from ...system.machine import autocast
-from ..data.documents import open_documents
+from ..data.documents import DOCUMENT_SETS, open_documents
 from ..data.masking import corrupt_spans, mask_tokens
 from ..data.packing import PackedRows
 from ..data.pair_sampler import IGNORED, LengthBuckets, padded, pair_batch
@@ -27,7 +27,7 @@ from ..data.sampler import mix64
 from ..data.subwords import END, PAD, SPECIAL, START, Subwords
 from .config import RunConfig
 from .registry import TaskData
-from .subword_task import SubwordTask, check_subwords, token_count, token_loss, token_nats
+from .subword_task import SubwordTask, check_source, check_subwords, read_tokenizer, token_count, token_loss, token_nats
 from .task import Inputs, read_by
 
 SHOWN, LIKELY = 8, 3
@@ -139,6 +139,18 @@ class DocumentTask(SubwordTask):
 
     config = DocumentDataConfig
     movable = ("source", "path", "tokenizer")
+    sets = DOCUMENT_SETS
+    scored = (
+        *("data.source", "data.path", "data.split", "data.column", "data.rate", "data.whole_words", "data.span"),
+        *("data.tokenizer", "data.max_tokens", "train.eval_texts"),
+    )
+    reads = ("eval_texts", "samples")
+    reads_with: ClassVar[dict[str, tuple[str, tuple[str, ...]]]] = {
+        "train.samples": ("model.kind", ("lm",)),
+        "data.rate": ("model.kind", ("encoder", "seq2seq")),
+        "data.whole_words": ("model.kind", ("encoder",)),
+        "data.span": ("model.kind", ("seq2seq",)),
+    }
     packs: ClassVar[bool] = True
     """Whether several texts may stand in one row."""
     metric = "cross_entropy"
@@ -248,7 +260,7 @@ class DocumentTask(SubwordTask):
         if not count:
             raise MixerError(f"eval: the split {split} of {self.text.name} holds nothing to predict.")
         size = sum(len(text.encode()) for (text,) in self.text.split(split)[:max_texts])
-        per_byte = nats / math.log(2) / size if self.model.kind == "lm" else None
+        per_byte = nats / math.log(2) / size if self.writes == "write" else None
         seconds = time.perf_counter() - began
         return DocumentScore(nats / count, count, len(documents), seconds, right / count, per_byte)
 
@@ -260,6 +272,7 @@ class NextTask(DocumentTask):
     """Predict the next subword, with a language model."""
 
     models = ("lm",)
+    writes, framed = "write", (True, False)
 
     def example(self, pieces: list[list[int]], generators: list[torch.Generator]) -> tuple[Tensor, Tensor]:
         tokens, mask = padded(pieces)
@@ -269,6 +282,19 @@ class NextTask(DocumentTask):
         tokens, starts = packed_rows(rows, self.data.max_tokens)
         nothing = starts | (tokens == PAD)  # no token predicts the start of the next text, or padding
         return PackedBatch(tokens[:, :-1], starts[:, :-1]), tokens[:, 1:].masked_fill(nothing[:, 1:], IGNORED)
+
+    @classmethod
+    def streams(cls, config: RunConfig) -> int:
+        return cast(DocumentDataConfig, config.data).max_tokens
+
+    @classmethod
+    def continued(
+        cls, config: RunConfig, run: Path, model: Any, prompt: bytes, n: int | None, **sampling: Any
+    ) -> bytes:
+        if n is not None:
+            raise MixerError(f"sample: the model of {run} counts subwords, not bytes; leave the number of bytes out.")
+        most, text = cast(DocumentDataConfig, config.data).max_tokens, prompt.decode(errors="replace")
+        return continue_text(model, read_tokenizer(run), text, most, **sampling).encode()
 
     def sample(self, model: Any, folder: Path, step: int) -> None:
         """Let the model begin a text."""
@@ -285,6 +311,7 @@ class MaskedTask(DocumentTask):
     """Predict masked subwords, with an encoder."""
 
     models = ("encoder",)
+    writes, framed = "fill", (True, True)
 
     def __init__(self, config: RunConfig, folder: Path | None = None):
         super().__init__(config, folder)
@@ -341,6 +368,7 @@ class SpanTask(DocumentTask):
     """Write the spans that sentinels stand for, with an encoder-decoder."""
 
     models = ("seq2seq",)
+    writes = "translate"
     packs = False
     sentinels = 100
 
@@ -352,6 +380,19 @@ class SpanTask(DocumentTask):
             pairs.append(corrupt_spans(tokens, each, sentinels=known, rate=data.rate, mean=data.span))
         sources, targets = zip(*pairs, strict=True)
         return pair_batch(list(sources), list(targets))
+
+    @classmethod
+    def translated(cls, config: RunConfig, run: Path, model: Any, text: str, **sampling: Any) -> str:
+        subwords, most = read_tokenizer(run), cast(DocumentDataConfig, config.data).max_tokens
+        tokens = subwords.encode_marked(text)
+        check_source(tokens, most)
+        if not set(tokens) & set(subwords.sentinels):
+            raise MixerError(
+                "sample: the text must have a sentinel to fill in, such as <extra_0>; give it with --prompt."
+            )
+        source = torch.tensor([[*tokens, END]], device=next(model.parameters()).device)
+        said: list[int] = model.generate(source, most, **sampling)[0].tolist()
+        return subwords.decode_marked(said[: said.index(END)] if END in said else said)
 
 
 def packed_rows(rows: list[list[list[int]]], length: int) -> tuple[Tensor, Tensor]:

@@ -79,6 +79,7 @@ class FlowTask(ImageTask):
     """
 
     models = ("dit",)
+    writes = "generate"
     metric = "flow_loss"
     options = ("max_images",)
 

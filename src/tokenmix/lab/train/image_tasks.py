@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from ...system.files import whole_file
 from ...system.machine import autocast
 from ..data.augment import ImageSampler, eval_batches, stream
 from ..data.bounds import Bounds
-from ..data.images import ImageData, open_images, shrunk
+from ..data.images import IMAGE_SETS, ImageData, open_images, shrunk
 from ..data.inventory import Inventory
 from ..data.long_tail import FEW, MANY, SHOTS, class_counts, long_tailed, shots_of
 from ..data.pixels import PixelSampler, pixel_batches, to_pixels
@@ -28,7 +28,8 @@ from .class_losses import ClassLoss, check_class_loss
 from .config import RunConfig
 from .constant import Constant, shares
 from .image_data_config import ImageDataConfig, check_images, check_tau
-from .task import Task, check_unchanged
+from .registry import TaskData
+from .task import Evaluate, Task, check_unchanged, per_cent
 from .text_task import streaming_cost
 
 STEPS_AHEAD = 100_000  # steps to plan ahead when only time limits the run
@@ -86,9 +87,16 @@ class DensityScore:
 class ImageTask(Task):
     """What classification, density and segmentation have in common: the image set."""
 
-    config = ImageDataConfig
-    movable = ("source", "path", "max_unpacked", "max_pixels")
+    config: ClassVar[type[TaskData]] = ImageDataConfig
+    movable: ClassVar[tuple[str, ...]] = ("source", "path", "max_unpacked", "max_pixels")
     matches = True
+    sets: ClassVar[Collection[str]] = IMAGE_SETS
+    downloads: ClassVar[Collection[str]] = IMAGE_SETS.keys() - {"digits"}
+    scored: ClassVar[tuple[str, ...] | None] = ("data.source", "data.path", "data.valid", "train.eval_images")
+    reads = ("eval_images", "workers", "samples")
+    reads_with: ClassVar[dict[str, tuple[str, tuple[str, ...]]]] = {
+        "train.samples": ("model.kind", ("image_density", "dit"))
+    }
     unit = "images"
     sampler: Any
     images: Any
@@ -250,6 +258,10 @@ class ClassifyTask(ImageTask):
         by_shots = {f"top1_{s}": hit / of for s, hit, of in zip(SHOTS, *of_shots.tolist(), strict=True) if of}
         return ClassScore(right / n, within / n, nats / n, n, sides, time.perf_counter() - began, **by_shots)
 
+    @classmethod
+    def tested(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
+        return per_cent(evaluate(), "top1", *(f"top1_{shots}" for shots in SHOTS))
+
     def constant(self) -> Constant:
         """Return the model that gives every image the shares of the classes among the training images."""
         return Constant((torch.tensor(self.counts).clamp_min(0.5) / sum(self.counts)).log(), self.places)
@@ -267,6 +279,7 @@ class DensityTask(ImageTask):
     """Train an autoregressive model of sub-pixels."""
 
     models = ("image_density",)
+    writes = "draw"
     metric = "bits_per_dim"
     options = ("max_images",)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...errors import MixerError
 from ...models import evaluating
 from ...system.machine import autocast
-from ..data.labelled import open_labelled
+from ..data.labelled import LABELLED_SETS, open_labelled
 from ..data.pair_sampler import LengthBuckets, padded
 from ..data.rows import Rows
 from ..data.subwords import END, START
@@ -25,7 +25,7 @@ from .config import RunConfig
 from .registry import TaskData
 from .rundir import RunDir
 from .subword_task import SubwordTask, check_subwords, recorded
-from .task import read_by
+from .task import Evaluate, per_cent, read_by
 
 LABELS = "labels.json"
 READ: dict[str, tuple[Rows, list[str]]] = {}
@@ -132,6 +132,13 @@ class LabelTask(SubwordTask):
     config = LabelDataConfig
     models = ("encoder",)
     movable = ("source", "path", "tokenizer")
+    writes, framed = "classify", (True, True)
+    sets = LABELLED_SETS
+    scored = (
+        *("data.source", "data.path", "data.split", "data.columns", "data.label", "data.tokenizer", "data.max_tokens"),
+        "train.eval_texts",
+    )
+    reads = ("eval_texts",)
     matches = True
     metric = "accuracy"
     higher = True
@@ -232,6 +239,14 @@ class LabelTask(SubwordTask):
         return LabelScore(
             **agreement(wanted, said), cross_entropy=nats, texts=len(rows), seconds=time.perf_counter() - began
         )
+
+    @classmethod
+    def tested(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
+        return per_cent(evaluate(), "accuracy")
+
+    @classmethod
+    def label_names(cls, run: Path) -> list[str]:
+        return read_labels(run).labels
 
     def while_training(self) -> dict[str, Any]:
         return {"max_texts": self.train.eval_texts}

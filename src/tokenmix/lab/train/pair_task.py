@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -20,12 +20,12 @@ from ...system.files import whole_file
 from ...system.machine import autocast
 from ..data.dialogues import fitted
 from ..data.pair_sampler import LengthBuckets, PairBatch, padded, pair_batch
-from ..data.parallel import ParallelText, open_parallel
+from ..data.parallel import PARALLEL_SETS, ParallelText, open_parallel
 from ..data.subwords import END, Subwords
 from .config import RunConfig
 from .registry import TaskData
-from .subword_task import SubwordTask, check_subwords, token_count, token_loss, token_nats
-from .task import read_by
+from .subword_task import SubwordTask, check_source, check_subwords, read_tokenizer, token_count, token_loss, token_nats
+from .task import Evaluate, read_by
 
 METRICS = ("bleu", "chrf", "rouge")
 
@@ -134,6 +134,13 @@ class PairTask(SubwordTask):
     config = PairDataConfig
     models = ("seq2seq",)
     movable = ("source", "path", "target", "tokenizer")
+    writes = "translate"
+    sets = PARALLEL_SETS
+    scored = (
+        *("data.source", "data.path", "data.split", "data.target", "data.languages", "data.tokenizer"),
+        *("data.max_tokens", "train.eval_texts"),
+    )
+    reads = ("eval_texts", "samples")
     text: ParallelText
     metric = "cross_entropy"
     options = ("beams", "length_penalty", "max_texts", "written")
@@ -267,6 +274,20 @@ class PairTask(SubwordTask):
         """Return the text that the model writes for each source, given as tokens."""
         given: dict[str, Any] = {"rows": self.train.eval_batch, **options}
         return write_texts(model, self.subwords, sources, self.data.max_tokens, **given)
+
+    @classmethod
+    def tested(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
+        """Score what the model writes for the sources of the test split."""
+        score = evaluate()
+        found = {name: getattr(score, name) for name in ("bleu", "chrf", "rouge_l")}
+        return {name: round(value, 3) for name, value in found.items() if value is not None}
+
+    @classmethod
+    def translated(cls, config: RunConfig, run: Path, model: Any, text: str, **sampling: Any) -> str:
+        subwords, most = read_tokenizer(run), cast(PairDataConfig, config.data).max_tokens
+        tokens = subwords.encode(text.strip())
+        check_source(tokens, most)
+        return write_texts(model, subwords, [tokens], most, **sampling)[0]
 
     def while_training(self) -> dict[str, Any]:
         return {"beams": 0, "max_texts": self.train.eval_texts}

@@ -16,7 +16,7 @@ from ...errors import MixerError
 from ...models import evaluating
 from ...system.machine import autocast
 from ..data.inventory import Inventory
-from ..data.points import Cloud, Jitter, PointSampler, PointSet, open_points, stacked
+from ..data.points import POINT_SETS, Cloud, Jitter, PointSampler, PointSet, open_points, stacked
 from .config import RunConfig
 from .registry import TaskData
 from .task import Inputs, Task, read_by
@@ -120,6 +120,8 @@ class PointTask(Task):
 
     config = PointsDataConfig
     movable = ("source",)
+    sets = POINT_SETS
+    scored = ("data.source", "data.valid", "data.held_out")
     matches = True
     unit = "clouds"
     higher = True

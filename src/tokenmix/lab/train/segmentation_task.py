@@ -19,7 +19,7 @@ from ...models.segmentation import on_grid
 from ...system.machine import autocast
 from ..data.augment_masks import MaskAugment, MaskSampler, mask_batches, resized
 from ..data.bounds import MAX_PIXELS
-from ..data.masks import MaskData, coloured, open_masks
+from ..data.masks import MASK_SETS, MaskData, coloured, open_masks
 from ..data.pair_sampler import IGNORED
 from .config import RunConfig
 from .image_tasks import ImageTask, write_grid
@@ -71,6 +71,10 @@ class SegmentationTask(ImageTask):
     config = MaskDataConfig
     models = ("segmentation",)
     movable = ("source", "max_pixels")
+    sets = MASK_SETS
+    downloads = ()
+    scored = ("data.source", "data.valid", "train.eval_images")
+    reads_with: ClassVar[dict[str, tuple[str, tuple[str, ...]]]] = {}
     metric = "miou"
     higher = True
     options = ("image_size", "max_images")

@@ -80,9 +80,19 @@ def check_subwords(data: Any, model: Any, least: int) -> None:
         )
 
 
+def check_source(tokens: list[int], most: int) -> None:
+    """Refuse a source for an encoder-decoder that is empty, or longer than those of training."""
+    if not tokens or len(tokens) >= most:
+        raise MixerError(
+            f"sample: the source must have 1 to {most - 1} subwords (data.max_tokens), got {len(tokens)}; "
+            + "give it with --prompt."
+        )
+
+
 class SubwordTask(Task):
     """A task on texts that are cut into subwords."""
 
+    tokens = "subwords"
     sentinels = 0
     text: Rows
 

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from statistics import mean
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +23,8 @@ from ..data.recall import IGNORED
 from ..data.synthetic import Synthetic
 from .config import RunConfig
 from .registry import TaskData
-from .task import Task
-from .text_task import check_length, streaming_cost
+from .task import Evaluate, Task
+from .text_task import check_beyond, check_length, streaming_cost
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,17 @@ class SyntheticTask(Task):
 
     config = SyntheticDataConfig
     models = ("lm",)
+    writes, temperature, tokens = "write", 0.0, "characters"
+    scored = (
+        *("data.task", "data.pairs", "data.vocab", "data.held_out", "data.shortest", "data.longest", "data.pad"),
+        "data.symbols",
+    )
+    reads_with: ClassVar[dict[str, tuple[str, tuple[str, ...]]]] = {
+        "data.pairs": ("data.task", ("recall",)),
+        "data.shortest": ("data.task", tuple(CHARACTER_TASKS)),
+        "data.longest": ("data.task", tuple(CHARACTER_TASKS)),
+        "data.symbols": ("data.task", ("copy", "reverse", "selective_copy")),
+    }
     metric = "accuracy"
     higher = True
     options = ("lengths", "samples", "passes")
@@ -181,6 +193,11 @@ class SyntheticTask(Task):
         if data.vocab is not None and data.vocab > model.vocab:
             raise MixerError(f"config: data.vocab must be at most model.vocab={model.vocab}, got {data.vocab}.")
         data.sequences(model.vocab)
+
+    @classmethod
+    def fields_of(cls, data: Any, given: str) -> dict[str, Any]:
+        """Return the field of the name of the task."""
+        return {"data.task": given}
 
     def facts(self) -> dict[str, Any]:
         data, drawn = self.data, self.sequences
@@ -291,8 +308,27 @@ class SyntheticTask(Task):
         tokens, targets = (torch.cat(parts)[:count] for parts in zip(*drawn, strict=True))
         return tokens, targets
 
-    def while_training(self) -> dict[str, Any]:
-        return {}
+    @classmethod
+    def continued(
+        cls, config: RunConfig, run: Path, model: Any, prompt: bytes, n: int | None, **sampling: Any
+    ) -> bytes:
+        most = 2 * len(prompt) + 8 if n is None else n
+        return answer(model, cast(SyntheticDataConfig, config.data).task, prompt, most, **sampling)
+
+    @classmethod
+    def beyond(
+        cls, config: RunConfig, lengths: tuple[int, ...], evaluate: Evaluate, test_bytes: int | None
+    ) -> dict[str, Any]:
+        """Return the share of exact answers at these sizes and their pairs, where the largest is beyond training."""
+        trained = cast(SyntheticDataConfig, config.data).longest
+        check_beyond(lengths, trained, "data.longest")
+        score = evaluate(lengths=lengths)
+        further = [cell.exact for cell in score.grid if max(cell.sizes) > trained]
+        return {"beyond": mean(further), "grid": [[*cell.sizes, round(cell.exact, 4)] for cell in score.grid]}
+
+    @classmethod
+    def streams(cls, config: RunConfig) -> int:
+        return cast(SyntheticDataConfig, config.data).seq_len
 
     def model_facts(self, model: Any) -> dict[str, Any]:
         return streaming_cost(model, self.sequences.longest_row())

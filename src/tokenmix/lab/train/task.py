@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -55,6 +56,16 @@ def _shown(fact: Any) -> str:
     return f"{fact[:16]}..." if isinstance(fact, str) and len(fact) > 16 else str(fact)
 
 
+Evaluate = Callable[..., Any]
+"""Scores a run that has ended; the options are those of ``evaluate_run``, without the run."""
+
+
+def per_cent(score: Any, *names: str) -> dict[str, float]:
+    """Return the shares of a score on the test split that are not None, in per cent, as a sweep records them."""
+    found = {f"test_{name}": getattr(score, name) for name in names}
+    return {name: round(100 * share, 3) for name, share in found.items() if share is not None}
+
+
 class Score(Protocol):
     """The result of an evaluation: a dataclass whose fields go into metrics.jsonl."""
 
@@ -73,6 +84,17 @@ class Task(ABC):
         models: kinds of models that are trained so.
         movable: fields of that config that may change in the middle of a run, as where the data lies.
         matches: whether sizes of the model follow from the data; see ``match``.
+        sets: the named sets of data, which ``--data`` takes beside paths.
+        downloads: those of them that are downloaded, for which a path is that of a local copy.
+        reads: fields of ``train`` that only some kinds of data know, and this one does.
+        writes: how a model is sampled by `tokenmix sample`: "write" (continue a prompt), "translate", "fill" (masks),
+            "classify" (a text), "draw" (images), "generate" (images from noise); "": it is not.
+        temperature: at which a prompt is continued by default.
+        tokens: what the tokens of texts are: "bytes", "characters" or "subwords"; "": there are none.
+        framed: whether a text of subwords has a start token, and whether it has an end token.
+        scored: fields of the config that say on what a row of a sweep is scored; rows of one comparison share them.
+            None: all fields of the data.
+        reads_with: fields of the config that are only read with some values of another one: that field, and these.
         metric: field of the score that decides which checkpoint is the best.
         higher: whether higher scores are better.
         label: what a report calls the score; "": the metric's own name.
@@ -89,6 +111,15 @@ class Task(ABC):
     models: ClassVar[tuple[str, ...]] = ()
     movable: ClassVar[tuple[str, ...]] = ()
     matches: ClassVar[bool] = False
+    sets: ClassVar[Collection[str]] = ()
+    downloads: ClassVar[Collection[str]] = ()
+    reads: ClassVar[tuple[str, ...]] = ()
+    writes: ClassVar[str] = ""
+    temperature: ClassVar[float] = 0.8
+    tokens: ClassVar[str] = ""
+    framed: ClassVar[tuple[bool, bool]] = (False, False)
+    scored: ClassVar[tuple[str, ...] | None] = None
+    reads_with: ClassVar[dict[str, tuple[str, tuple[str, ...]]]] = {}
     metric: ClassVar[str]
     higher: ClassVar[bool] = False
     label: ClassVar[str] = ""
@@ -112,6 +143,19 @@ class Task(ABC):
     @classmethod  # noqa: B027  (optional)
     def check(cls, config: RunConfig) -> None:
         """Refuse options of the data that are out of range, or that the model is not trained with."""
+
+    @classmethod
+    def fields_of(cls, data: Any, given: str) -> dict[str, Any]:
+        """Return the fields of the config that ``--data`` sets.
+
+        A name sets ``data.source``, and so does a path, unless the config names a set that is usually downloaded: then
+        the path is that of a local copy, and sets ``data.path``.
+        """
+        if given in cls.sets:
+            return {"data.source": given}
+        found = Path(given).expanduser()
+        path = str(found.resolve()) if found.exists() else given  # errors about a missing path quote it as it was typed
+        return {"data.path" if cls.downloads and data.source in cls.downloads else "data.source": path}
 
     @classmethod
     def score(cls) -> dict[str, Any]:
@@ -180,9 +224,61 @@ class Task(ABC):
         found: float = getattr(self.evaluate(self.constant(), "valid", **self.while_training()), self.metric)
         return found
 
+    def yardsticks(self) -> dict[str, float]:
+        """Return further floors by name: scores, on the same part of validation, of what learns nothing."""
+        return {}
+
+    @classmethod
+    def tested(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
+        """Return what a sweep records of the test split for a final run; by default nothing.
+
+        Args:
+            evaluate: scores the run.
+            test_bytes: leading bytes of the split that a text is scored on; None: no test of texts.
+        """
+        return {}
+
+    @classmethod
+    def beyond(
+        cls, config: RunConfig, lengths: tuple[int, ...], evaluate: Evaluate, test_bytes: int | None
+    ) -> dict[str, Any]:
+        """Score a run beyond the lengths of its training: as "beyond", and in detail.
+
+        Raises:
+            MixerError: where the data has no lengths, or none of these lies beyond.
+        """
+        raise MixerError(f"sweep: lengths are for text and synthetic sequences, not for {cls.config.kind}.")
+
+    @classmethod
+    def streams(cls, config: RunConfig) -> int | None:
+        """Return the length of a sequence, of a language model whose state after it is recorded; None: of others."""
+        return None
+
+    @classmethod
+    def trial(cls, config: RunConfig) -> dict[str, Any]:
+        """Return changes to the config that make a trial of two steps shorter."""
+        return {}
+
     def better(self, score: float, best: float | None) -> bool:
         """Return whether a score is the best so far."""
         return best is None or (score > best if self.higher else score < best)
+
+    @classmethod
+    def label_names(cls, run: Path) -> list[str]:
+        """Return the names of the classes of texts that a run keeps; [] where its model classifies none."""
+        return []
+
+    @classmethod
+    def continued(
+        cls, config: RunConfig, run: Path, model: Any, prompt: bytes, n: int | None, **sampling: Any
+    ) -> bytes:
+        """Return a prompt and what a run's language model writes after it; see ``sample_run``."""
+        raise NotImplementedError
+
+    @classmethod
+    def translated(cls, config: RunConfig, run: Path, model: Any, text: str, **sampling: Any) -> str:
+        """Return what a run's encoder-decoder writes for a source; see ``translate_run``."""
+        raise NotImplementedError
 
     def sample(self, model: Any, folder: Path, step: int) -> None:  # noqa: B027  (optional)
         """Write samples of the model into the folder, if this task makes any."""
