@@ -20,8 +20,7 @@ from tokenmix.lab.explain import explain, render, runs, write_page
 from tokenmix.lab.explain.characters import Bytes, Characters
 from tokenmix.lab.explain.explained import LONGEST
 from tokenmix.lab.recipes import RECIPES
-from tokenmix.lab.train import load_run, train
-from tokenmix.lab.train.data_config import PairDataConfig, SyntheticDataConfig
+from tokenmix.lab.train import PairDataConfig, SyntheticDataConfig, load_run, train
 from tokenmix.lab.train.runs import classify_run, fill_run, sample_run
 from tokenmix.models import EncoderConfig, LMConfig, LoopConfig, build_model
 

@@ -1,45 +1,15 @@
-"""Build a mixer from its name, also one that only a module of the user's own has: ``package:Class``.
-
-A name may come from a file that somebody else wrote, such as the config of a run or of a Hugging Face model, and must
-not import code by itself. A module is therefore imported only where its name was typed, or where TOKENMIX_MODULES names
-it.
-"""
+"""Build a mixer from its name, also one that only a module of the user's own has: ``package:Class``."""
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from ..errors import MixerError
 from ..system.config import nearest
-from ..system.modules import here_on_path
+from ..system.modules import import_named
 from .base import Mixer
 from .facts import mixer_options
 from .table import MIXERS, register_mixer
-
-
-class _Names(threading.local):
-    """Whether the names that this thread looks up were typed."""
-
-    typed = False
-
-
-_names = _Names()
-
-
-@contextmanager
-def typed_names() -> Iterator[None]:
-    """Let names of mixers import their modules inside the block, where they are those that the user typed."""
-    before, _names.typed = _names.typed, True
-    try:
-        yield
-    finally:
-        _names.typed = before
 
 
 def load_mixer(name: Any) -> type[Mixer] | None:
@@ -54,20 +24,7 @@ def load_mixer(name: Any) -> type[Mixer] | None:
     if not isinstance(name, str) or ":" not in name or name in MIXERS:
         return MIXERS.get(name) if isinstance(name, str) else None
     package, _, attribute = name.partition(":")
-    allowed = _names.typed or package in sys.modules or package in os.environ.get("TOKENMIX_MODULES", "").split(",")
-    if not allowed:
-        raise MixerError(
-            f"build_mixer: the module {package!r} of the mixer {name!r} is not imported; import it first, or set "
-            + f"TOKENMIX_MODULES={package} if you trust it."
-        )
-    try:
-        with here_on_path():
-            module = importlib.import_module(package)
-    except Exception as why:
-        raise MixerError(
-            f"build_mixer: the module {package!r} of the mixer {name!r} cannot be imported "
-            + f"({type(why).__name__}: {' '.join(str(why).split())}); run in the folder that contains it."
-        ) from why
+    module = import_named(package, "build_mixer", f"the mixer {name!r}")
     cls = getattr(module, attribute, None)
     if not (isinstance(cls, type) and issubclass(cls, Mixer)):
         known = [each for each, value in vars(module).items() if isinstance(value, type) and issubclass(value, Mixer)]

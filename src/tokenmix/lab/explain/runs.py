@@ -13,9 +13,10 @@ from ...system.text import named_apart
 from ..data.characters import CHARACTER_TASKS
 from ..data.subwords import END, START, Subwords
 from ..train import load_run
-from ..train.data_config import DataConfig, DocumentDataConfig, LabelDataConfig, SyntheticDataConfig
-from ..train.label_task import joined, read_labels
+from ..train.label_task import joined
+from ..train.registry import TASKS
 from ..train.subword_task import TOKENIZER, read_tokenizer
+from ..train.tasks import task_of
 from .characters import Bytes, Characters
 from .collect import explain
 from .explained import Explained, Tokenizer
@@ -52,11 +53,9 @@ def open_explainable(run: Path) -> tuple[nn.Module, Tokenizer]:
             f"look sentence: {run} holds a model of kind {kind!r}; look sentence takes one of kind {known}."
         )
     if saved.is_file():
-        if isinstance(config.data, LabelDataConfig):
-            return model, Framed(run, ends=True, labels=read_labels(run).labels)
-        if isinstance(config.data, DocumentDataConfig) and kind != "seq2seq":
-            return model, Framed(run, ends=kind == "encoder")
-        return model, read_tokenizer(run)
+        task = task_of(config)
+        starts, ends = task.framed
+        return model, Framed(run, ends=ends, labels=task.label_names(run)) if starts else read_tokenizer(run)
     return model, _characters(run, config.data)
 
 
@@ -83,9 +82,10 @@ class Framed(Subwords):
 
 def _characters(run: Path, data: Any) -> Tokenizer:
     """Return the tokenizer of a run without a ``tokenizer.json``."""
-    if isinstance(data, DataConfig):
+    tokens = TASKS[data.kind][0].tokens
+    if tokens == "bytes":
         return Bytes()
-    if isinstance(data, SyntheticDataConfig):
+    if tokens == "characters":
         if data.task in CHARACTER_TASKS:
             return Characters()
         raise MixerError(
