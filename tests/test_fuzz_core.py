@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tokenmix import MIXERS, functional
+from tokenmix import MIXERS, contrib, functional
 from tokenmix import reference as R
 from tokenmix.functional.linear import LOG_FEATURES
 from tokenmix.functional.sums.kernel_attention import MAPS
@@ -232,7 +232,8 @@ def visible(c: Call) -> Tensor | None:
 
 def ours(c: Call, args: tuple) -> Tensor:
     pairs = {} if c.attn_mask is None else {"attn_mask": c.attn_mask}
-    return getattr(functional, c.form)(*args, **c.shared, causal=c.causal, key_mask=c.key_mask, **pairs)
+    form = getattr(functional, c.form, None) or getattr(contrib, c.form)
+    return form(*args, **c.shared, causal=c.causal, key_mask=c.key_mask, **pairs)
 
 
 def written(c: Call, args: tuple) -> Tensor:
