@@ -20,7 +20,7 @@ def forward(x: Tensor, weight: Tensor | None, *, eps: float, save: bool) -> tupl
     """Return y in the shape of x, and 1 / rms of each row (empty unless ``save``)."""
     x, weight = x.contiguous(), None if weight is None else weight.contiguous()
     y = new(x.shape, x.dtype)
-    inverse = new(x.shape[:-1]) if save else torch.empty(0, device="cpu")
+    inverse = new(x.shape[:-1]) if save else torch.empty(0, dtype=torch.float32, device="cpu")
     _forward(
         DTYPES[x.dtype],
         *pointers(x, weight, y, inverse if save else None),
