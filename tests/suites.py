@@ -28,10 +28,10 @@ FILES = {
     "test_onnx.py": "exports every core mixer at many sizes",
     "test_peers.py": "the defects of other implementations",
     "test_sanitizers.py": "builds the kernels under sanitizers",
-    "test_surgery_quality.py": "trains and compares three models",
     "test_surgery_across.py": "every mixer in every family of hosts",
     "test_surgery_compile.py": "compiles hosts of several families",
     "test_surgery_export.py": "exports hosts of several families",
+    "test_surgery_quality.py": "trains and compares three models",
     "test_triton.py": "interprets the Triton kernels",
     "test_triton_gemm.py": "interprets the Triton kernels",
 }

@@ -75,7 +75,7 @@ def full_disk() -> str:
     tiny = "--model.dim 16 --model.layers 1 --data.seq_len 16 --model.max_len 16 --train.steps 1 --train.eval_bytes 100"
     _run_command("train", "text", "--data", "text.txt", "--out", "run", *tiny.split())
     limited = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); from tokenmix import cli; "
+    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); from tokenmix.lab import cli; "
     command = [sys.executable, "-c", f"{limited}sys.exit(cli.main(['export', 'run', 'out']))"]
     found = subprocess.run(command, capture_output=True, timeout=LIMIT)
     said = found.stderr.decode().strip().splitlines()[-1]
