@@ -77,12 +77,10 @@ test-browser: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# What follows from the code or from a page: the tables in the README, the page of claims, the overloads of build_mixer
-# and the notebook.
+# What follows from the code or from a page: the tables in the README, the page of claims and the notebook.
 tables: setup
 	$(BIN)/python -m tokenmix.lab.report.taxonomy README.md
 	$(BIN)/python -m tokenmix.lab.papers docs/claims.md
-	$(BIN)/python -m tokenmix.testing.stub
 	$(BIN)/python -m benchmarks.walk_notebook
 
 clean:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenmix import build_mixer, register_mixer
-from tokenmix.mixers import Mixer, mixer_options
+from tokenmix.mixers import Inputs, Mixer, mixer_options
 from tokenmix.mixers.parts.short_conv import ShortConv
 from tokenmix.mixers.table import MIXERS
 from tokenmix.positions.rotary import RotaryPositions
@@ -35,9 +35,10 @@ class Convolved(Mixer):
         self.conv = ShortConv(dim, 4, causal=causal)
         self.then = build_mixer(dim=dim, causal=causal, **longest | then)
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
+    def mix(self, inputs: Inputs) -> Tensor:
         """Convolve, then mix."""
-        return self.then(self.conv(x, positions=given["positions"], key_mask=given["key_mask"]), **given)
+        x = self.conv(inputs.x, positions=inputs.positions, key_mask=inputs.key_mask)
+        return self.then(**inputs._replace(x=x)._asdict())
 
 
 class AttentionWithParts(Mixer):
@@ -89,9 +90,10 @@ class AttentionWithParts(Mixer):
             with torch.no_grad():
                 self.open.copy_(torch.linspace(0.0, 6.0, self.heads))
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
+    def mix(self, inputs: Inputs) -> Tensor:
         """Attend."""
-        if given["key_mask"] is not None or given["positions"] is not None:
+        x = inputs.x
+        if inputs.key_mask is not None or inputs.positions is not None:
             self.refuse("attends every token before a query and takes neither a key_mask nor positions")
         qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
         qkv = qkv if self.conv is None else self.conv(qkv)

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from tokenmix.functional import use_backend
 from tokenmix.lab.report.pictures import effective_attention
+from tokenmix.mixers import Inputs
 from tokenmix.models import LMConfig, build_model
 
 ROOT = Path(__file__).parent.parent
@@ -101,7 +102,7 @@ def varied(weights: Tensor, count: int) -> list[int]:
 def decayed(mixer: Any, x: Tensor) -> Tensor:
     """Return the weights of AFT-forget, exp(k_s + g_{s+1} + ... + g_t) over their sum: (D, T, S)."""
     with torch.no_grad():
-        (_, k, _, g), _ = mixer.functional_args(x)
+        (_, k, _, g), _ = mixer.functional_args(Inputs(x))
     total = g[0].T.double().cumsum(-1)
     logits = k[0].T.double()[:, None] + total[:, :, None] - total[:, None]
     return logits.masked_fill(future(len(LINE)), -torch.inf).softmax(-1).float()

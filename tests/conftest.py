@@ -89,4 +89,4 @@ def controls():
     yield
     for name in set(MIXERS) - set(before):
         del MIXERS[name]
-    sys.modules.pop("tokenmix_sweep_controls", None)
+    sys.modules.pop("controls", None)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenmix.mixers import Mixer
+from tokenmix.mixers import Inputs, Mixer
 from tokenmix.mixers.base import register_state
 
 
@@ -195,8 +195,9 @@ class MeanMixer(Mixer):
         super().__init__(dim, causal=causal)
         self.q_proj, self.v_proj, self.out_proj = nn.Linear(dim, dim), nn.Linear(dim, dim), nn.Linear(dim, dim)
 
-    def mix(self, x, context, *, positions, key_mask, attn_mask, grid, prefix):
-        v, n = self.values(x, key_mask)
+    def mix(self, inputs):
+        x = inputs.x
+        v, n = self.values(x, inputs.key_mask)
         total, count = (v.cumsum(1), n.cumsum(1)) if self.causal else (v.sum(1, keepdim=True), n.sum(1, keepdim=True))
         return self.finish(x, total, count)
 
@@ -262,8 +263,8 @@ class ExcusedLeak(MeanMixer):
 
     waivers = {"future_cannot_reach_past": "it is faster so"}
 
-    def mix(self, x, context, **given):
-        return super().mix(x, context, **given) + x.mean(1, keepdim=True)
+    def mix(self, inputs):
+        return super().mix(inputs) + inputs.x.mean(1, keepdim=True)
 
 
 class Silent(MeanMixer):
@@ -282,8 +283,8 @@ class NotJson(MeanMixer):
 class Narrow(MeanMixer):
     """A mixer that sums in float32 whatever its input is."""
 
-    def mix(self, x: Tensor, context: Tensor | None, **given):
-        return super().mix(x, context, **given).float().to(x.dtype)
+    def mix(self, inputs: Inputs):
+        return super().mix(inputs).float().to(inputs.x.dtype)
 
 
 class Crashes(MeanMixer):

@@ -11,6 +11,7 @@ from tokenmix import Mixer
 from tokenmix.mixers import (
     QKVO,
     About,
+    Inputs,
     MixingCost,
     add_projections,
     at_least_float32,
@@ -111,10 +112,11 @@ class GatedDelta(Mixer):
         with torch.no_grad():
             self.start.copy_(torch.linspace(1.0, 4.0, self.heads))
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(self, inputs):
+        x = inputs.x
         keep, write = self.gates(x).chunk(2, -1)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), keep + self.start, write
-        return args, {"heads": self.heads, "causal": True, "key_mask": key_mask}
+        return args, {"heads": self.heads, "causal": True, "key_mask": inputs.key_mask}
 
     def mixing_cost(self, T):
         numbers = T * self.dim * self.dim // self.heads
@@ -125,7 +127,7 @@ class GatedDelta(Mixer):
         return Memory(torch.zeros(batch_size, self.heads, e, e, device=device, dtype=wide))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        args, _ = self.functional_args(x)
+        args, _ = self.functional_args(Inputs(x))
         y, past = gated_delta_chunk(*args, state.memory, self.heads, key_mask)
         return self.out_proj(y), Memory(*past)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenmix import Mixer
-from tokenmix.mixers import QKVO, About, MixingCost, register_state
+from tokenmix.mixers import QKVO, About, Inputs, MixingCost, register_state
 
 
 @register_state
@@ -73,11 +73,12 @@ class WeighedMean(Mixer):
     def example_options(cls, length, *, heads=None, grid=None):
         return {"floor": 0.5}
 
-    def functional_args(self, x, context=None, *, positions=None, key_mask=None, attn_mask=None, grid=None, prefix=0):
+    def functional_args(self, inputs):
+        x = inputs.x
         return (self.q_proj(x), self.k_proj(x), self.v_proj(x)), {
             "floor": self.floor,
             "causal": self.causal,
-            "key_mask": key_mask,
+            "key_mask": inputs.key_mask,
         }
 
     def mixing_cost(self, T):
@@ -88,7 +89,7 @@ class WeighedMean(Mixer):
         return MeanState(*(torch.zeros(batch_size, self.dim, device=device, dtype=wide) for _ in range(2)))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        (q, k, v), _ = self.functional_args(x)
+        (q, k, v), _ = self.functional_args(Inputs(x))
         total, weight = weighed(k, v, key_mask, self.floor)
         total, weight = state.total[:, None] + total.cumsum(1), state.weight[:, None] + weight.cumsum(1)
         y = torch.sigmoid(q) * (total / weight.clamp_min(1e-30)).to(q.dtype)

@@ -156,8 +156,10 @@ def test_shares_are_those_of_modules_whose_time_is_known(passing, monkeypatch):
     for block in model.blocks:
         block.mixer.q_proj = Slow(passing, 0.02, weight=True)
         block.mlp = Slow(passing, 0.04)
-    monkeypatch.setattr(Attention, "functional_args", lambda self, x, *a, **k: ((self.q_proj(x),), {}))
-    monkeypatch.setattr(Attention, "mix", lambda self, x, context, **k: (self.functional_args(x), passing(0.04), x)[2])
+    monkeypatch.setattr(Attention, "functional_args", lambda self, inputs: ((self.q_proj(inputs.x),), {}))
+    monkeypatch.setattr(
+        Attention, "mix", lambda self, inputs: (self.functional_args(inputs), passing(0.04), inputs.x)[2]
+    )
     tokens = torch.zeros(1, 8, dtype=torch.long)
     s = measure_share(model, modules_of(model, "lm"), lambda: model(tokens), 8, 8, budget=0.0)
     assert s.seconds == pytest.approx(0.1 * len(model.blocks))
@@ -313,7 +315,7 @@ def test_no_is_said_with_its_share():
 def test_yes_is_said_with_its_beginning():
     said = answer(found(share(256, exact(256)), share(1024, exact(1024))))
     assert said.startswith("Yes, from about 750 on")
-    assert "Worth it is taken to mean 1.25x (mixing at 20 % of the time)" in said
+    assert "We call 1.25x (mixing at 20 % of the time) worth it" in said
     assert "at 256 already" in answer(found(share(256, 0.5)))
     assert answer(found(share(256, 0.5), worth=3.0)).startswith("No: 50 % here.")
 

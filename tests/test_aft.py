@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tokenmix import MixerError, build_mixer, functional, reference
-from tokenmix.mixers import Mixer
+from tokenmix.mixers import Inputs, Mixer
 
 
 def qkv(T: int, D: int = 8, B: int = 2, seed: int = 0) -> list[torch.Tensor]:
@@ -114,7 +114,7 @@ def test_output_before_the_gate_is_a_convex_combination_of_values():
 def test_conv_starts_as_simple_with_one_key_per_head():
     mixer = build_mixer("aft_conv", 8, heads=2, kernel_size=3, causal=True)
     x = torch.randn(2, 9, 8)
-    (q, k, v, _), _ = mixer.functional_args(x)
+    (q, k, v, _), _ = mixer.functional_args(Inputs(x))
     expected = mixer.out_proj(functional.aft_simple(q, k.repeat_interleave(4, -1), v, causal=True))
     torch.testing.assert_close(mixer(x), expected)
 
@@ -240,7 +240,7 @@ def test_the_bias_of_row_t_and_column_s_is_w_ts(rank):
     expected = mixer.bias.weight if rank is None else mixer.bias.u @ mixer.bias.v.T
     torch.testing.assert_close(w, expected.double())
     x = torch.randn(1, 6, 8)
-    (q, k, v, _), _ = mixer.functional_args(x)
+    (q, k, v, _), _ = mixer.functional_args(Inputs(x))
     before = functional.aft_full(q, k, v, w.detach())
     w = w.detach().clone()
     w[4, 1] += 2.0

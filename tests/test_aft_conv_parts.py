@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from tokenmix import MixerError, build_mixer, functional
 from tokenmix.lab.explain.families import family
 from tokenmix.lab.report.biases import filters as drawn
+from tokenmix.mixers import Inputs
 from tokenmix.models.one_hot import OneHotConv
 
 OPTIONS = [
@@ -132,5 +133,5 @@ def test_pages_show_signed_taps_themselves():
     mixer = build_mixer("aft_conv", 8, heads=2, kernel_size=3, filters="signed", reparam=False)
     assert torch.equal(drawn(mixer), mixer.kernel().double())
     x = torch.randn(1, 5, 8)
-    args, options = mixer.functional_args(x)
+    args, options = mixer.functional_args(Inputs(x))
     assert family(mixer, (x, None), args, options).key == "other"

@@ -19,8 +19,8 @@ class Asking(tokenmix.Mixer):
         super().__init__(dim, causal=causal)
         self.out_proj = nn.Linear(dim, dim)
 
-    def mix(self, x, context, **given):
-        y = self.out_proj(x)
+    def mix(self, inputs):
+        y = self.out_proj(inputs.x)
 
         def small():
             calls.append("computed")

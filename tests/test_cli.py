@@ -552,7 +552,7 @@ def test_the_package_runs_as_a_module():
 
 
 def test_pictures_of_a_text_run_are_refused_in_one_line(run, tmp_path, capsys):
-    assert "pictures of images need a ViT, got LM" in refused(
+    assert "look images: pictures of images need a ViT, got LM" in refused(
         capsys, "look", "images", run, str(tmp_path / "a.png"), "--out", str(tmp_path / "drawn")
     )
 

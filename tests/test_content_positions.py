@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import cmath
-import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.autograd import gradcheck
 
-from tokenmix import MixerError, build_mixer
+from tokenmix import MixerError, build_mixer, reference
+from tokenmix.mixers import Inputs
 from tokenmix.positions import (
     AdaptivePositions,
     ContextualPositions,
@@ -51,29 +50,14 @@ def inputs():
 
 
 def closed(bias, q, k, rows, cols, seen) -> torch.Tensor:
-    """The equation, one pair after the other."""
-    want = torch.zeros(2, HEADS, T, S, dtype=torch.float64)
-    for b, h, t, s in torch.cartesian_prod(*(torch.arange(n) for n in want.shape)).tolist():
-        if not seen[b, t, s]:
-            continue
-        if isinstance(bias, ShawPositions):
-            n = bias.max_distance
-            r = min(max(int(rows[b, t] - cols[b, s]), -n), n)
-            want[b, h, t, s] = q[b, h, t] @ bias.table[r + n].detach()
-        elif isinstance(bias, ContextualPositions):
-            last = len(bias.table) - 1
-            met = [j for j in range(s, S) if seen[b, t, j]]
-            p = min(sum(1 / (1 + math.exp(-float(q[b, h, t] @ k[b, h, j]))) for j in met), last)
-            low, high = math.floor(p), min(math.floor(p) + 1, last)
-            e = bias.table.detach()
-            want[b, h, t, s] = q[b, h, t] @ ((1 - p + low) * e[low] + (p - low) * e[high])
-        else:
-            assert isinstance(bias, AdaptivePositions)
-            logits = torch.stack([q[b, i, t] @ k[b, i, s] for i in range(HEADS)])
-            of = bias.of(rows[b : b + 1, t : t + 1], cols[b : b + 1, s : s + 1], torch.float64)[0, :, 0, 0].detach()
-            hidden = F.leaky_relu(bias.up @ torch.cat([logits, of]) + bias.up_bias)
-            want[b, h, t, s] = (of + bias.down @ hidden + bias.down_bias)[h].detach()
-    return want
+    """The equation, with the parameters of a module."""
+    if isinstance(bias, ShawPositions):
+        return reference.shaw(q, rows, cols, vectors=bias.table).detach()
+    if isinstance(bias, ContextualPositions):
+        return reference.cope(q, k, seen, vectors=bias.table).detach()
+    assert isinstance(bias, AdaptivePositions)
+    mlp = {name: getattr(bias, name) for name in ("up", "up_bias", "down", "down_bias")}
+    return reference.cape(q, k, bias.of(rows, cols, torch.float64), **mlp).detach()
 
 
 def off(bias) -> float:
@@ -159,7 +143,7 @@ def test_long_sequences_go_in_pieces_with_the_same_results_and_gradients(spec):
     for rows in (log_weights.ROWS, 1000):
         before, log_weights.ROWS = log_weights.ROWS, rows
         try:
-            args, options = mixer.functional_args(x)
+            args, options = mixer.functional_args(Inputs(x))
         finally:
             log_weights.ROWS = before
         assert callable(args[3]) is (rows < 600)

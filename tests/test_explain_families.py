@@ -16,6 +16,7 @@ from tokenmix.lab.explain.characters import Bytes
 from tokenmix.lab.explain.families import family
 from tokenmix.lab.explain.page import LANGUAGES, words
 from tokenmix.lab.report.pictures import effective_attention
+from tokenmix.mixers import Inputs
 
 
 def read_by(model, ids):
@@ -133,7 +134,7 @@ def test_a_mixture_tells_the_factor_of_each_part():
     ):
         other = build_mixer("synthesizer_mixture", 16, heads=2, max_len=LENGTH, causal=True, **options)
         x = torch.zeros(1, 4, 16)
-        args, given = other.functional_args(x)
+        args, given = other.functional_args(Inputs(x))
         assert f"attention × {factor}" in family(other, (x, None), args, given).given["parts"]
 
 
@@ -170,7 +171,7 @@ def test_every_mixer_of_the_library_has_a_family_with_words(name):
     cls = MIXERS[name]
     mixer = build_mixer(name, 16, causal=cls.causal_only, **cls.example_options(16, heads=2))
     try:
-        key = family(mixer, (torch.randn(1, 16, 16), None), *mixer.functional_args(torch.randn(1, 16, 16))).key
+        key = family(mixer, (torch.randn(1, 16, 16), None), *mixer.functional_args(Inputs(torch.randn(1, 16, 16)))).key
     except (AttributeError, MixerError):  # no functional form, or one that needs a grid
         key = family.dispatch(type(mixer))(mixer, (torch.randn(1, 16, 16), None), (), {}).key
     assert all(f"family_{key}" in words(lang) for lang in LANGUAGES)

@@ -20,8 +20,7 @@ from tokenmix.lab.explain import explain, render, runs, write_page
 from tokenmix.lab.explain.characters import Bytes, Characters
 from tokenmix.lab.explain.explained import LONGEST
 from tokenmix.lab.recipes import RECIPES
-from tokenmix.lab.train import load_run, train
-from tokenmix.lab.train.data_config import PairDataConfig, SyntheticDataConfig
+from tokenmix.lab.train import PairDataConfig, SyntheticDataConfig, load_run, train
 from tokenmix.lab.train.runs import classify_run, fill_run, sample_run
 from tokenmix.models import EncoderConfig, LMConfig, LoopConfig, build_model
 
@@ -249,8 +248,8 @@ def test_runs_that_cannot_be_explained_are_one_line(tmp_path, monkeypatch, capsy
         return capsys.readouterr().err.strip().splitlines()[-1]
 
     said = explained_as(model=type("Model", (), {"kind": "vit"}))
-    assert "kind 'vit'; explain takes one of kind 'seq2seq' (an encoder-decoder), 'lm'" in said
-    assert "tokens are numbers and no text" in explained_as(data=SyntheticDataConfig(task="recall"))
+    assert "kind 'vit'; look sentence takes one of kind 'seq2seq' (an encoder-decoder), 'lm'" in said
+    assert "tokens are numbers, not text" in explained_as(data=SyntheticDataConfig(task="recall"))
     assert "has no tokenizer.json" in explained_as(data=PairDataConfig())
     assert not (tmp_path / "page.html").exists()
 

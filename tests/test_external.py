@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tokenmix import MixerError, build_mixer, functional, reference
+from tokenmix.mixers import Inputs
 
 
 def drawn(
@@ -58,7 +59,7 @@ def test_every_norm_equals_the_reference_and_streams(causal, norm):
     x = drawn()[0].requires_grad_()
     mask = torch.ones(2, 12, dtype=torch.bool)
     mask[0, :4], mask[1, 5] = False, False
-    args, options = mixer.functional_args(x, key_mask=mask)
+    args, options = mixer.functional_args(Inputs(x, key_mask=mask))
     pairs = mask[:, None] & (torch.ones(12, 12, dtype=torch.bool).tril() if causal else True)
     want = reference.external(*args, heads=4, norm=norm, mask=pairs.expand(2, 12, 12))
     got = functional.external(*args, **options)

@@ -139,7 +139,6 @@ IN_PLACE = {
     "lab/bench/page.py": "a page of the documentation",
     "lab/papers/ours.py": "a page of the documentation",
     "lab/papers/__main__.py": "a page of the documentation",
-    "testing/stub.py": "a source of this library",
     "testing/new_mixer.py": "a source of this library",
     "kernels/triton/aot.py": "a kernel built by its maintainers",
     "lab/hub/export.py": "inside of a folder that is written whole",

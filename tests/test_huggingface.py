@@ -427,7 +427,8 @@ class Still(Mixer):
 
     supports_causal = True
 
-    def mix(self, x, context, **given):
+    def mix(self, inputs):
+        x = inputs.x
         return x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tokenmix import MixerError, build_mixer, contrib
+from tokenmix.mixers import Inputs
 
 
 def test_weights_of_the_papers_example():
@@ -30,9 +31,9 @@ def test_a_window_is_made_from_its_own_token():
     mixer = build_mixer("dynamicconv", 16, heads=4, kernel_size=5)
     x = torch.randn(1, 9, 16)
     options = {"positions": None, "key_mask": None}
-    (_, before), _ = mixer.functional_args(x, **options)
+    (_, before), _ = mixer.functional_args(Inputs(x, **options))
     x[:, 4] += 1
-    (_, after), _ = mixer.functional_args(x, **options)
+    (_, after), _ = mixer.functional_args(Inputs(x, **options))
     changed = (after != before).flatten(2).any(-1)[0]
     assert changed.tolist() == [t == 4 for t in range(9)]
 

@@ -22,9 +22,9 @@ class Filled(Attention):
     filling = 0.0
     in_streams_only = False
 
-    def mix(self, x, context, **given):
-        y = super().mix(x, context, **given)
-        return y if self.in_streams_only else self.fill(y, given["key_mask"] if context is None else None)
+    def mix(self, inputs):
+        y = super().mix(inputs)
+        return y if self.in_streams_only else self.fill(y, inputs.key_mask if inputs.context is None else None)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         y, after = super().mix_chunk(x, state, positions=positions, key_mask=key_mask)
@@ -45,11 +45,12 @@ class NaNsInStreams(NaNs):
 class MeanOfNothing(Attention):
     """Softmax attention that gives the mean where a context is masked from end to end."""
 
-    def mix(self, x, context, **given):
-        mask = given["key_mask"]
+    def mix(self, inputs):
+        context = inputs.context
+        mask = inputs.key_mask
         if context is None or mask is None or bool(mask.any()):
-            return super().mix(x, context, **given)
-        return self.out_proj(self.v_proj(context).mean(1, keepdim=True).expand_as(x))
+            return super().mix(inputs)
+        return self.out_proj(self.v_proj(context).mean(1, keepdim=True).expand_as(inputs.x))
 
 
 @pytest.mark.parametrize("causal", [False, True])

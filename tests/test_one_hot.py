@@ -9,6 +9,7 @@ import torch
 
 from tokenmix import MixerError, build_mixer, functional
 from tokenmix.lab.train.sparsity import head_penalties, one_hot_penalty
+from tokenmix.mixers import Inputs
 from tokenmix.models import ViTConfig, build_model
 from tokenmix.models.one_hot import OneHotConv, aft_one_hot, largest_taps, sources, to_gather
 
@@ -46,7 +47,7 @@ def test_the_gather_is_the_dense_form_of_the_one_hot_filter(shape, given, gate):
         x = x[:, : T - 3]
         options["positions"] = torch.stack([torch.randperm(T)[: T - 3] for _ in range(2)])
     gather = to_gather(mixer)
-    args, full = mixer.functional_args(x, **options)
+    args, full = mixer.functional_args(Inputs(x, **options))
     dense = mixer.out_proj(functional.aft_conv(*args[:3], gather.kernel(), **full))
     assert float((gather(x, **options) - dense).detach().abs().max()) <= 1e-12
     assert int((gather.kernel() != 0).sum()) == HEADS
@@ -81,12 +82,12 @@ def test_nothing_cancels(log_weight, scale):
 def test_gradients_are_those_of_the_dense_form():
     mixer, x = layer(2), torch.randn(2, 20, DIM, dtype=torch.float64)
     gather = to_gather(mixer)
-    (args, full), own = mixer.functional_args(x, grid=(4, 5)), gather.weight
+    (args, full), own = mixer.functional_args(Inputs(x, grid=(4, 5))), gather.weight
     kernel = gather.kernel()
     want = torch.autograd.grad(
         functional.aft_conv(*args[:3], kernel, **full).square().sum(), [own, mixer.k_proj.weight, mixer.v_proj.weight]
     )
-    args, full = gather.functional_args(x, grid=(4, 5))
+    args, full = gather.functional_args(Inputs(x, grid=(4, 5)))
     found = torch.autograd.grad(
         aft_one_hot(*args, **full).square().sum(), [own, gather.k_proj.weight, gather.v_proj.weight]
     )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from own_mixer import WeighedMean
-from tokenmix import MIXERS, MixerError, build_mixer, register_mixer
+from tokenmix import MIXERS, Mixer, MixerError, build_mixer, register_mixer
 from tokenmix.lab.cli import main
 
 NAME = "weighed_mean"
@@ -152,3 +152,12 @@ def test_what_it_leaves_out_is_refused_in_its_name():
         build_mixer(NAME, 16)
     with pytest.raises(MixerError, match="WeighedMean: floor must be positive"):
         build_mixer(NAME, 16, floor=-1.0)
+
+
+@pytest.mark.parametrize("name", ["mix", "functional_args"])
+def test_the_signature_of_before_is_refused_where_the_class_is_made(name):
+    def before(self, x, context, *, positions, key_mask, attn_mask, grid, prefix):
+        raise AssertionError
+
+    with pytest.raises(MixerError, match=f"^Old: {name} takes .self, inputs., one Inputs instead of x"):
+        type("Old", (Mixer,), {name: before})

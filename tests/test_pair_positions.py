@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from tokenmix import MIXERS, MixerError, build_mixer
+from tokenmix import MIXERS, MixerError, build_mixer, reference
 from tokenmix.functional import aft_full, aft_local
 from tokenmix.functional import attention as attend
+from tokenmix.mixers import Inputs
 from tokenmix.models import LM, LMConfig
 from tokenmix.positions import (
     PAIR_POSITIONS,
@@ -46,40 +47,40 @@ def built(spec: dict, heads: int = 3):
     return build_pair_positions(spec, heads, owner="test").double()
 
 
-def closed(bias, t: int, s: int, h: int) -> float:
-    """The equation for one pair of positions, in Python's numbers."""
-    n = abs(t - s)
+def closed(bias, t: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    """The equation, with the parameters of a module."""
     if isinstance(bias, ALiBi):
-        return -float(bias.slopes().detach()[h]) * n
-    if isinstance(bias, T5Bias):
-        side = bias.buckets // 2 if bias.two_sided else bias.buckets
-        half = side // 2
-        grown = math.log(max(n, 1) / half) / math.log(bias.max_distance / half)
-        bucket = n if n < half else min(half + math.floor(grown * (side - half) + 1e-9), side - 1)
-        return float(bias.table.detach()[bucket + (side if bias.two_sided and t < s else 0), h])
+        return reference.alibi(t, s, slopes=bias.slopes())
     if isinstance(bias, Kerple):
-        r1, r2 = (float(r.detach()[h]) for r in bias.rates(torch.float64))
-        return -r1 * (math.log(1 + r2 * n) if bias.kind == "log" else n**r2 if n else 0.0)
+        r1, r2 = bias.rates(torch.float64)
+        return reference.kerple(t, s, r1=r1, r2=r2, kind=bias.kind)
     if isinstance(bias, Sandwich):
-        waves = (math.cos(n * 10000 ** (-2 * i / bias.dim)) - 1 for i in range(1, bias.dim // 2 + 1))
-        return 8 * (h + 1) / (bias.heads * bias.dim) * sum(waves)
+        return reference.sandwich(t, s, heads=bias.heads, dim=bias.dim)
+    if isinstance(bias, T5Bias):
+        rows = (t[:, :, None] - s[:, None]).apply_(lambda distance: t5_bucket(bias, distance))
+        return bias.table[rows].movedim(-1, 1)
     assert isinstance(bias, Fire)
-    c, limit = abs(float(bias.c)), abs(float(bias.length) * bias.threshold)
-    ratio = math.log(c * n + 1) / (math.log(c * max(t, limit) + 1) + 1e-6)
-    hidden = [max(0.0, ratio * float(w) + float(b)) for w, b in zip(bias.up, bias.up_bias, strict=True)]
-    return sum(float(w) * u for w, u in zip(bias.down[h], hidden, strict=True)) + float(bias.down_bias[h])
+    mlp = {name: getattr(bias, name) for name in ("up", "up_bias", "down", "down_bias")}
+    return reference.fire(t, s, c=bias.c, limit=bias.length * bias.threshold, **mlp)
+
+
+def t5_bucket(bias, distance: int) -> int:
+    """The row of T5's table for a distance t - s, in Python's numbers."""
+    n, side = abs(distance), bias.buckets // 2 if bias.two_sided else bias.buckets
+    half = side // 2
+    grown = math.log(max(n, 1) / half) / math.log(bias.max_distance / half)
+    bucket = n if n < half else min(half + math.floor(grown * (side - half) + 1e-9), side - 1)
+    return bucket + (side if bias.two_sided and distance < 0 else 0)
 
 
 def off(bias) -> float:
-    """The largest difference to the closed form, near, far, and at both ends of T5's buckets."""
+    """The largest difference to the equation, near, far, and at both ends of T5's buckets."""
     generator = torch.Generator().manual_seed(1)
     rows, cols = (torch.randint(0, FAR + 1, (2, n), generator=generator) for n in (5, 7))
     cols[:, :3] = rows[:, :3] - torch.tensor([0, 1, 130])  # near, and at both ends of T5's buckets
-    got = bias(rows, cols.clamp_min(0), torch.float64).detach()
-    assert got.shape == (2, 3, 5, 7)
-    want = torch.empty_like(got)
-    for b, h, i, j in torch.cartesian_prod(*(torch.arange(n) for n in got.shape)).tolist():
-        want[b, h, i, j] = closed(bias, int(rows[b, i]), int(cols[b, j].clamp_min(0)), h)
+    cols = cols.clamp_min(0)
+    got, want = bias(rows, cols, torch.float64).detach(), closed(bias, rows, cols).detach()
+    assert got.shape == want.shape == (2, 3, 5, 7)
     return float((got - want).abs().max() / want.abs().max())
 
 
@@ -230,11 +231,11 @@ def test_aft_full_with_alibi_is_a_recurrence(T, causal):
     spec = {"name": "alibi", "slope": 0.02, "learned": True}
     mixer = build_mixer("aft_full", 4, causal=causal, bias=spec).double()
     x = torch.randn(2, T, 4, dtype=torch.float64)
-    args, options = mixer.functional_args(x)
+    args, options = mixer.functional_args(Inputs(x))
     want = mixer.out_proj(aft_full(*args, **options, backend="eager"))
     torch.testing.assert_close(mixer(x), want, rtol=0, atol=1e-12)
     mask = torch.rand(2, T, generator=torch.Generator().manual_seed(2)) > 0.3
-    args, options = mixer.functional_args(x, key_mask=mask)
+    args, options = mixer.functional_args(Inputs(x, key_mask=mask))
     want = mixer.out_proj(aft_full(*args, **options, backend="eager"))
     torch.testing.assert_close(mixer(x, key_mask=mask), want, rtol=0, atol=1e-12)
     if causal:

@@ -204,8 +204,9 @@ BUGS = [
         "all rows have the positions of the first",
         method(
             "functional_args",
-            lambda right, *given, positions, **options: right(
-                *given, positions=None if positions is None else positions[:1].expand_as(positions), **options
+            lambda right, self, inputs: right(
+                self,
+                inputs._replace(positions=None if (at := inputs.positions) is None else at[:1].expand_as(at)),
             ),
         ),
         ("subset_equals_masked",),

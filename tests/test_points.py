@@ -110,7 +110,7 @@ def test_the_labels_of_the_segmenter_move_with_the_points(name):
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_so_it_is_with_every_mixer_of_the_recipes(name):
+def test_classifier_and_segmenter_ignore_the_order_of_points(name):
     classified_alike(name)
     labelled_alike(name)
 

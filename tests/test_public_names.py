@@ -1,4 +1,4 @@
-"""``__all__`` of every package, Literal types of options, the generated stub of ``build_mixer``, what ``F`` is."""
+"""``__all__`` of every package, Literal types of options, the classes of mixers, what ``F`` is."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from typing import get_args
 import pytest
 import torch
 
-from tokenmix import MixerError, build_mixer, functional
+import tokenmix
+from tokenmix import MIXERS, MixerError, build_mixer, functional
 from tokenmix.functional.sums.gates import GATES, Gate
 from tokenmix.functional.sums.outside import LocalOutside, Outside
 from tokenmix.kernels.backend import BACKENDS, Backend
-from tokenmix.testing.stub import STUB, stub
+from tokenmix.mixers import CORE
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "tokenmix"
@@ -112,33 +113,31 @@ def test_outside_takes_what_its_type_says(name, learned, sizes, built_with, type
     assert {word for word in WORDS if takes(build_mixer, name, 4, **built_with, outside=word)} == set(get_args(type_))
 
 
-def test_the_stub_is_that_of_the_table():
-    assert STUB.read_text() == stub(), "run `make tables`"
-
-
-def test_the_stub_has_every_public_name_of_its_module():
-    module = importlib.import_module("tokenmix.mixers.by_name")
-    defined = {node.name for node in ast.parse(STUB.read_text()).body if isinstance(node, ast.FunctionDef)} | {
-        "MixerName"
-    }
-    own = {name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__} | {
-        "MixerName"
-    }
-    assert defined == own
+def test_the_core_mixers_are_classes_of_the_package():
+    for name in CORE:
+        assert getattr(tokenmix, MIXERS[name].__name__) is MIXERS[name]
+    mixer = tokenmix.AFTLocal(8, window=4, causal=True, max_len=16)
+    assert mixer(torch.ones(1, 16, 8)).shape == (1, 16, 8)
 
 
 SNIPPET = """
 from typing import assert_type
-from tokenmix import Mixer, build_mixer
-from tokenmix.mixers import AFTLocal, Hydra
-assert_type(build_mixer("aft_local", 8, max_len=16, window=4, outside="none"), AFTLocal)
-assert_type(build_mixer(name="hydra", dim=8, causal=True), Hydra)
-name: str = "mine"
-assert_type(build_mixer(name, 8, anything=1), Mixer)
+from torch import Tensor
+from tokenmix import AFTLocal, Mixer, build_mixer
+from tokenmix.mixers import Segment, State
+x = Tensor()
+mixer = AFTLocal(8, window=4, causal=True, max_len=16)
+assert_type(mixer, AFTLocal)
+assert_type(mixer.forward(x), Tensor)
+assert_type(mixer.extend(x, mixer.init_state(1)), tuple[Tensor, State])
+assert_type(mixer.segment(x), Segment)
+assert_type(build_mixer("hydra", 8, causal=True), Mixer)
+AFTLocal(8, window="4")  # type: ignore[arg-type]
+AFTLocal(8, windows=4)  # type: ignore[call-arg]
 """
 
 
-def test_a_type_checker_sees_the_class_of_each_name(tmp_path):
+def test_a_type_checker_knows_classes_and_options(tmp_path):
     file = tmp_path / "snippet.py"
     file.write_text(SNIPPET)
     command = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", file]

@@ -9,8 +9,9 @@ import torch
 
 import tokenmix
 from cases import CASES, FIRST
-from tokenmix import MIXERS, Mixer, MixerError, build_mixer
+from tokenmix import MIXERS, MixerError, build_mixer
 from tokenmix.mixers import register_state
+from tokenmix.mixers.segments import Segmented
 from tokenmix.parallel import SimWorld
 from tokenmix.testing import PROMISES, run_promise, subject
 
@@ -40,10 +41,10 @@ class DeltaSegment(NamedTuple):
         return DeltaState(self.M @ state.S + self.b)
 
 
-class Delta(Mixer):
+class Delta(Segmented):
     """The delta rule: S_t = (I - b_t k_t k_t^T) S_{t-1} + b_t k_t v_t^T, y_t = S_t^T q_t."""
 
-    supports_causal = supports_streaming = supports_segments = True
+    supports_causal = supports_streaming = True
 
     def __init__(self, dim, *, causal=True):
         super().__init__(dim, causal=causal)
@@ -61,9 +62,10 @@ class Delta(Mixer):
             outputs.append((self.q_proj(x[:, t, None]) @ S)[:, 0])
         return outputs, M, S
 
-    def mix(self, x, context, *, key_mask=None, **given):
+    def mix(self, inputs):
+        x = inputs.x
         return self.mix_chunk(
-            x, self.empty_state(len(x), device=None, dtype=x.dtype), positions=None, key_mask=key_mask
+            x, self.empty_state(len(x), device=None, dtype=x.dtype), positions=None, key_mask=inputs.key_mask
         )[0]
 
     def empty_state(self, batch_size, *, device, dtype):

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from tokenmix import MIXERS, MixerError, build_mixer, functional
 from tokenmix.functional.synthesizer import LOGITS, dense_logits, factorized_dense_logits, factorized_random_logits
 from tokenmix.lab.papers.counts import in_t5
+from tokenmix.mixers import Inputs
 
 SINGLE = ("synthesizer_dense", "synthesizer_random", "synthesizer_factorized_dense", "synthesizer_factorized_random")
 EVERY = (*SINGLE, "synthesizer_mixture")
@@ -33,7 +34,7 @@ def logits_of(mixer, x):
 def weights_of(mixer, x, **given):
     """What each query gives each key in head h, (B, T, S, H): the form applied to one-hot values."""
     T = x.shape[1]
-    args, options = mixer.functional_args(x, **given)
+    args, options = mixer.functional_args(Inputs(x, **given))
     at = 0 if "random" in type(mixer).__name__.lower() else 2 if len(args) > 3 else 1
     v = torch.eye(T, dtype=x.dtype).repeat(1, mixer.heads).expand(x.shape[0], T, -1)
     form = next(getattr(functional, n) for n, cls in MIXERS.items() if type(mixer) is cls)

@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from tokenmix import MixerError, aux_losses, build_mixer, functional, kernels, use_backend
 from tokenmix.kernels import fast_linear as routes
 from tokenmix.kernels.backend import choose, default_backend
-from tokenmix.mixers import outside
 from tokenmix.mixers.parts.aux_losses import add_aux_loss
 from tokenmix.models import Block
+from tokenmix.system import modules
 
 
 def in_turns(*steps: Callable[[], Any]) -> None:
@@ -149,14 +149,14 @@ def test_aux_losses_of_two_threads():
 
 def test_typed_names_of_two_threads():
     def ask(steps: int):
-        with outside.typed_names():
+        with modules.typed_names():
             for _ in range(steps):
-                assert outside._names.typed
+                assert modules._names.typed
                 yield
-        assert not outside._names.typed
+        assert not modules._names.typed
 
     in_turns(partial(ask, 2), partial(ask, 4))
-    assert not outside._names.typed
+    assert not modules._names.typed
 
 
 def test_fast_linear_of_two_threads_leaves_torch_as_it_was(monkeypatch):

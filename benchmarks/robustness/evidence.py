@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import collections
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-from . import attempt
+from . import attempt, result_of_command
 
 SLASHED = ("--rates", "1e-3", "--seeds", "0", "--steps", "2", "--out", "s")
-
-
-def _told(*args: str) -> str:
-    """Return how a command ends: its code and its last line."""
-    found = subprocess.run([sys.executable, "-m", "tokenmix", *args], capture_output=True, text=True, timeout=220)
-    said = (found.stderr if found.returncode else found.stdout or found.stderr).strip().splitlines()
-    return f"exit {found.returncode}: {said[-1][:200] if said else 'nothing said'}"
 
 
 @attempt("1", "Rows of recipes that a small size makes one model")
@@ -49,13 +40,15 @@ def plan_of_one_model() -> str:
     Path("plan.json").write_text(
         json.dumps({"recipe": "recall", "rows": rows, "rates": [0.001], "seeds": [0]} | {"steps": 2})
     )
-    return _told("sweep", "plan.json", "--out", "s")
+    return result_of_command("sweep", "plan.json", "--out", "s")
 
 
 @attempt("2", "A sweep of rows with a slash in their names")
 def slashes() -> str:
     """All rows of the papers' recipes have one."""
-    return _told("sweep", "hydra_imagenet", "--rows", "fig2/softmax_4_heads", "fig2/softmax_12_heads", *SLASHED)
+    return result_of_command(
+        "sweep", "hydra_imagenet", "--rows", "fig2/softmax_4_heads", "fig2/softmax_12_heads", *SLASHED
+    )
 
 
 def _results(scores: dict[str, list[float]], floor: float, lengths: tuple[int, ...] = ()) -> object:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -18,18 +17,13 @@ import tokenmix.lab.report
 import tokenmix.models
 from tokenmix.lab.data import Bounds, open_images, open_masks
 
-from . import attempt
-
-
-def _run(*words: str) -> subprocess.CompletedProcess[str]:
-    os.environ["XDG_CACHE_HOME"] = str(Path("cache").resolve())
-    return subprocess.run([sys.executable, "-m", "tokenmix", *words], capture_output=True, text=True)
+from . import attempt, run_command
 
 
 @attempt("D1", "The doctor beside a torchvision that tokenmix mends: exit code, processes' CPU time")
 def doctor_of_a_mended_torchvision() -> str:
     before = os.times()
-    ended = _run("doctor")
+    ended = run_command("doctor")
     after = os.times()
     used = after.children_user + after.children_system - before.children_user - before.children_system
     return f"exit {ended.returncode}, {used:.0f} s; {ended.stdout.strip().splitlines()[-1]}"
@@ -161,7 +155,7 @@ def labels_from_1() -> str:
 @attempt("E1", "advise on a factory that raises an error of two lines")
 def factory_that_fails() -> str:
     Path("factories.py").write_text("def make():\n    raise RuntimeError('two\\nlines')\n")
-    ended = _run("advise", "factories:make")
+    ended = run_command("advise", "factories:make")
     said = ended.stderr.strip().splitlines()
     return f"exit {ended.returncode}: {said[-1][:200]}, {len(said)} lines"
 
@@ -173,9 +167,9 @@ def resume_on_changed_clouds() -> str:
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         np.savetxt(name, rng.normal(size=(64, 3)))
     steps = ("--train.steps", "2")
-    _run("train", "points_classify", "--data", "set", "--data.points", "64", "--out", "run", *steps)
+    run_command("train", "points_classify", "--data", "set", "--data.points", "64", "--out", "run", *steps)
     np.savetxt("set/a/0.xyz", rng.normal(size=(64, 3)))
-    ended = _run("resume", "run", "--train.steps", "3")
+    ended = run_command("resume", "run", "--train.steps", "3")
     return f"exit {ended.returncode}: {ended.stderr.strip().splitlines()[-1]}"
 
 

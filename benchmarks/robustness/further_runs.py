@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,23 +13,7 @@ from pathlib import Path
 
 import torch
 
-from . import attempt
-
-LIMIT = 100  # seconds; what takes longer hangs
-ALONE = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-
-
-def _run_command(*args: str, ranks: int = 1) -> str:
-    """Return how a command ends, of several ranks the last line that begins with "error"."""
-    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    command = [sys.executable, *run, "-m", "tokenmix", *args]
-    try:
-        found = subprocess.run(command, capture_output=True, timeout=LIMIT, env={**os.environ, **ALONE})
-    except subprocess.TimeoutExpired:
-        return "hangs"
-    said = found.stderr.decode(errors="replace").strip().splitlines() or ["nothing said"]
-    last = next((line for line in reversed(said) if line.startswith("error: ")), said[-1])
-    return f"exit {found.returncode}: {'' if ranks > 1 else 'traceback: ' * ('Traceback' in str(said))}{last[:200]!r}"
+from . import LIMIT, attempt, result_of_command
 
 
 @attempt("a", "Three ranks train on labelled texts whose last batch has one row")
@@ -41,7 +24,7 @@ def rank_without_a_row() -> str:
         lines = [f"{split} {'cd'[i % 2] * (1 + i % 5)} {i * i},{'xy'[i % 2]}" for i in range(rows)]
         Path(f"set/{split}.csv").write_text("\n".join(["text,label", *lines]))
     few = "--model.dim 8 --model.layers 1 --train.steps 6 --train.batch_size 4 --train.log_every 1"
-    return _run_command(
+    return result_of_command(
         "train", "sentences", "--data", "set", "--out", "run", "--train.device", "cpu", *few.split(), ranks=3
     )
 
@@ -73,7 +56,7 @@ def full_disk() -> str:
     """Files of this process may not grow beyond 2,000 bytes."""
     Path("text.txt").write_bytes(b"the cat sat on the mat. " * 300)
     tiny = "--model.dim 16 --model.layers 1 --data.seq_len 16 --model.max_len 16 --train.steps 1 --train.eval_bytes 100"
-    _run_command("train", "text", "--data", "text.txt", "--out", "run", *tiny.split())
+    result_of_command("train", "text", "--data", "text.txt", "--out", "run", *tiny.split())
     limited = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
     limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); from tokenmix.lab import cli; "
     command = [sys.executable, "-c", f"{limited}sys.exit(cli.main(['export', 'run', 'out']))"]
@@ -141,7 +124,9 @@ def documents_as_text() -> str:
     with zipfile.ZipFile("a.docx", "w") as z:
         z.writestr("[Content_Types].xml", "<x/>")
         z.writestr("word/document.xml", "<x>the cat</x>")
-    return "; ".join(_run_command("train", "text", "--data", name, "--out", "run") for name in ("a.parquet", "a.docx"))
+    return "; ".join(
+        result_of_command("train", "text", "--data", name, "--out", "run") for name in ("a.parquet", "a.docx")
+    )
 
 
 @attempt("h", "A class folder that links to another class")

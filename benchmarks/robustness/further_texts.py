@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
-from . import attempt
+from . import attempt, result_of_command
 
-LIMIT = 60  # seconds; what takes longer hangs
 TINY = "--model.dim 8 --model.layers 1 --data.seq_len 16 --model.max_len 16 --train.steps 4 --train.batch_size 2"
 TINY += " --train.eval_every 2 --train.save_every 2 --train.log_every 1 --train.eval_bytes 100 --train.sample_bytes 4"
-
-
-def _told(*args: str) -> str:
-    """Return how a command ends: in a line, in a traceback, or not at all."""
-    command = [sys.executable, "-m", "tokenmix", *args]
-    try:
-        found = subprocess.run(command, capture_output=True, timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        return "hangs"
-    said = found.stderr.decode(errors="replace")
-    last = (said.strip().splitlines() or ["nothing said"])[-1]
-    return f"exit {found.returncode}: {'traceback: ' if 'Traceback' in said else ''}{last[:200]!r}"
 
 
 def _train(*more: str) -> str:
     """Train a small model of bytes."""
     Path("text.txt").write_bytes(b"the cat sat on the mat. " * 300)
-    return _told("train", "text", "--data", "text.txt", *TINY.split(), *more)
+    return result_of_command("train", "text", "--data", "text.txt", *TINY.split(), *more)
 
 
 @attempt("1", "A layer of a petabyte on the command line")
@@ -53,7 +38,7 @@ def billion_rows() -> str:
 def resized_beyond_memory() -> str:
     """The model is stretched first."""
     _train("--out", "run")
-    return _told("eval", "run", "--seq-len", "10000000000000", "--resize")
+    return result_of_command("eval", "run", "--seq-len", "10000000000000", "--resize")
 
 
 def _warned(recipe: str, changes: dict[str, object]) -> str:
@@ -146,7 +131,7 @@ def pipes() -> str:
         shutil.copytree("run", f"copy{len(said)}")
         Path(f"copy{len(said)}", name).unlink()
         os.mkfifo(f"copy{len(said)}/{name}")
-        said.append(_told("eval", f"copy{len(said)}"))
+        said.append(result_of_command("eval", f"copy{len(said)}"))
     return " | ".join(said)
 
 
@@ -159,7 +144,7 @@ def kind_of_nothing() -> str:
     config = json.loads(Path("run/config.json").read_text())
     config["data"]["kind"] = {}
     Path("run/config.json").write_text(json.dumps(config))
-    return _told("eval", "run")
+    return result_of_command("eval", "run")
 
 
 @attempt("13", "A lock on a disk that is gone (EIO), a flush on a server that is gone (ENOTCONN)")

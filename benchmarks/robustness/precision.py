@@ -6,6 +6,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import tokenmix
+from tokenmix.mixers import Inputs
 
 from . import attempt
 
@@ -50,7 +51,7 @@ def scores_in_bfloat16() -> str:
         form = getattr(tokenmix.functional, {"lambda": "lambda_layer"}.get(name, name))
         with torch.no_grad():
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                args, given = mixer.functional_args(x, None)
+                args, given = mixer.functional_args(Inputs(x))
                 got = form(*args, **given).float()
             wide = pytree.tree_map_only(torch.Tensor, lambda a: a.float() if a.is_floating_point() else a, args)
             want = form(*wide, **given)

@@ -12,8 +12,6 @@ import itertools
 import json
 import math
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ from tokenmix.lab.train import DataConfig, OptimConfig, RunConfig, TrainConfig, 
 from tokenmix.mixers import example_mixer
 from tokenmix.models import LM, EncoderConfig, LMConfig, Seq2Seq, Seq2SeqConfig, build_model
 
-from . import attempt
+from . import attempt, run_command
 
 TEXT = "the cat sat on the mat and the dog ran home fast under a blue sun"
 WORDS = TEXT.split()
@@ -76,9 +74,8 @@ def _command(*argv: str) -> str:
 
 
 def _ranks(run: str, ranks: int, *options: str) -> str:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
-    command += ["tokenmix", "train", "text", "--data", "a.txt", "--data.seq_len", "32", "--out", run, *options]
-    done = subprocess.run(command, capture_output=True, text=True)
+    train_command = ("train", "text", "--data", "a.txt", "--data.seq_len", "32", "--out", run)
+    done = run_command(*train_command, *options, ranks=ranks)
     return "" if done.returncode == 0 else f"exit code {done.returncode}: {done.stderr.strip().splitlines()[-1]}"
 
 

@@ -4,26 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
-from . import attempt
-
-LIMIT = 60  # seconds; what takes longer hangs
-
-
-def _told(*args: str, env: dict[str, str] | None = None) -> str:
-    """Return how a command ends: in a line, in a traceback, or not at all."""
-    command = [sys.executable, "-m", "tokenmix", *args]
-    try:
-        found = subprocess.run(command, capture_output=True, timeout=LIMIT, env={**os.environ, **(env or {})})
-    except subprocess.TimeoutExpired:
-        return "hangs"
-    said = found.stderr.decode(errors="replace")
-    last = (said.strip().splitlines() or ["nothing said"])[-1]
-    kind = "traceback: " if "Traceback" in said else ""
-    return f"exit {found.returncode}: {kind}{last[:160]!r} ({len(said)} characters)"
+from . import attempt, result_of_command, run_command
 
 
 def _run() -> Path:
@@ -45,7 +28,7 @@ def link_in_samples() -> str:
     run = _run()
     Path("secret.txt").write_text("the secret text")
     (run / "samples" / "step_00000099.txt").symlink_to(Path("secret.txt").resolve())
-    told = _told("report", "run", "--out", "page.html")
+    told = result_of_command("report", "run", "--out", "page.html")
     return f"the page holds the secret: {'the secret text' in Path('page.html').read_text()}; {told}"
 
 
@@ -55,7 +38,7 @@ def pipe_for_metrics() -> str:
     run = _run()
     (run / "metrics.jsonl").unlink()
     os.mkfifo(run / "metrics.jsonl")
-    return _told("report", "run", "--watch", "--once")
+    return result_of_command("report", "run", "--watch", "--once")
 
 
 @attempt("3", "A loss of 1e308 in a run's metrics")
@@ -64,14 +47,18 @@ def huge_loss() -> str:
     run = _run()
     with (run / "metrics.jsonl").open("a") as f:
         f.write(json.dumps({"kind": "train", "step": 4, "loss": 1e308, "bpb": 1e308, "seconds": 4.0}) + "\n")
-    return f"watch {_told('report', 'run', '--watch', '--once')}; report {_told('report', 'run')}"
+    return (
+        f"watch {result_of_command('report', 'run', '--watch', '--once')}; report {result_of_command('report', 'run')}"
+    )
 
 
 @attempt("4", "A folder of checkpoints with a superscript for its step")
 def superscript_step() -> str:
     """It is a digit to Python, and no number."""
     (_run() / "checkpoints" / "step_²").mkdir()
-    return f"watch {_told('report', 'run', '--watch', '--once')}; resume {_told('resume', 'run')}"
+    return (
+        f"watch {result_of_command('report', 'run', '--watch', '--once')}; resume {result_of_command('resume', 'run')}"
+    )
 
 
 @attempt("5", "A config of a run with a model of 10^12 features, or without data")
@@ -80,38 +67,36 @@ def odd_configs() -> str:
     run = _run()
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**config, "model": {**config["model"], "dim": 10**12}}))
-    wide = _told("report", "run")
+    wide = result_of_command("report", "run")
     (run / "config.json").write_text(json.dumps({**config, "data": None}))
-    return f"report {wide}; watch {_told('report', 'run', '--watch', '--once')}"
+    return f"report {wide}; watch {result_of_command('report', 'run', '--watch', '--once')}"
 
 
 @attempt("6", "Sampling at a temperature of 1e-300")
 def coldest() -> str:
     """Every logit divided by it is infinite."""
     _run()
-    return _told("sample", "run", "--bytes", "5", "--temperature", "1e-300")
+    return result_of_command("sample", "run", "--bytes", "5", "--temperature", "1e-300")
 
 
 @attempt("7", "A mistyped option, and one in a terminal without boxes")
 def mistyped() -> str:
     """The parser answered with the options of other verbs."""
     plain = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
-    return f"{_told('sample', 'x', '--n', '5')}; {_told('report', 'x', '--every', '1', env=plain)}"
+    typed = run_command("sample", "x", "--n", "5"), run_command("report", "x", "--every", "1", env=plain)
+    return "; ".join(f"exit {each.returncode}, {len(each.stderr)} characters" for each in typed)
 
 
 @attempt("8", "A name with an escape sequence")
 def escapes() -> str:
     """It would clear the terminal."""
-    found = subprocess.run([sys.executable, "-m", "tokenmix", "report", "\x1b[2Jx"], capture_output=True, timeout=LIMIT)
-    echoed = b"\x1b[2J" in found.stderr
-    return f"the escape is echoed: {echoed}"
+    clear = "\x1b[2J"
+    return f"the escape is echoed: {clear in run_command('report', f'{clear}x').stderr}"
 
 
 @attempt("9", "More steps for a run with a cosine schedule")
 def longer_cosine() -> str:
     """The rate jumps up again."""
     _run()
-    said = subprocess.run(
-        [sys.executable, "-m", "tokenmix", "resume", "run", "--train.steps", "8"], capture_output=True, timeout=LIMIT
-    )
-    return f"the schedule is mentioned: {b'schedule' in said.stderr}"
+    said = run_command("resume", "run", "--train.steps", "8").stderr
+    return f"the schedule is mentioned: {'schedule' in said}"

@@ -7,14 +7,12 @@ import gzip
 import json
 import lzma
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from tokenmix.lab.data import open_corpus, open_documents, open_labelled, open_parallel
 
-from . import attempt
+from . import attempt, run_command
 
 TEXT = b"to be or not to be, that is the question. " * 4000
 PAIRS = [(f"cat {i}", f"Katze {i}") for i in range(200)]
@@ -167,12 +165,7 @@ def _train(patch: str) -> str:
     Path("patched/sitecustomize.py").write_text(patch)
     path = os.pathsep.join(["patched", os.environ.get("PYTHONPATH", "")])
     argv = "train text --data corpus.txt --size smoke --train.steps 2 --optim.warmup 1 --out run"
-    done = subprocess.run(
-        [sys.executable, "-m", "tokenmix", *argv.split()],
-        env={**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(Path("cache").resolve())},
-        capture_output=True,
-        text=True,
-    )
+    done = run_command(*argv.split(), env={"PYTHONPATH": path})
     lines = [line for line in done.stderr.splitlines() if line.startswith(("warning", "error"))]
     return f"exit {done.returncode}; {' '.join(lines)}"
 
@@ -199,6 +192,6 @@ def long_warmup() -> str:
     Path("corpus.txt").write_bytes(TEXT)
     argv = "train text --data corpus.txt --size smoke --train.steps 20 --optim.warmup 100 --train.eval_every 20 "
     argv += "--train.save_every 20 --out run"
-    done = subprocess.run([sys.executable, "-m", "tokenmix", *argv.split()], capture_output=True, text=True)
+    done = run_command(*argv.split())
     said = [line for line in done.stderr.splitlines() if "warm" in line and "warning" in line]
     return said[0] if said else "no word"

@@ -24,7 +24,8 @@ class Running(Mixer):
         super().__init__(dim, causal=causal)
         self.v_proj, self.out_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
 
-    def mix(self, x, context, *, positions, key_mask, attn_mask, grid, prefix):
+    def mix(self, inputs):
+        x, key_mask = inputs.x, inputs.key_mask
         v = self.v_proj(x) if key_mask is None else torch.where(key_mask[..., None], self.v_proj(x), 0.0)
         return self.out_proj(v.cumsum(1).unflatten(-1, (2, -1)).flatten(-2))
 
@@ -32,9 +33,9 @@ class Running(Mixer):
 class Zeros(Attention):
     """Softmax attention with 0 at masked positions."""
 
-    def mix(self, x, context, **given):
-        y, mask = super().mix(x, context, **given), given["key_mask"]
-        return y if mask is None or context is not None else torch.where(mask[..., None], y, 0.0)
+    def mix(self, inputs):
+        y, mask = super().mix(inputs), inputs.key_mask
+        return y if mask is None or inputs.context is not None else torch.where(mask[..., None], y, 0.0)
 
 
 @attempt("1", "A mixer with a causal form only is registered: what does the doctor say?")

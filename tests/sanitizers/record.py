@@ -194,7 +194,7 @@ class Recorder:
         self.names: list[str] = []
 
     def pointer(self, a: Tensor | None) -> int | None:
-        """``cpu.pointer``, remembering how far the memory of a tensor goes."""
+        """The address of a tensor, remembering how far its memory goes."""
         if a is None:
             return None
         size = (
@@ -207,6 +207,10 @@ class Recorder:
             size = max(size, before[0])
         self.known[a.data_ptr()] = size, StorageWeakRef(a.untyped_storage())
         return a.data_ptr()
+
+    def pointers(self, *tensors: Tensor | None) -> list[int | None]:
+        """``cpu.pointers``, remembering how far the memory of each tensor goes."""
+        return [self.pointer(a) for a in tensors]
 
     def wrap(self, raw: Any) -> Callable[..., None]:
         """A function of the library that writes down what it is given."""
@@ -259,27 +263,27 @@ class Recorder:
         if not value:
             self.file.write(struct.pack("<cqdq", b"0", 0, 0.0, 0))
             return
-        assert value in self.known, f"{name}: an address that did not come from pointer()"
+        assert value in self.known, f"{name}: an address that did not come from pointers()"
         size, storage = self.known[value]
-        assert not storage.expired(), f"{name}: a tensor was freed between pointer() and the call"
+        assert not storage.expired(), f"{name}: a tensor was freed between pointers() and the call"
         self.file.write(struct.pack("<cqdq", b"p", size, 0.0, value % 64))
         self.file.write(ctypes.string_at(value, size))
 
     def install(self) -> None:
-        """Take the place of ``pointer`` and of every function of the library in every module of wrappers."""
-        for key in ("_new", "simple", "ring", "pairs", "taps", "conv", "full", "hydra", "linear"):
+        """Take the place of ``pointers`` and of every function of the library in every module of wrappers."""
+        for key in ("_new", "simple", "ring", "pairs", "taps", "conv", "full", "hydra", "linear", "forget"):
             setattr(decode.step, key, self.seen(getattr(decode.step, key)))
         for module in [cpu, *modules()]:
             for key, value in list(vars(module).items()):
-                if value is pointer:
-                    setattr(module, key, self.pointer)
+                if value is pointers:
+                    setattr(module, key, self.pointers)
                 elif isinstance(value, FUNCTION):
                     setattr(module, key, self.wrap(value))
                 elif isinstance(value, dict) and any(isinstance(v, FUNCTION) for v in value.values()):
                     value.update({k: self.wrap(v) for k, v in value.items() if isinstance(v, FUNCTION)})
 
 
-pointer = cpu.pointer
+pointers = cpu.pointers
 
 
 def main() -> None:

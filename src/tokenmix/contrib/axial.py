@@ -16,7 +16,7 @@ from ..functional.layout.masks import zero_masked
 from ..functional.layout.positions import Positions, back_to_place, gather_tokens, last_valid, turned
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import alike, exact, sum_dtype
-from ..mixers.base import About, Arguments, Mixer, chunk_positions, register_state
+from ..mixers.base import About, Arguments, Inputs, Mixer, chunk_positions, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.hands_out import ReadLinear
 from ..mixers.parts.options import at_least, check_heads, one_of
@@ -260,18 +260,9 @@ class Axial(Mixer):
         """Return the features of this instance: it takes a grid if no width was given."""
         return replace(super().capabilities, grid=self.width is None)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``axial`` for this input: (positional, keyword)."""
+        x, positions, key_mask, grid = inputs.x, inputs.positions, inputs.key_mask, inputs.grid
         check_positions(self, positions, key_mask, rising=self.causal)
         if grid is not None and self.width is not None:
             self.refuse(
@@ -282,7 +273,7 @@ class Axial(Mixer):
                 f"was built without width and needs grid=, the {self.ndim} sizes of the token grid, got grid={grid}"
             )
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self._later(x)
-        place = {"width": self.width, "grid": grid, "prefix": prefix, "positions": positions}
+        place = {"width": self.width, "grid": grid, "prefix": inputs.prefix, "positions": positions}
         starts = None if self.width is None else row_starts(key_mask, positions)
         pattern = {"heads": self.heads, "order": self.order, "combine": self.combine}
         return args, {**pattern, **place, "starts": starts, "causal": self.causal, "key_mask": key_mask}

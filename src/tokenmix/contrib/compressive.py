@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..functional.layout.positions import fill_from_last_valid, gather_tokens, last_valid
 from ..kernels.precision import sum_dtype
-from ..mixers.base import QKVO, About, Arguments, Mixer, register_state, token_positions
+from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer, register_state, token_positions
 from ..mixers.cost import MixingCost
 from ..mixers.parts.aux_losses import add_aux_loss
 from ..mixers.parts.options import at_least, one_of
@@ -115,18 +115,9 @@ class Compressive(Mixer):
     def _squeeze(self) -> tuple[Tensor, ...]:
         return () if self.squeeze is None or self.squeeze_bias is None else (self.squeeze, self.squeeze_bias)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``compressive`` for this input: (positional, keyword)."""
+        x, positions, key_mask = inputs.x, inputs.positions, inputs.key_mask
         check_positions(self, positions, key_mask, rising=True)
         learned = self._project(x), self.relative, self.content, self.place, self._squeeze()
         options = {
@@ -141,9 +132,9 @@ class Compressive(Mixer):
             "key_mask": key_mask,
         }
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
-        add_aux_loss("compressive", lambda: self._loss(x, given["positions"], given["key_mask"]))
+    def mix(self, inputs: Inputs) -> Tensor:
+        args, options = self.functional_args(inputs)
+        add_aux_loss("compressive", lambda: self._loss(inputs.x, inputs.positions, inputs.key_mask))
         return self.out_proj(compressive(*args, **options))
 
     def _loss(self, x: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> Tensor:

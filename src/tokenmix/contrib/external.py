@@ -14,7 +14,7 @@ from ..errors import MixerError
 from ..functional.attention import attention
 from ..kernels.backend import Backend
 from ..kernels.precision import exact, sum_dtype
-from ..mixers.base import About, Arguments, Mixer, register_state
+from ..mixers.base import About, Arguments, Inputs, Mixer, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.options import check_positive
 from ..mixers.parts.shared import largest_dot, valid_mask
@@ -103,23 +103,13 @@ class SimplifiedAttention(Mixer):
         self.scale = scale
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``simplified_attention`` for this input: (positional, keyword)."""
-        return (x, x if context is None else context), {
+        return (inputs.x, inputs.keys), {
             "scale": self.scale,
             "causal": self.causal,
-            "key_mask": key_mask,
-            "attn_mask": attn_mask,
+            "key_mask": inputs.key_mask,
+            "attn_mask": inputs.attn_mask,
         }
 
     def mixing_cost(self, T: int) -> MixingCost:

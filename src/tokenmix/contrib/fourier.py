@@ -14,7 +14,7 @@ from ..functional.sums.nonfinite import hides
 from ..functional.sums.taps import silenced
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact
-from ..mixers.base import About, Arguments, Mixer
+from ..mixers.base import About, Arguments, Inputs, Mixer
 from ..mixers.cost import MixingCost
 from .parts.unprojected import Unprojected
 
@@ -108,19 +108,9 @@ class Fourier(Mixer):
         super().__init__(dim, causal=causal)
         self.out_proj = Unprojected()
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``fourier`` for this input: (positional, keyword)."""
-        return (x,), {"positions": positions, "causal": self.causal, "key_mask": key_mask}
+        return (inputs.x,), {"positions": inputs.positions, "causal": self.causal, "key_mask": inputs.key_mask}
 
     def mixing_cost(self, T: int) -> MixingCost:
         return MixingCost(5 * T * self.dim * ceil(log2(max(2, T * self.dim))), None, 0)

@@ -15,10 +15,10 @@ from ..functional.sums.nonfinite import hides, honest
 from ..functional.sums.taps import silenced
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import at_least_float32, exact
-from ..mixers.base import About, Arguments, Mixer, chunk_positions, register_state, token_positions
+from ..mixers.base import About, Arguments, Inputs, Mixer, chunk_positions, register_state, token_positions
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import joined
-from ..mixers.parts.options import at_least, true_or_false
+from ..mixers.parts.options import at_least
 from ..mixers.parts.shared import in_pieces, valid_mask
 from ..positions.grid import regrown
 
@@ -132,7 +132,6 @@ class GMLP(Mixer):
     ):
         super().__init__(dim, causal=causal, max_len=max_len)
         at_least(self, 1, max_len=max_len)
-        true_or_false(self, toeplitz=toeplitz)
         self.hidden, self.toeplitz = 6 * dim if hidden is None else hidden, toeplitz
         if not isinstance(self.hidden, int) or self.hidden < 2 or self.hidden % 2:
             self.refuse(f"hidden must be even and positive, got {hidden!r}")
@@ -176,18 +175,9 @@ class GMLP(Mixer):
             return self.spatial[cols[..., None, :] - rows[..., :, None] + self.bias.shape[0] - 1]
         return self.spatial[rows[..., :, None], cols[..., None, :]]
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``gmlp`` for this input: (positional, keyword)."""
+        x, positions, key_mask = inputs.x, inputs.positions, inputs.key_mask
         T = x.shape[1]
         if positions is None and key_mask is None:
             index = torch.arange(T, device=x.device)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..functional.sums import kernel_attention as sums
-from ..mixers.base import About, Arguments, Kernels, Mixer
+from ..mixers.base import About, Arguments, Inputs, Kernels
 from ..mixers.cost import MixingCost
 from ..mixers.hydra import as_state, kernel_cost, step
+from ..mixers.segments import Segmented
 
 
-class PolyNL(Mixer):
+class PolyNL(Segmented):
     """PolyNL: Y = (X * mean_t(X W_1 * X W_2)) W_3, Hydra with the token itself as query and the mean kernel.
 
     Babiloni et al. 2021, ICCV (arXiv:2107.02859). Maps (B, T, D) to (B, T, D). W_1 is k_proj, W_2 v_proj, W_3 out_proj;
@@ -18,7 +19,6 @@ class PolyNL(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
-    supports_segments = True
     about = About("Babiloni et al. 2021, ICCV (arXiv 2107.02859)", "kernel", "T D", "T D")
     carries = ("k_proj", "v_proj", "out_proj")
     kernels = Kernels(("hydra",), step="hydra")
@@ -29,23 +29,13 @@ class PolyNL(Mixer):
         self.k_proj, self.v_proj = (nn.Linear(dim, dim, bias=qkv_bias) for _ in range(2))
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.hydra`` for this input: (positional, keyword)."""
-        keys = x if context is None else context
-        return (x, self.k_proj(keys), self.v_proj(keys)), {
+        keys = inputs.keys
+        return (inputs.x, self.k_proj(keys), self.v_proj(keys)), {
             "feature": "mean",
             "causal": self.causal,
-            "key_mask": key_mask,
+            "key_mask": inputs.key_mask,
         }
 
     def mixing_cost(self, T: int) -> MixingCost:

@@ -14,11 +14,12 @@ from ..functional.layout.masks import allowed, zero_masked
 from ..functional.layout.positions import Positions, back_to_place, turned
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact, sum_dtype
-from ..mixers.base import QKVO, About, Arguments, Mixer
+from ..mixers.base import QKVO, About, Arguments, Inputs
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import empty_history, join_rings, joined, newest
 from ..mixers.parts.options import at_least, one_of
 from ..mixers.parts.shared import add_projections, check_positions, largest_dot, ring_chunk, row_starts
+from ..mixers.segments import Segmented
 from .parts.lines import Lines, Raster, coordinates, dense, in_lines
 
 
@@ -143,7 +144,7 @@ def _check(q, k, v, heads, block, memory, width, grid, backend) -> None:
         )
 
 
-class ImageLocal(Mixer):
+class ImageLocal(Segmented):
     """Image Transformer: softmax attention of each block of queries over one memory block.
 
     Parmar et al. 2018, arXiv:1802.05751, Sec. 3.2. Maps (B, T, D) to (B, T, D).
@@ -169,7 +170,6 @@ class ImageLocal(Mixer):
 
     supports_causal = supports_streaming = supports_attn_mask = supports_grid = True
     fixed_when_traced = True
-    supports_segments = True
     waivers = {
         "token_before_reaches": "with ndim=2 the token before the first one of a line is at the other edge of "
         "the image, and with memory=0 the token before the first one of a block is not attended"
@@ -230,18 +230,9 @@ class ImageLocal(Mixer):
         """Return the features of this instance: it takes a grid if ndim is 2 and no width was given."""
         return replace(super().capabilities, grid=self.on_grid)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``image_local`` for this input: (positional, keyword)."""
+        x, positions, key_mask, grid = inputs.x, inputs.positions, inputs.key_mask, inputs.grid
         check_positions(self, positions, key_mask)
         if grid is not None and not self.on_grid:
             self.refuse(
@@ -250,7 +241,7 @@ class ImageLocal(Mixer):
         if self.on_grid and (grid is None or len(grid) != 2):
             self.refuse(f"was built with ndim=2 and without width and needs grid=(H, W), got grid={grid}")
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        place = {"width": self.width, "grid": grid, "prefix": prefix, "positions": positions}
+        place = {"width": self.width, "grid": grid, "prefix": inputs.prefix, "positions": positions}
         starts = None if self.on_grid else row_starts(key_mask, positions)
         return args, {
             **self._pattern(),
@@ -258,7 +249,7 @@ class ImageLocal(Mixer):
             "starts": starts,
             "causal": self.causal,
             "key_mask": key_mask,
-            "attn_mask": attn_mask,
+            "attn_mask": inputs.attn_mask,
         }
 
     def _pattern(self):

@@ -19,12 +19,13 @@ from ..functional.sums.softmax import FLOOR, MASKED_KEY, merge_heads, prefix_sum
 from ..functional.sums.taps import centre_of, check_odd, grid_weights, pair_weights, silenced, slide, weighed
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import at_least_float32, exact
-from ..mixers.base import About, Arguments, Mixer, chunk_positions, register_state
+from ..mixers.base import About, Arguments, Inputs, chunk_positions, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import join_rings, joined, newest
 from ..mixers.parts.options import at_least, check_heads, one_of
 from ..mixers.parts.shared import check_positions, has_holes, in_pieces, valid_mask
 from ..mixers.parts.token_norm import TokenBatchNorm
+from ..mixers.segments import Segmented
 from ..positions.grid import regrown
 
 
@@ -155,7 +156,7 @@ class LambdaState(NamedTuple):
     position: Tensor
 
 
-class Lambda(Mixer):
+class Lambda(Segmented):
     """The lambda layer: y_n = W_o (lambda^c + lambda^p_n)^T q_n.
 
     lambda^c = sum_m softmax_m(k)_m v_m^T, lambda^p_n = sum_m E_{m - n} v_m^T. Bello 2021, arXiv:2102.08602, Eq. 1 and
@@ -189,7 +190,6 @@ class Lambda(Mixer):
     """
 
     supports_causal = supports_streaming = supports_grid = True
-    supports_segments = True
     knows_positions = True
     form = staticmethod(lambda_layer)
     about = About(
@@ -290,18 +290,9 @@ class Lambda(Mixer):
         found = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
         return tuple(self.norms[name](a, key_mask) if name in self.norms else a for name, a in found.items())
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``lambda_layer`` for this input: (positional, keyword)."""
+        key_mask, grid = inputs.key_mask, inputs.grid
         if (grid is None) != (self.grid_size is None) or (grid is not None and len(grid) != 2):
             self.refuse(
                 f"was built with grid_size={self.grid_size}, got grid={grid}; grid and grid_size need each other"
@@ -315,12 +306,12 @@ class Lambda(Mixer):
         options = {
             "heads": self.heads,
             "grid": grid,
-            "prefix": prefix,
-            "positions": positions,
+            "prefix": inputs.prefix,
+            "positions": inputs.positions,
             "causal": self.causal,
             "key_mask": key_mask,
         }
-        return (*self._projected(x, key_mask), self.embedding), options
+        return (*self._projected(inputs.x, key_mask), self.embedding), options
 
     def mixing_cost(self, T: int) -> MixingCost:
         w, c, H, D = self.key_width, self.dim // self.heads, self.heads, self.dim

@@ -16,10 +16,10 @@ from ..functional.sums.nonfinite import honest, over_pairs, over_window
 from ..functional.sums.taps import centre_of, check_odd, depthwise, pair_weights, silenced, slide, weighed
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact
-from ..mixers.base import About, Arguments
+from ..mixers.base import About, Arguments, Inputs
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import joined, newest, ring_bytes
-from ..mixers.parts.options import at_least, check_heads, true_or_false
+from ..mixers.parts.options import at_least, check_heads
 from .parts.window import WindowMixer
 
 
@@ -106,7 +106,6 @@ class LightConv(WindowMixer):
     """
 
     supports_causal = supports_streaming = True
-    supports_segments = True
     knows_positions = True
     form = staticmethod(lightconv)
     about = About("Wu et al. 2019, arXiv 1901.10430", "convolution", "T s D", "T D")
@@ -134,19 +133,13 @@ class LightConv(WindowMixer):
     def init_parameters(self) -> None:
         nn.init.xavier_uniform_(self.kernel)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``lightconv`` for this input: (positional, keyword)."""
-        return (values(self, x), self.kernel), {"positions": positions, "causal": self.causal, "key_mask": key_mask}
+        return (values(self, inputs.x), self.kernel), {
+            "positions": inputs.positions,
+            "causal": self.causal,
+            "key_mask": inputs.key_mask,
+        }
 
     def mixing_cost(self, T: int) -> MixingCost:
         flops = 2 * T * self.kernel_size * self.dim
@@ -178,7 +171,6 @@ class DynamicConv(WindowMixer):
     """
 
     supports_causal = supports_streaming = True
-    supports_segments = True
     knows_positions = True
     form = staticmethod(lightconv)
     about = About("Wu et al. 2019, arXiv 1901.10430", "convolution", "T s D", "T D + T s H")
@@ -205,20 +197,14 @@ class DynamicConv(WindowMixer):
     def _windows(self, g: Tensor) -> Tensor:
         return self.q_proj(g).unflatten(-1, (self.heads, self.kernel_size))
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``lightconv`` for this input: (positional, keyword)."""
-        g = values(self, x)
-        return (g, self._windows(g)), {"positions": positions, "causal": self.causal, "key_mask": key_mask}
+        g = values(self, inputs.x)
+        return (g, self._windows(g)), {
+            "positions": inputs.positions,
+            "causal": self.causal,
+            "key_mask": inputs.key_mask,
+        }
 
     def mixing_cost(self, T: int) -> MixingCost:
         kept = 4 * T * (self.dim * (6 if self.glu else 3) + 5 * self.heads * self.kernel_size)
@@ -238,7 +224,6 @@ def check_window(mixer: LightConv | DynamicConv) -> None:
     size = mixer.kernel_size
     check_heads(mixer, mixer.heads)
     at_least(mixer, 1, kernel_size=size)
-    true_or_false(mixer, glu=mixer.glu)
     if size % 2 == 0 and not mixer.causal:
         mixer.refuse(f"kernel_size must be positive, and odd unless causal=True, got {size!r}")
 

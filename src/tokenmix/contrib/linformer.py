@@ -19,7 +19,7 @@ from ..functional.layout.positions import default_positions
 from ..functional.sums.nonfinite import hides
 from ..kernels.backend import Backend
 from ..kernels.precision import at_least_float32, exact
-from ..mixers.base import QKVO, About, Arguments, Mixer, token_positions
+from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer, token_positions
 from ..mixers.cost import MixingCost
 from ..mixers.parts.options import at_least
 from ..mixers.parts.shared import add_projections, largest_dot
@@ -162,24 +162,15 @@ class Linformer(Mixer):
             self.projection_f = regrown(self.projection_f, _stretched(self.projection_f, max_len))
         self.max_len = self.max_context_len = max_len
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``linformer`` for this input: (positional, keyword)."""
-        keys = x if context is None else context
+        context, key_mask = inputs.context, inputs.key_mask
+        keys = inputs.keys
         key_positions = (
-            positions if context is None else None if key_mask is None else token_positions(context, key_mask)
+            inputs.positions if context is None else None if key_mask is None else token_positions(context, key_mask)
         )
         f = self.projection_e if self.projection_f is None else self.projection_f
-        args = self.q_proj(x), self.k_proj(keys), self.v_proj(keys), self.projection_e, f
+        args = self.q_proj(inputs.x), self.k_proj(keys), self.v_proj(keys), self.projection_e, f
         return args, {"heads": self.heads, "positions": key_positions, "key_mask": key_mask}
 
     def mixing_cost(self, T: int) -> MixingCost:

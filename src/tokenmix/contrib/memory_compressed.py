@@ -14,7 +14,7 @@ from torch import Tensor
 from ..functional.attention import attention
 from ..functional.layout.masks import zero_masked
 from ..functional.layout.positions import fill_from_last_valid, gather_tokens, last_valid, shifted
-from ..mixers.base import QKVO, About, Arguments, Mixer, chunk_positions, register_state
+from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer, chunk_positions, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.hands_out import ReadConv1d
 from ..mixers.parts.options import at_least
@@ -113,18 +113,9 @@ class MemoryCompressed(Mixer):
     def waived(self):
         return dict(self.waivers) if self.mode == "local" else {}
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``memory_compressed`` for this input: (positional, keyword)."""
+        x, positions, key_mask = inputs.x, inputs.positions, inputs.key_mask
         check_positions(self, positions, key_mask, rising=self.causal)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self._conv(x)
         options = {"heads": self.heads, "block": self.block, "mode": self.mode, "positions": positions}

@@ -89,7 +89,7 @@ def memory_compressed(
 def _blockwise(
     q: Tensor, k: Tensor, v: Tensor, *, heads: int, block: int, causal: bool, valid: Tensor | None, backend: Backend
 ) -> Tensor:
-    """Attend with every block as a row of its own."""
+    """Attend with every block as a separate row."""
     B, T, _ = q.shape
     extra = -T % block
     if extra and valid is None:

@@ -14,7 +14,7 @@ from ..functional.sums.nonfinite import hides
 from ..functional.sums.taps import silenced
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact
-from ..mixers.base import About, Arguments, Mixer, token_positions
+from ..mixers.base import About, Arguments, Inputs, Mixer, token_positions
 from ..mixers.cost import MixingCost
 from ..mixers.parts.options import at_least
 from ..positions.grid import regrown
@@ -111,18 +111,9 @@ class MLPMixer(Mixer):
         self.w1, self.w2, self.b2 = regrown(self.w1, w1), regrown(self.w2, w2.T), regrown(self.b2, b2[0])
         self.max_len = self.max_context_len = max_len
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``mlp_mixer`` for this input: (positional, keyword)."""
+        x, positions, key_mask = inputs.x, inputs.positions, inputs.key_mask
         if positions is None and key_mask is None:
             T = x.shape[1]
             weights = self.w1[:, :T], self.b1, self.w2[:T], self.b2[:T]

@@ -18,7 +18,7 @@ from ..functional.layout.positions import default_positions
 from ..functional.sums.nonfinite import hides
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact, sum_dtype
-from ..mixers.base import QKVO, About, Arguments, Mixer
+from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer
 from ..mixers.cost import MixingCost
 from ..mixers.parts.options import at_least
 from ..mixers.parts.shared import add_projections, check_positions, largest_dot
@@ -123,7 +123,7 @@ def convolved(v: Tensor, taps: Tensor, positions: Tensor | None) -> Tensor:
 
 
 def _softmax(logits: Tensor, keep: Tensor | None) -> Tensor:
-    """Apply softmax along the last axis over what ``keep`` allows; 0 where it allows nothing."""
+    """Apply softmax along the last axis over the entries that ``keep`` allows; 0 if it allows no entry."""
     if keep is None:
         return logits.softmax(-1)
     return torch.where(keep, logits.masked_fill(~(keep | ~keep.any(-1, keepdim=True)), float("-inf")).softmax(-1), 0.0)
@@ -184,18 +184,9 @@ class Nystrom(Mixer):
         if self.taps is not None:
             nn.init.uniform_(self.taps, -(self.taps.shape[1] ** -0.5), self.taps.shape[1] ** -0.5)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``nystrom`` for this input: (positional, keyword)."""
+        x, positions, key_mask = inputs.x, inputs.positions, inputs.key_mask
         check_positions(self, positions, key_mask)
         taps = x.new_zeros(self.heads, 0) if self.taps is None else self.taps
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), taps

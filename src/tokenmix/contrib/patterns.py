@@ -36,10 +36,10 @@ from ..functional.layout.blocks import (
 from ..functional.layout.positions import Positions, in_order
 from ..kernels.backend import Backend
 from ..kernels.precision import exact
-from ..mixers.base import QKVO, About, Arguments, Mixer
+from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import empty_history
-from ..mixers.parts.options import at_least, true_or_false
+from ..mixers.parts.options import at_least
 from ..mixers.parts.patterns import BlockCost, added, build_distance_bias, explicit, history_step, kept_bytes
 from ..mixers.parts.shared import add_projections, check_positions, largest_added, largest_dot
 
@@ -195,7 +195,7 @@ def _together(near: Part, column: Part, merged: bool) -> Tensor:
 
 
 def _by_half(near: Tensor, column: Tensor, heads: int, merged: bool) -> Tensor:
-    """Combine both patterns (B, T, S) into what the heads allow."""
+    """Combine both patterns (B, T, S) into the pairs that the heads allow."""
     if merged:
         return near | column
     second = torch.arange(heads, device=near.device)[:, None, None] >= heads // 2
@@ -244,7 +244,6 @@ class Strided(Mixer):
         super().__init__(dim, causal=causal)
         self.stride, self.heads, self.merged = stride, heads, merged
         at_least(self, 1, stride=stride)
-        true_or_false(self, merged=merged)
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         self.bias = build_distance_bias(self, bias, heads)
         if heads % 2 and not merged:
@@ -255,18 +254,9 @@ class Strided(Mixer):
     def _pattern(self):
         return {"stride": self.stride, "heads": self.heads, "merged": self.merged}
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``strided`` for this input: (positional, keyword)."""
+        x, positions, key_mask, attn_mask = inputs.x, inputs.positions, inputs.key_mask, inputs.attn_mask
         positions = explicit(x, positions, key_mask, attn_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         return args, {
@@ -337,7 +327,6 @@ class Fixed(Mixer):
         super().__init__(dim, causal=causal)
         self.stride, self.columns, self.heads, self.merged = stride, columns, heads, merged
         at_least(self, 1, stride=stride, columns=columns)
-        true_or_false(self, merged=merged)
         if columns > stride:
             self.refuse(f"columns={columns} must be at most stride={stride}")
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
@@ -350,18 +339,9 @@ class Fixed(Mixer):
     def _pattern(self):
         return {"stride": self.stride, "columns": self.columns, "heads": self.heads, "merged": self.merged}
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``fixed`` for this input: (positional, keyword)."""
+        x, positions, key_mask, attn_mask = inputs.x, inputs.positions, inputs.key_mask, inputs.attn_mask
         check_positions(self, positions, key_mask)
         positions = explicit(x, positions, key_mask, attn_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)

@@ -30,7 +30,7 @@ from ..functional.layout.blocks import (
 from ..functional.layout.positions import Positions, in_order
 from ..kernels.backend import Backend
 from ..kernels.precision import exact
-from ..mixers.base import QKVO, About, Arguments, Mixer
+from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import empty_history
 from ..mixers.parts.options import at_least
@@ -282,18 +282,9 @@ class BigBird(Mixer):
         names = ("block", "window_blocks", "random_blocks", "global_blocks", "seed", "heads")
         return {name: getattr(self, name) for name in names}
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``bigbird`` for this input: (positional, keyword)."""
+        x, positions, key_mask = inputs.x, inputs.positions, inputs.key_mask
         check_positions(self, positions, key_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         options = {**self._pattern(), **added(self.bias, x)}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..mixers.base import QKVO, About, Arguments, Mixer, chunk_positions, register_state
+from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer, chunk_positions, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts import history
 from ..mixers.parts.history import empty_history
@@ -133,18 +133,9 @@ class Longformer(Mixer):
     def _pattern(self):
         return {"reach": self.window // 2, "dilation": self.dilations, "heads": self.heads}
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``longformer`` for this input: (positional, keyword)."""
+        x, positions, key_mask, attn_mask = inputs.x, inputs.positions, inputs.key_mask, inputs.attn_mask
         check_positions(self, positions, key_mask)
         positions = explicit(x, positions, key_mask, attn_mask)
         options = {
@@ -271,18 +262,9 @@ class ETC(Mixer):
         self.bias = build_distance_bias(self, bias, heads)
         add_global_projections(self, qkv_bias=qkv_bias)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``longformer`` for this input: (positional, keyword)."""
+        x, positions, key_mask, attn_mask = inputs.x, inputs.positions, inputs.key_mask, inputs.attn_mask
         check_positions(self, positions, key_mask)
         positions = explicit(x, positions, key_mask, attn_mask)
         options = {

@@ -16,7 +16,7 @@ from ..functional.layout.masks import zero_masked
 from ..functional.sums.nonfinite import hides
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import alike, at_least_float32, exact
-from ..mixers.base import About, Arguments, Mixer
+from ..mixers.base import About, Arguments, Inputs, Mixer
 from ..mixers.cost import MixingCost
 from ..mixers.parts.options import at_least, check_positive, one_of
 from ..mixers.parts.shared import largest_dot
@@ -35,7 +35,7 @@ def pct_attention(
     key_mask: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Compute y_t = x_t - sum_s a_ts v_s, the offset of each token from what it attends (PCT, Eqs. 7 to 9).
+    """Compute y_t = x_t - sum_s a_ts v_s, the offset of each token from its attention output (PCT, Eqs. 7 to 9).
 
     b_ts = exp(scale q_t . k_s) / sum_u exp(scale q_u . k_s) is a softmax over the queries, and a_ts = b_ts / sum_r b_tr
     has l1 norm 1 over the keys. Both are computed as one softmax over the keys, of scale q_t . k_s - log sum_u
@@ -139,26 +139,17 @@ class PCTAttention(Mixer):
         self.v_proj = nn.Linear(dim, dim, bias=v_bias)
         self.out_proj = LBR(dim, dim, bias=out_bias) if self.rectified else nn.Linear(dim, dim, bias=out_bias)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``pct_attention`` for this input: (positional, keyword)."""
+        x = inputs.x
         q = self.q_proj(x)
         k = q if self.tied else self.k_proj(x)
-        return (q, k, self.v_proj(x), x), {"scale": self.scale, "key_mask": key_mask}
+        return (q, k, self.v_proj(x), x), {"scale": self.scale, "key_mask": inputs.key_mask}
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
+    def mix(self, inputs: Inputs) -> Tensor:
+        args, options = self.functional_args(inputs)
         y = pct_attention(*args, **options)
-        return self.out_proj(y, key_mask=given["key_mask"]) if self.rectified else self.out_proj(y)
+        return self.out_proj(y, key_mask=inputs.key_mask) if self.rectified else self.out_proj(y)
 
     def mixing_cost(self, T: int) -> MixingCost:
         flops = 2 * T * T * (self.dim + self.key_width)

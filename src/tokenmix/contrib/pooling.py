@@ -11,10 +11,10 @@ from ..functional.sums.nonfinite import clean, marks, over_pairs
 from ..functional.sums.taps import centre_of, check_odd, pair_weights, silenced
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact
-from ..mixers.base import About, Arguments
+from ..mixers.base import About, Arguments, Inputs
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import joined, newest, ring_bytes
-from ..mixers.parts.options import at_least, one_of, true_or_false
+from ..mixers.parts.options import at_least, one_of
 from .parts.unprojected import Unprojected
 from .parts.window import WindowMixer
 
@@ -116,7 +116,6 @@ class Pooling(WindowMixer):
     """
 
     supports_causal = supports_streaming = supports_grid = True
-    supports_segments = True
     about = About("Yu et al. 2022, arXiv 2111.11418", "pooling", "T s D", "0")
     form = staticmethod(pooling)
     waivers = {
@@ -128,7 +127,6 @@ class Pooling(WindowMixer):
         self.window, self.subtract, self.ndim = window, subtract, ndim
         at_least(self, 1, window=window)
         one_of(self, (1, 2), ndim=ndim)
-        true_or_false(self, subtract=subtract)
         if window % 2 == 0 and not causal:
             self.refuse(f"window must be positive, and odd unless causal=True, got {window!r}")
         if causal and ndim > 1:
@@ -141,25 +139,16 @@ class Pooling(WindowMixer):
         base = super().capabilities
         return type(base)(**{**vars(base), "grid": self.ndim > 1})
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``pooling`` for this input: (positional, keyword)."""
+        grid, prefix = inputs.grid, inputs.prefix
         if (0 if grid is None else len(grid)) != (0 if self.ndim == 1 else self.ndim):
             need = "a grid (H, W) is needed" if self.ndim > 1 else "it mixes a sequence"
             self.refuse(f"was built with ndim={self.ndim}, got grid={grid}; {need}")
         if prefix:
             self.refuse(f"pools the cells of a grid and takes no tokens outside of it, got prefix={prefix}")
-        options = {"window": self.window, "subtract": self.subtract, "grid": grid, "positions": positions}
-        return (x,), {**options, "causal": self.causal, "key_mask": key_mask}
+        options = {"window": self.window, "subtract": self.subtract, "grid": grid, "positions": inputs.positions}
+        return (inputs.x,), {**options, "causal": self.causal, "key_mask": inputs.key_mask}
 
     def mixing_cost(self, T: int) -> MixingCost:
         return MixingCost(self.ndim * T * self.window * self.dim, None, 0, ring_bytes(self.halo, self.dim))

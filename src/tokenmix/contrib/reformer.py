@@ -16,10 +16,10 @@ from ..functional.layout.masks import valid_mask
 from ..functional.sums.nonfinite import hides, honest
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact, sum_dtype
-from ..mixers.base import About, Arguments, Mixer, register_state
+from ..mixers.base import About, Arguments, Inputs, Mixer, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.hands_out import ReadLinear
-from ..mixers.parts.options import at_least, check_heads, true_or_false
+from ..mixers.parts.options import at_least, check_heads
 from .parts.buckets import Order, Sums, attend_dense, attend_sorted, coded, merge, ratio, sort_by_bucket
 from .parts.decisions import check_seed, decide, draw_directions, frozen, project_wide
 
@@ -101,7 +101,7 @@ def reformer(
 def reformer_codes(
     buckets: Tensor, valid: Tensor, *, chunk: int, count: int, paper_form: bool = False
 ) -> tuple[Tensor, Order]:
-    """Return codes (B, H, R, T) whose difference is 0 or 1 where two tokens meet, and the order of each round."""
+    """Return codes (B, H, R, T), whose difference is 0 or 1 if two tokens attend to each other, and their order."""
     there = valid[:, None, None].expand_as(buckets)
     order = sort_by_bucket(buckets, there, count)
     number = torch.div(order.place if paper_form else order.rank, chunk, rounding_mode="floor")
@@ -227,7 +227,6 @@ class Reformer(Mixer):
         at_least(self, 1, chunk=chunk, rounds=rounds)
         at_least(self, 2, buckets=buckets)
         check_seed(self, seed)
-        true_or_false(self, paper_form=paper_form)
         if buckets % 2:
             self.refuse(f"buckets={buckets} must be even: a hash is the largest of [xR; -xR]")
         self.q_proj = ReadLinear(dim, dim, bias=qkv_bias)
@@ -254,29 +253,20 @@ class Reformer(Mixer):
         can = super().capabilities
         return type(can)(**{**vars(can), "streaming": can.streaming and not self.paper_form})
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``reformer`` for this input: (positional, keyword)."""
+        x = inputs.x
         args = project_wide(self, x), self.v_proj(x), self.rotations
         return args, {
             "heads": self.heads,
             "chunk": self.chunk,
             "paper_form": self.paper_form,
             "causal": self.causal,
-            "key_mask": key_mask,
+            "key_mask": inputs.key_mask,
         }
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        (q, v, rotations), options = self.functional_args(x, context, **given)
+    def mix(self, inputs: Inputs) -> Tensor:
+        (q, v, rotations), options = self.functional_args(inputs)
         return self.out_proj(reformer(q, v, rotations, buckets=self._buckets(q), **options))
 
     def _buckets(self, q: Tensor) -> Tensor:
@@ -303,7 +293,7 @@ class Reformer(Mixer):
         return ReformerState(keys, keys.clone(), buckets, torch.zeros(batch_size, 0, device=device, dtype=torch.bool))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        (q, v, rotations), options = self.functional_args(x, key_mask=key_mask)
+        (q, v, rotations), options = self.functional_args(Inputs(x, key_mask=key_mask))
         now, valid = (
             self._buckets(q),
             torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask,

@@ -1,4 +1,4 @@
-"""Routing attention (Roy et al. 2021, arXiv:2003.05997): tokens meet in clusters of an online spherical k-means."""
+"""Routing attention (Roy et al. 2021, arXiv:2003.05997): attention within clusters of an online spherical k-means."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..functional.sums.nonfinite import hides, honest
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact, sum_dtype
 from ..kernels.recompute import Passes, recomputing
-from ..mixers.base import About, Arguments, Mixer, register_state
+from ..mixers.base import About, Arguments, Inputs, Mixer, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.aux_losses import add_aux_loss
 from ..mixers.parts.hands_out import ReadLinear
-from ..mixers.parts.options import at_least, check_heads, true_or_false
+from ..mixers.parts.options import at_least, check_heads
 from .parts.buckets import attend_dense, attend_sorted, coded, in_order, ratio, sort_by_bucket, sums_of
 from .parts.decisions import check_seed, decide, draw_directions, frozen, project_wide
 
@@ -165,7 +165,7 @@ class RoutingState(NamedTuple):
 
 
 class Routing(Mixer):
-    """Routing attention: each token attends tokens of its own k-means cluster.
+    """Routing attention: each token attends to the tokens of its own k-means cluster.
 
     y_t = W_o [sum_s softmax_s(x_t . x_s / sqrt(e)) v_s] in each head, where x = LayerNorm(q), without affine
     parameters, serves as query and key. Roy et al. 2021, arXiv:2003.05997. Maps (B, T, D) to (B, T, D). In the causal
@@ -237,7 +237,6 @@ class Routing(Mixer):
         check_heads(self, heads)
         at_least(self, 1, clusters=clusters, window=window)
         check_seed(self, seed)
-        true_or_false(self, paper_form=paper_form)
         if not isinstance(decay, int | float) or isinstance(decay, bool) or not 0 <= decay <= 1:
             self.refuse(f"decay must be a number from 0 to 1, got {decay!r}")
         self.q_proj = ReadLinear(dim, dim, bias=qkv_bias)
@@ -265,32 +264,24 @@ class Routing(Mixer):
         can = super().capabilities
         return type(can)(**{**vars(can), "streaming": can.streaming and not self.paper_form})
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``routing`` for this input: (positional, keyword)."""
+        x = inputs.x
         args = project_wide(self, x), self.v_proj(x), self.centroids
         return args, {
             "heads": self.heads,
             "window": self.window,
             "paper_form": self.paper_form,
             "causal": self.causal,
-            "key_mask": key_mask,
+            "key_mask": inputs.key_mask,
         }
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        (q, v, centroids), options = self.functional_args(x, context, **given)
+    def mix(self, inputs: Inputs) -> Tensor:
+        x = inputs.x
+        (q, v, centroids), options = self.functional_args(inputs)
         if self.training:
             centroids = self._passes.first(type(self).__name__, x, centroids.clone())
-        valid = valid_mask(x, given["key_mask"])
+        valid = valid_mask(x, inputs.key_mask)
         y = routing(q, v, centroids, clusters=self._clusters(q, valid, centroids), **options)
         add_aux_loss("routing", lambda: self._commitment(q, valid, centroids))
         if self.training and not recomputing():
@@ -343,7 +334,7 @@ class Routing(Mixer):
         return RoutingState(keys, keys.clone(), clusters, torch.zeros(batch_size, 0, device=device, dtype=torch.bool))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        (q, v, centroids), options = self.functional_args(x, key_mask=key_mask)
+        (q, v, centroids), options = self.functional_args(Inputs(x, key_mask=key_mask))
         valid = valid_mask(x, key_mask)
         now = self._clusters(q, valid, centroids)
         new = q.to(state.keys.dtype), v.to(state.values.dtype), now.transpose(1, 2).to(torch.int32), valid

@@ -17,7 +17,7 @@ from ..functional.layout.masks import zero_masked
 from ..functional.sums.nonfinite import hides
 from ..kernels.backend import Backend
 from ..kernels.precision import at_least_float32, exact
-from ..mixers.base import About, Arguments, Mixer
+from ..mixers.base import About, Arguments, Inputs, Mixer
 from ..mixers.cost import MixingCost
 from ..mixers.parts.hands_out import ReadLayerNorm, ReadLinear
 from ..mixers.parts.options import at_least, check_heads
@@ -140,26 +140,17 @@ class InducedSet(Mixer):
     def init_parameters(self) -> None:
         nn.init.xavier_uniform_(self.points)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``induced_set`` for this input: (positional, keyword)."""
-        keys = x if context is None else context
+        x = inputs.x
+        keys = inputs.keys
         of_k, of_v = self.read(self.point_k_proj, x), self.read(self.point_v_proj, x)
         maps = of_k[0], of_v[0], *of_k[1:], *of_v[1:]
         block: tuple[Tensor, ...] = ()
         if self.norm_1 is not None and self.feed is not None and self.norm_2 is not None:
             block = *self.read(self.norm_1, x), *self.read(self.feed, x), *self.read(self.norm_2, x)
         args = self.q_proj(x), self.k_proj(keys), self.v_proj(keys), self.points, maps, block
-        return args, {"heads": self.heads, "key_mask": key_mask}
+        return args, {"heads": self.heads, "key_mask": inputs.key_mask}
 
     def projection_flops(self, T):
         m, D = len(self.points), self.dim
@@ -214,7 +205,7 @@ class PMA(nn.Module):
         nn.init.xavier_uniform_(self.seeds)
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Map x (B, T, D) to (B, k, D). A set without members gives what the seeds alone give.
+        """Map x (B, T, D) to (B, k, D). The output for an empty set depends only on the seeds.
 
         Args:
             key_mask: (B, T) bool, True = this token counts.

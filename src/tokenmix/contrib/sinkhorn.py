@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..functional.layout.masks import valid_mask
-from ..mixers.base import QKVO, About, Arguments, Mixer, chunk_positions, register_state, token_positions
+from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer, chunk_positions, register_state, token_positions
 from ..mixers.cost import MixingCost
-from ..mixers.parts.options import at_least, true_or_false
+from ..mixers.parts.options import at_least
 from ..mixers.parts.shared import add_projections, check_positions, largest_dot
 from .sinkhorn_forms import lay_out, permutation, prepared, sinkhorn, sinkhorn_chunk
 
@@ -97,7 +97,6 @@ class Sinkhorn(Mixer):
         )
         at_least(self, 1, block=block, **({} if sortcut is None else {"sortcut": sortcut}))
         at_least(self, 0, iterations=iterations)
-        true_or_false(self, gumbel=gumbel)
         if (
             not isinstance(temperature, int | float)
             or isinstance(temperature, bool)
@@ -127,25 +126,16 @@ class Sinkhorn(Mixer):
             "temperature": self.temperature,
         }
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``sinkhorn`` for this input: (positional, keyword)."""
+        x, positions, key_mask = inputs.x, inputs.positions, inputs.key_mask
         check_positions(self, positions, key_mask, rising=True)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self.sorting
         more = {"positions": positions} if positions is not None else {}
         return args, {**self._shape(), "sortcut": self.sortcut, **more, "causal": self.causal, "key_mask": key_mask}
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
+    def mix(self, inputs: Inputs) -> Tensor:
+        args, options = self.functional_args(inputs)
         return self.out_proj(sinkhorn(*args, gumbel=self.gumbel and self.training, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:
@@ -196,7 +186,7 @@ class Sinkhorn(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         check_positions(self, positions, key_mask, rising=True, past=(state.valid, state.positions))
         query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
-        (q, k, v, sorting), options = self.functional_args(x, positions=positions, key_mask=key_mask)
+        (q, k, v, sorting), options = self.functional_args(Inputs(x, positions=positions, key_mask=key_mask))
         past = state[:5]
         new = *(a.to(state.keys.dtype) for a in (q, k, v)), valid_mask(x, key_mask), query_positions.long()
         history = [torch.cat(pair, 1) for pair in zip(past, new, strict=True)]

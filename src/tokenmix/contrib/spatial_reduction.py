@@ -18,7 +18,7 @@ from ..functional.layout.positions import shifted
 from ..functional.sums.nonfinite import hides
 from ..kernels.backend import Backend
 from ..kernels.precision import at_least_float32, exact
-from ..mixers.base import QKVO, About, Arguments, Mixer
+from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer
 from ..mixers.cost import MixingCost
 from ..mixers.parts.hands_out import ReadConv1d, ReadConv2d, ReadConv3d, ReadLayerNorm
 from ..mixers.parts.options import at_least, one_of
@@ -204,25 +204,22 @@ class SpatialReduction(Mixer):
         self.conv = CONVS[ndim](dim, dim, ratio, stride=ratio) if ratio > 1 else None
         self.norm = ReadLayerNorm(dim) if ratio > 1 else None
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``spatial_reduction`` for this input: (positional, keyword)."""
+        x, grid = inputs.x, inputs.grid
         if grid is None and self.ndim > 1:
             self.refuse(f"was built with ndim={self.ndim} and needs grid=, the {self.ndim} sizes of the token grid")
         if grid is not None and len(grid) != self.ndim:
             self.refuse(f"was built with ndim={self.ndim}, got grid={tuple(grid)}")
         conv, norm = (() if m is None else self.read(m, x) for m in (self.conv, self.norm))
         maps = (self.read(m, x) for m in (self.k_proj, self.v_proj))
-        options = {"heads": self.heads, "grid": grid, "prefix": prefix, "positions": positions, "key_mask": key_mask}
+        options = {
+            "heads": self.heads,
+            "grid": grid,
+            "prefix": inputs.prefix,
+            "positions": inputs.positions,
+            "key_mask": inputs.key_mask,
+        }
         return (self.q_proj(x), x, conv, norm, *maps), options
 
     def _cells(self, T: int) -> int:

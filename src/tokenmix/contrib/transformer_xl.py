@@ -15,10 +15,11 @@ from ..functional.layout.positions import Positions
 from ..functional.sums.nonfinite import clean, marks
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact, sum_dtype
-from ..mixers.base import QKVO, About, Arguments, Mixer
+from ..mixers.base import QKVO, About, Arguments, Inputs
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import empty_history, join_rings, joined, newest
 from ..mixers.parts.shared import add_projections, ring_chunk
+from ..mixers.segments import Segmented
 from .parts.lines import mixed
 from .parts.relative import by_position, largest_relative, sinusoid
 
@@ -179,7 +180,7 @@ def _check(
         raise MixerError(f"transformer_xl: memory={memory} must be at least 1 (the token itself), or None for all.")
 
 
-class TransformerXL(Mixer):
+class TransformerXL(Segmented):
     """Transformer-XL: y_t = W_o [sum_s softmax_s([(q_t + u) . k_s + (q_t + v) . W_r R_{t-s}] / sqrt(e)) v_s].
 
     In each of ``heads`` heads. Dai et al. 2019, arXiv:1901.02860, Sec. 3.3. Maps (B, T, D) to (B, T, D).
@@ -201,7 +202,6 @@ class TransformerXL(Mixer):
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
-    supports_segments = True
     about = About("Dai et al. 2019, arXiv 1901.02860", "memory", "T^2 D, or T memory D", "T^2 heads, or T memory heads")
     knows_positions = True
     form = staticmethod(transformer_xl)
@@ -233,24 +233,15 @@ class TransformerXL(Mixer):
         for bias in (self.content, self.place):
             nn.init.normal_(bias, std=0.02)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``transformer_xl`` for this input: (positional, keyword).
 
         Only differences of positions matter.
         """
+        x = inputs.x
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self.relative, self.content, self.place
-        options = {"heads": self.heads, "memory": self.memory, "positions": positions}
-        return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        options = {"heads": self.heads, "memory": self.memory, "positions": inputs.positions}
+        return args, {**options, "causal": self.causal, "key_mask": inputs.key_mask, "attn_mask": inputs.attn_mask}
 
     def mixing_cost(self, T: int) -> MixingCost:
         D, M, n = self.dim, self.memory, self.relative.shape[1]

@@ -87,7 +87,7 @@ class GraphedDecoder:
         self._left = None if self.model.max_len is None else self.model.max_len - int(self.state.position.max())
 
     def _step(self) -> Tensor:
-        """Compute one step and write its state over the old one; this is what the graph captures."""
+        """Compute one step and overwrite the old state; the graph captures this function."""
         result, new = self._program(self._token, self.state)
         held = {leaf.untyped_storage().data_ptr() for leaf in self._leaves}
         apart = [

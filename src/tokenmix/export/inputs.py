@@ -1,4 +1,4 @@
-"""Describe what export traces: a mixer or a model, with example inputs of any size.
+"""Describe the subject of an export: a mixer or a model, with example inputs of any size.
 
 Inputs are whole sequences, or the next tokens with a state.
 """
@@ -43,7 +43,7 @@ class Step(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor, state: Any) -> Any:
-        """Return what ``extend`` returns."""
+        """Call ``extend``."""
         return self.model.extend(x, state)
 
 
@@ -80,7 +80,7 @@ class Port:
 
 PortFinder = Callable[[nn.Module, bool, bool, int], Port | None]
 PORT_FINDERS: list[PortFinder] = []
-"""Functions of (model, decode, key_mask, chunk) that say how to call models from elsewhere; None: not one of theirs.
+"""Functions of (model, decode, key_mask, chunk) that describe how to call models of other libraries, or return None.
 
 ``hosts.surgery`` adds its own, because a room imports only from those above it.
 """

@@ -35,7 +35,7 @@ NUMBERS = 2**25
 
 @dataclass(frozen=True)
 class OnnxReport:
-    """Hold what is known of a written file: inputs, outputs and sizes.
+    """Describe a written file: inputs, outputs and sizes.
 
     ``difference`` is the largest difference from torch over the ``compared`` numbers.
     """

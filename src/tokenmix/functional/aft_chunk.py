@@ -158,7 +158,7 @@ def pair_weights(
 
 
 def tap_weights(kernel: Tensor, at: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute what ``step.taps`` returns for a filter (h, s).
+    """Compute the result of ``step.taps`` for a filter (h, s).
 
     Log-weights (B, h, L, R + L), which pairs the filter reaches, and the last R positions.
     """

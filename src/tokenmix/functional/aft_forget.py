@@ -20,7 +20,8 @@ from torch import Tensor
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose, masks, steps
 from ..kernels.cpu import aft_forget as kernel
-from ..kernels.extended import extended
+from ..kernels.cpu import decode
+from ..kernels.extended import extended, has_gradient
 from ..kernels.operator import Operator
 from ..kernels.precision import alike, exact, sum_dtype
 from ..kernels.tokenwise import rms_norm
@@ -138,12 +139,19 @@ def aft_forget_chunk(
     Args:
         past: m, num, den (B, D) in float64: the sums so far, in units of exp(m).
     """
-    k, v, g = (a.contiguous() for a in alike(k, v, g))
+    if not k.dtype is v.dtype is g.dtype:
+        k, v, g = alike(k, v, g)
+    k, v, g, graph = k.contiguous(), v.contiguous(), g.contiguous(), has_gradient(q, k, v, g, *past)
     asked = q.contiguous() if gate == "sigmoid" and q.dtype is k.dtype else None
     new = (k, v, g) if asked is None else (k, v, g, asked)
-    sizes = all(a.dtype is torch.float64 and a.shape == k[:, 0].shape for a in past)
-    sizes = sizes and all(a.shape == k.shape for a in new)
-    if sizes and _fits(heads, k) and steps(new, past, derives=torch.is_grad_enabled()) and masks(k, key_mask):
+    wanted, (m, num, den) = (k.shape[0], k.shape[2]), past
+    sizes = m.dtype is num.dtype is den.dtype is torch.float64 and m.shape == num.shape == den.shape == wanted
+    sizes = sizes and k.shape == v.shape == g.shape and (asked is None or asked.shape == k.shape)
+    if sizes and _fits(heads, k) and steps(new, past, derives=graph) and masks(k, key_mask):
+        if not graph:
+            live = None if key_mask is None else key_mask.contiguous()
+            y, after = decode.forget(asked, k, v, g, live, past, heads=heads or 0, eps=eps)
+            return gated_after(q, y, gate) if asked is None else y, after
 
         def plain(q: Tensor | None, k: Tensor, v: Tensor, g: Tensor, past: Past) -> tuple[Tensor, Past]:
             if q is None:

@@ -164,25 +164,25 @@ def _fits(a: Tensor, k: Tensor) -> bool:
 
 
 def _asked(q: Tensor, a: Tensor, gate: Gate | None) -> Tensor:
-    """Return what only the queries hold, side by side (B, T, .): their logits, and q where there is a gate."""
+    """Return the inputs of the queries, concatenated (B, T, .): their logits, and q if there is a gate."""
     return a.flatten(2) if gate is None else torch.cat([a.flatten(2), q], -1)
 
 
 def _keys(k: Tensor, v: Tensor, b: Tensor | None, g: Tensor | None) -> list[Tensor]:
-    """Return what the keys hold, each (B, T, .); a key, a logit or a decay of -inf is a finite number of its effect."""
+    """Return the inputs of the keys, each (B, T, .), with -inf replaced by a finite number of the same effect."""
     return [limited(k), v, *(limited(each).flatten(2) for each in (b, g) if each is not None)]
 
 
 def _given(
     keys: tuple[Tensor, ...], b: bool, g: bool, sizes: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Return k, v, b and g from what ``_keys`` gave; ``b`` and ``g`` say whether they are there."""
+    """Return k, v, b and g from the output of ``_keys``; the flags ``b`` and ``g`` tell whether they are present."""
     more = iter([each.unflatten(-1, sizes) for each in keys[2:]])
     return keys[0], keys[1], next(more) if b else None, next(more) if g else None
 
 
 def _parted(asked: Tensor, q: Tensor, a: Tensor, gate: Gate | None) -> tuple[Tensor, Tensor]:
-    """Return the queries' logits (B, T, H, R) and q from what ``_asked`` gave."""
+    """Return the queries' logits (B, T, H, R) and q from the output of ``_asked``."""
     width = a.shape[2] * a.shape[3]
     logits = asked[..., :width].unflatten(-1, a.shape[2:])
     return logits, q if gate is None else asked[..., width:].to(q.dtype)
@@ -204,7 +204,7 @@ def _unmasked(logits: Tensor, key_mask: Tensor | None) -> Tensor:
 
 
 def _answer(asked: Tensor, total: Sums, q: Tensor, a: Tensor, norm: bool, eps: float, gate: Gate | None) -> Tensor:
-    """Return the outputs from the R sums and what the queries hold."""
+    """Return the outputs from the R sums and the inputs of the queries."""
     logits, q = _parted(asked, q, a, gate)
     ratio = merge_heads(ratio_of(_over_groups(faded(total, _wide(logits, q)))))
     return finished(q, ratio, a.shape[2] if norm else None, eps, gate)

@@ -29,7 +29,7 @@ cache: with e >= WIDE if queries and keys number at most e / 2, and with e >= 2 
 
 
 def _log_positive(x: Tensor) -> Tensor:
-    """Return log(x) where x > 0, and elsewhere ``MASKED_KEY``, which stands for log(0)."""
+    """Return log(x) where x > 0, and elsewhere ``MASKED_KEY``, which represents log(0)."""
     return torch.where(x > 0, torch.log(torch.where(x > 0, x, 1.0)), MASKED_KEY)
 
 

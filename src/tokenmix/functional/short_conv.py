@@ -81,13 +81,19 @@ def short_conv_chunk(
     """
     x, weight, size = x.contiguous(), weight.to(x.dtype), weight.shape[1] - 1
     new = x, valid.contiguous(), positions.contiguous()
-    alike = not holes and all(a.dtype is b.dtype and a.is_cpu for a, b in zip(new, past, strict=True))
-    (B, L, D), before = x.shape, (x.shape[0], size)
-    alike = alike and weight.shape[0] == D and positions.shape == (B, L) and past[0].shape == (*before, D)
+    (B, L, D), before, (values, there, at) = x.shape, (x.shape[0], size), past
     if (
-        alike
-        and past[1].shape == past[2].shape == before
-        and positions.dtype is torch.int64
+        not holes
+        and x.dtype is values.dtype
+        and there.dtype is torch.bool
+        and positions.dtype is at.dtype is torch.int64
+        and x.is_cpu
+        and valid.is_cpu
+        and positions.is_cpu
+        and weight.shape[0] == D
+        and positions.shape == (B, L)
+        and values.shape == (*before, D)
+        and there.shape == at.shape == before
         and steps((x, weight), past)
         and masks(x, new[1])
     ):
@@ -116,7 +122,7 @@ def short_conv_chunk(
 
 
 def in_a_row(valid: Tensor, positions: Tensor) -> bool:
-    """Return whether valid tokens (B, S) of a row stand as far apart in positions as in indices."""
+    """Return whether positions of the valid tokens (B, S) of each row are consecutive, like their indices."""
     start = positions - torch.arange(positions.shape[1], device=positions.device)
     first = torch.where(valid, start, torch.iinfo(start.dtype).max).amin(1)
     last = torch.where(valid, start, torch.iinfo(start.dtype).min).amax(1)

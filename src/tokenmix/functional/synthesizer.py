@@ -389,7 +389,7 @@ def _dot_logits(q: Tensor, k: Tensor, heads: int, scale: float | None) -> Tensor
 
 
 def _positions(who: str, v: Tensor, covered: int, positions: Tensor | None) -> tuple[Positions, Positions]:
-    """Return positions of queries and keys: the length if each token stands at its index."""
+    """Return positions of queries and keys: the length if the position of each token is its index."""
     if v.ndim != 3 or v.shape[1] > covered:
         raise MixerError(
             f"{who}: the tables cover {covered} positions; expects v (B, T, D) with T up to that, got {tuple(v.shape)}."

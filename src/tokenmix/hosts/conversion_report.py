@@ -1,4 +1,4 @@
-"""Report what a conversion did with every tensor."""
+"""Report the result of a conversion for every tensor."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Report:
-    """Hold what became of the weights: copied whole, split from a larger tensor, new, or dropped from the source.
+    """Hold the result for each tensor: copied whole, split from a larger tensor, new, or dropped from the source.
 
     ``print(report)`` shows a table; ``to_json`` lists every tensor by name.
     """

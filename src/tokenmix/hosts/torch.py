@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..functional.layout.heads import by_head
-from ..mixers import MIXERS, Mixer, build_mixer, mixer_options
+from ..mixers import MIXERS, Inputs, Mixer, build_mixer, mixer_options
 from ..mixers.attention import Attention
 from ..mixers.outside import load_mixer
 from ..models.effective_attention import values_attention
@@ -354,7 +354,7 @@ def _softmax_weights(
     mixer: Attention, x: Tensor, context: Tensor | None, keep: Tensor | None, pairs: Tensor | None
 ) -> Tensor:
     """Compute softmax_s(scale q_t . k_s), (N, heads, L, S); rows of zeros where nothing may be attended."""
-    (q, k, _), options = mixer.functional_args(x, context, key_mask=keep, attn_mask=pairs)
+    (q, k, _), options = mixer.functional_args(Inputs(x, context, key_mask=keep, attn_mask=pairs))
     q, k = (by_head(p, n) for p, n in ((q, mixer.heads), (k, mixer.kv_heads)))
     logits = (q * (q.shape[-1] ** -0.5 if mixer.scale is None else mixer.scale)) @ k.repeat_interleave(
         mixer.heads // mixer.kv_heads, 1

@@ -42,7 +42,7 @@ _modes, _functorch, _tracing = (
 )
 _default = os.environ.get("TOKENMIX_BACKEND", "auto")  # of the process, outside of all blocks
 _blocks: ContextVar[tuple[list[str], ...]] = ContextVar("_blocks", default=())
-"""The open blocks of this thread or task, outermost first: of each a list with its backend, told apart by identity."""
+"""The open blocks of this thread or task, outermost first: each a list with its backend, distinguished by identity."""
 
 
 class _Traced(threading.local):
@@ -84,7 +84,7 @@ def choose(
     lacks: str | None = None,
     slower: bool = False,
 ) -> str:
-    """Choose how a call of ``who`` runs.
+    """Choose the backend of a call of ``who``.
 
     Args:
         who: name of the function, for error messages.
@@ -127,7 +127,7 @@ def steps(new: tuple[Tensor, ...], past: tuple[Tensor, ...], *, derives: bool = 
     if (
         not _cpu
         or _compiling()
-        or default_backend() in _NO_STEPS
+        or (blocks[-1][0] if (blocks := _blocks.get()) else _default) in _NO_STEPS
         or _modes()
         or _functorch() is not None
         or _tracing() is not None
@@ -226,14 +226,27 @@ def use_backend(name: Backend) -> Iterator[None]:
             _traced.backend = before
         return
     block: list[str] = [name]
-    _blocks.set((*_blocks.get(), block))
-    _traced.backend = name
+    _set_blocks((*_blocks.get(), block))
     try:
         yield
     finally:  # blocks of generators may end in any order
-        left = tuple(each for each in _blocks.get() if each is not block)
-        _blocks.set(left)
-        _traced.backend = left[-1][0] if left else None
+        _set_blocks(tuple(each for each in _blocks.get() if each is not block))
 
 
-SETTINGS.append(Setting(default_backend, use_backend))
+@contextmanager
+def _reopen(blocks: tuple[list[str], ...]) -> Iterator[None]:
+    """Let these be the open blocks inside a ``with`` block."""
+    before = _blocks.get()
+    _set_blocks(blocks)
+    try:
+        yield
+    finally:
+        _set_blocks(before)
+
+
+def _set_blocks(blocks: tuple[list[str], ...]) -> None:
+    _blocks.set(blocks)
+    _traced.backend = blocks[-1][0] if blocks else None
+
+
+SETTINGS.append(Setting(_blocks.get, _reopen))  # read for every token: no frame of Python

@@ -14,8 +14,12 @@ LONG = 64  # new tokens from which sums in float32 over blocks drift no more tha
 
 
 def has_gradient(*tensors: Tensor | None) -> bool:
-    """Return whether autograd records what is computed from these."""
-    return torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in tensors)
+    """Return whether autograd records operations on these tensors."""
+    if torch.is_grad_enabled():
+        for a in tensors:  # a loop rather than any(): this runs for every token
+            if a is not None and a.requires_grad:
+                return True
+    return False
 
 
 def extended(

@@ -23,7 +23,7 @@ ROUNDS = 9
 
 
 class LinearRoutes(NamedTuple):
-    """Hold what was found on this machine: rates in FLOP/s, errors over the largest output, and the route in use."""
+    """Hold the measurements on this machine: rates in FLOP/s, errors over the largest output, and the route in use."""
 
     usual: float
     other: float
@@ -39,7 +39,7 @@ class LinearRoutes(NamedTuple):
 
 _lock = threading.Lock()
 _routes: list[list[str]] = []
-"""What was set outside of all blocks, then the routes of the open ones, told apart by identity."""
+"""The setting outside all blocks, then the routes of the open blocks, distinguished by identity."""
 
 
 @contextmanager

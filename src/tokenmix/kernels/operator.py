@@ -92,7 +92,7 @@ class Operator:
         OPERATORS[name] = self
 
     def __call__(self, *args: Any) -> Tensor:
-        """Compute y from inputs and options, in order; save what the backward pass needs if a gradient is required."""
+        """Compute y from inputs and options, in order; save tensors for backward if a gradient is required."""
         grad = torch.is_grad_enabled() and any(
             t is not None and t.requires_grad for t in compress(args, self.differentiable)
         )

@@ -34,7 +34,7 @@ def sum_dtype(a: Tensor) -> torch.dtype:
 
 def at_least_float32(a: Tensor) -> Tensor:
     """Cast ``a`` to float32 unless its dtype is wider."""
-    return a.to(sum_dtype(a))
+    return a.to(torch.promote_types(a.dtype, torch.float32))
 
 
 def exact(form: Callable[Given, Found]) -> Callable[Given, Found]:

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import lru_cache, wraps
-from typing import Any, NamedTuple
+from operator import methodcaller
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import MixerError
 
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
 _compiling, _graph_task = torch.compiler.is_compiling, torch._C._current_graph_task_id
 _grad_mode, _hooks = torch.is_grad_enabled, torch._C._autograd._top_saved_tensors_default_hooks
 _functorch = torch._C._functorch.peek_interpreter_stack
@@ -36,6 +39,7 @@ class Setting(NamedTuple):
 
 SETTINGS: list[Setting] = []
 """Every such setting; each is added where it is defined."""
+_read = methodcaller("read")
 
 
 def recomputing() -> bool:
@@ -45,7 +49,7 @@ def recomputing() -> bool:
 
 def as_now(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``call`` bound to the settings of this moment, for whenever and wherever it runs."""
-    now = [setting.read() for setting in SETTINGS]
+    now = [*map(_read, SETTINGS)]
 
     def run(*args: Any, **given: Any) -> Any:
         return _under(now, call, *args, **given)
@@ -66,7 +70,7 @@ class Passes:
         return Passes, ()  # a copy of the module has made no pass
 
     def first(self, who: str, x: Tensor, value: Any) -> Any:
-        """Return ``value``; in a pass computed again, what its first pass over the same x had.
+        """Return ``value``; in a recomputed pass, the value of the first pass over the same x.
 
         Raises:
             MixerError: none of the remembered passes had this x; ``who`` is the module's name.
@@ -126,7 +130,7 @@ def _places(shape: torch.Size, device: torch.device) -> tuple[Tensor, ...]:
     return torch.unravel_index(at, shape)
 
 
-def remembers_settings(forward: Callable[..., Any]) -> Callable[..., Any]:
+def remembers_settings(forward: Callable[Given, Found]) -> Callable[Given, Found]:
     """Decorate the ``forward`` of a module, which then computes again under the settings of its first pass.
 
     Torch's checkpointing hands on nothing but the random numbers and autocast.
@@ -138,7 +142,7 @@ def remembers_settings(forward: Callable[..., Any]) -> Callable[..., Any]:
             return forward(self, *args, **given)
         kept, x = self.__dict__, args[0] if args else given.get("x")
         if _graph_task() == -1:
-            now = [setting.read() for setting in SETTINGS]
+            now = [*map(_read, SETTINGS)]
             if self.training and kept.get("_settings", now) != now:
                 kept.setdefault("_passes_under", Passes())
             if "_passes_under" in kept and self.training and isinstance(x, Tensor):
@@ -149,7 +153,7 @@ def remembers_settings(forward: Callable[..., Any]) -> Callable[..., Any]:
         found = kept["_passes_under"].find(x) if "_passes_under" in kept else None
         return _under(found[0] if found else kept.get("_settings", ()), forward, self, *args, **given)
 
-    return run
+    return run  # type: ignore[return-value]  # mypy does not take self out of the parameters
 
 
 def _under(values: Sequence[Any], call: Callable[..., Any], *args: Any, **given: Any) -> Any:

@@ -1,14 +1,14 @@
-"""The table of mixers, how to build one from its name, and what a mixer of your own is written with."""
+"""The table of mixers, functions that build a mixer from its name, and helpers for mixers of your own."""
 
 from ..functional.layout.heads import by_head, join_heads
 from ..functional.layout.masks import allowed, zero_masked
 from ..functional.sums.nonfinite import hides, honest_chunk
 from ..kernels.precision import at_least_float32, exact
-from .base import QKVO, About, Capabilities, Mixer
-from .by_name import MixerName, build_mixer
+from .base import QKVO, About, Capabilities, Inputs, Mixer
 from .cost import Cost, MixingCost
 from .examples import example_mixer, state_growth
 from .facts import Kernels, mixer_options
+from .outside import build_mixer
 from .parts.aux_losses import aux_losses
 from .parts.options import check_heads
 from .parts.shared import add_projections, check_positions, largest_dot, valid_mask
@@ -22,10 +22,10 @@ __all__ = [
     "CORE",
     "Capabilities",
     "Cost",
+    "Inputs",
     "Kernels",
     "MIXERS",
     "Mixer",
-    "MixerName",
     "MixingCost",
     "QKVO",
     "Segment",

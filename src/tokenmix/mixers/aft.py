@@ -20,7 +20,7 @@ from ..functional.sums.outside import OUTSIDES, Outside
 from ..functional.sums.softmax import MASKED_KEY
 from ..kernels.precision import at_least_float32
 from ..positions import PairPositions
-from .base import QKVO, About, Arguments, Kernels, Mixer, chunk_positions, token_positions
+from .base import QKVO, About, Arguments, Inputs, Kernels, chunk_positions, token_positions
 from .cost import MixingCost
 from .parts.aft import (
     AFTDecayState,
@@ -39,11 +39,12 @@ from .parts.aft import (
 from .parts.pair_bias import PairBias, pair_positions_of
 from .parts.pair_biased import FullBlocks, PairBiased
 from .parts.shared import check_positions, check_rising_after, has_holes, in_pieces, rising, valid_mask
+from .segments import Segmented
 
 PAIRS = 1024  # tokens up to which a bidirectional bias that decays is computed as pairs, by the kernel
 
 
-class AFTSimple(Mixer):
+class AFTSimple(Segmented):
     """AFT-simple: y_t = W_o [sigma(q_t) * sum_s softmax_s(k)_s v_s], the softmax along time in each feature.
 
     Zhai et al. 2021, arXiv:2105.14103, Eq. 5. Maps (B, T, D) to (B, T, D).
@@ -60,7 +61,6 @@ class AFTSimple(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
-    supports_segments = True
     about = About(
         "Zhai et al. 2021, arXiv 2105.14103", "attention free", "T D", "T D", idea="AFT without a bias", tier="core"
     )
@@ -82,21 +82,11 @@ class AFTSimple(Mixer):
         self.gate = gate
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.aft_simple`` for this input: (positional, keyword)."""
-        keys = x if context is None else context
-        args = queries(self, x), self.k_proj(keys), self.v_proj(keys)
-        return args, {"causal": self.causal, "key_mask": key_mask, "gate": self.gate}
+        keys = inputs.keys
+        args = queries(self, inputs.x), self.k_proj(keys), self.v_proj(keys)
+        return args, {"causal": self.causal, "key_mask": inputs.key_mask, "gate": self.gate}
 
     def mixing_cost(self, T: int) -> MixingCost:
         D = self.dim
@@ -129,7 +119,7 @@ class AFTSimple(Mixer):
         return y, AFTSimpleState(*sums)
 
 
-class AFTFull(DecaySegments, FullBlocks):
+class AFTFull(DecaySegments, Segmented, FullBlocks):
     """AFT-full: y_t = W_o [sigma(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts)].
 
     w is a learned bias per pair of positions. Zhai et al. 2021, arXiv:2105.14103, Eq. 2. Maps (B, T, D) to (B, T, D).
@@ -157,7 +147,6 @@ class AFTFull(DecaySegments, FullBlocks):
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
     fixed_when_traced = "causal"
-    supports_segments = True
     about = About(
         "Zhai et al. 2021, arXiv 2105.14103",
         "attention free",
@@ -190,32 +179,23 @@ class AFTFull(DecaySegments, FullBlocks):
         add_projections(self, key_width=dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
         self.bias = self.build_bias(bias, max_len, max_context_len, rank, init_std)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.aft_full`` for this input: (positional, keyword)."""
-        keys = x if context is None else context
-        w = self.weights(x, context, positions, key_mask)
+        x, key_mask = inputs.x, inputs.key_mask
+        keys = inputs.keys
+        w = self.weights(x, inputs.context, inputs.positions, key_mask)
         args = queries(self, x), self.k_proj(keys), self.v_proj(keys), w
-        return args, {"causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask, "gate": self.gate}
+        return args, {"causal": self.causal, "key_mask": key_mask, "attn_mask": inputs.attn_mask, "gate": self.gate}
 
     def by_recurrence(self, T: int) -> bool:
         """Return whether T tokens are mixed by decaying sums; few tokens in both directions are, as pairs, faster."""
         return self.decays and (self.causal or T > PAIRS)
 
-    def mix(self, x, context, *, positions, key_mask, attn_mask, grid, prefix):
-        given = {"positions": positions, "key_mask": key_mask, "attn_mask": attn_mask, "grid": grid, "prefix": prefix}
-        itself = self.by_recurrence(x.shape[1]) and context is None and attn_mask is None
+    def mix(self, inputs):
+        x, positions, key_mask, attn_mask = inputs.x, inputs.positions, inputs.key_mask, inputs.attn_mask
+        itself = self.by_recurrence(x.shape[1]) and inputs.context is None and attn_mask is None
         if not itself or positions is not None and (torch.compiler.is_compiling() or not rising(positions, key_mask)):
-            return super().mix(x, context, **given)
+            return super().mix(inputs)
         gaps, k, v, keep = None, self.k_proj(x), self.v_proj(x), key_mask
         if positions is not None or key_mask is not None and self.causal:
             at = token_positions(x, key_mask) if positions is None else positions
@@ -285,7 +265,7 @@ class AFTFull(DecaySegments, FullBlocks):
         return y, AFTFullState(*history, key_positions, state.position)
 
 
-class AFTLocal(RingSegments, PairBiased):
+class AFTLocal(RingSegments, Segmented, PairBiased):
     """AFT-local: AFT-full with a bias that is learned for |t - s| < window and is 0 elsewhere.
 
     Every key still counts. Zhai et al. 2021, arXiv:2105.14103, Eq. 4. Maps (B, T, D) to (B, T, D).
@@ -309,7 +289,6 @@ class AFTLocal(RingSegments, PairBiased):
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
     fixed_when_traced = True
-    supports_segments = True
     about = About(
         "Zhai et al. 2021, arXiv 2105.14103",
         "attention free",
@@ -359,19 +338,10 @@ class AFTLocal(RingSegments, PairBiased):
         far = (keys[:, None] - queries[:, :, None]).abs() >= self.window
         return w.masked_fill(far & w.isfinite(), -torch.inf if self.outside == "none" else 0.0)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.aft_local`` for this input: (positional, keyword)."""
-        keys = x if context is None else context
+        x, context, positions, key_mask = inputs.x, inputs.context, inputs.positions, inputs.key_mask
+        keys = inputs.keys
         w = (
             self.taps(x, self.window)
             if isinstance(self.bias, PairPositions) and self.bias.by_distance
@@ -380,7 +350,13 @@ class AFTLocal(RingSegments, PairBiased):
         args = queries(self, x), self.k_proj(keys), self.v_proj(keys), w
         query_and_key_positions = positions if context is None else pair_positions_of(x, context, positions, key_mask)
         options = {"window": self.window, "outside": self.outside, "positions": query_and_key_positions}
-        return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask, "gate": self.gate}
+        return args, {
+            **options,
+            "causal": self.causal,
+            "key_mask": key_mask,
+            "attn_mask": inputs.attn_mask,
+            "gate": self.gate,
+        }
 
     def mixing_cost(self, T: int) -> MixingCost:
         D, s = self.dim, self.window
@@ -414,10 +390,10 @@ class AFTLocal(RingSegments, PairBiased):
         self.check_range(query_positions)
         if not self.causal:
             return self.out_proj(self._read(x, state, query_positions)), state._replace(position=next_position)
-        if self.window:
+        if self.window and positions is not None:
             check_positions(self, positions, key_mask, rising=True, past=(state.valid, state.positions))
         y, state = in_pieces(
-            partial(self._mix_piece, holes=has_holes(state.valid, key_mask)),
+            partial(self._mix_piece, holes=key_mask is not None and has_holes(state.valid, key_mask)),
             x,
             state,
             query_positions,

@@ -10,15 +10,16 @@ from torch import Tensor, nn
 from ..functional import aft_chunk as chunk
 from ..functional.sums.gates import Gate
 from ..functional.sums.outside import FILTERS, OUTSIDES, Filters, Outside
-from .base import About, Arguments, Kernels, Mixer
+from .base import About, Arguments, Inputs, Kernels
 from .cost import MixingCost
 from .parts.aft import add_projections, empty_ring, join_ring_states, queries, ring_step
-from .parts.options import check_heads, check_spread, one_of, true_or_false
+from .parts.options import check_heads, check_spread, one_of
 from .parts.patterns import build_distance_bias
 from .parts.shared import ring_chunk
+from .segments import Segmented
 
 
-class AFTConv(Mixer):
+class AFTConv(Segmented):
     """AFT-conv: AFT with a bias that is one convolution filter per head.
 
     y_t = W_o [sigma(q_t) * sum_s exp(k_s^i + w^i_{s-t}) v_s / sum_s exp(k_s^i + w^i_{s-t})] in head i of h. Zhai et al.
@@ -57,7 +58,6 @@ class AFTConv(Mixer):
 
     supports_causal = supports_streaming = supports_grid = True
     fixed_when_traced = "causal"
-    supports_segments = True
     about = About(
         "Zhai et al. 2021, arXiv 2105.14103",
         "attention free",
@@ -112,7 +112,6 @@ class AFTConv(Mixer):
         if outside not in OUTSIDES:
             self.refuse(f"outside must be 'zero' or 'none', got {outside!r}")
         one_of(self, FILTERS, filters=filters)
-        true_or_false(self, divide=divide)
         if filters == "signed" and bias is not None:
             self.refuse(f"bias={bias!r} holds log-weights: it needs filters='exp', got 'signed'")
         self.gate, self.filters, self.divide = gate, filters, divide
@@ -159,18 +158,9 @@ class AFTConv(Mixer):
         deviation = (centred.square().mean(1, keepdim=True) + 1e-10).sqrt() + 1e-5
         return (self.gamma[:, None] * centred / deviation + self.beta[:, None]).view_as(self.raw)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.aft_conv`` for this input: (positional, keyword)."""
+        x, grid = inputs.x, inputs.grid
         if self.causal and grid is not None:
             self.refuse(f"was built with causal=True and mixes a sequence, got grid={grid}")
         if grid is None and self.ndim > 1:
@@ -178,10 +168,15 @@ class AFTConv(Mixer):
         if grid is not None and len(grid) != self.ndim:
             self.refuse(f"was built with ndim={self.ndim}, got grid={tuple(grid)}")
         args = queries(self, x), self.k_proj(x), self.v_proj(x), self.kernel(x)
-        options: dict[str, Any] = {"grid": grid, "prefix": prefix, "outside": self.outside, "positions": positions}
+        options: dict[str, Any] = {
+            "grid": grid,
+            "prefix": inputs.prefix,
+            "outside": self.outside,
+            "positions": inputs.positions,
+        }
         if self.filters != "exp" or not self.divide:
             options |= {"filters": self.filters, "divide": self.divide}
-        return args, {**options, "causal": self.causal, "key_mask": key_mask, "gate": self.gate}
+        return args, {**options, "causal": self.causal, "key_mask": inputs.key_mask, "gate": self.gate}
 
     def mixing_cost(self, T: int) -> MixingCost:
         D, h, ring = self.dim, self.heads, self.kernel_size - 1

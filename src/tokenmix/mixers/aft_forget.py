@@ -100,9 +100,10 @@ class AFTForget(ConvolvedAFT):
     def weights(self, x: Tensor, gaps: Tensor | None) -> tuple[Tensor]:
         if self.rate is None:
             return (torch.zeros_like(x),)
-        rate = at_least_float32(self.rate)
+        rate = self.rate.to(torch.promote_types(self.rate.dtype, torch.float32))
         if self.g_proj is not None:
-            return (-F.softplus(at_least_float32(self.g_proj(x)) + rate).to(x.dtype),)
+            g = self.g_proj(x)
+            return (-F.softplus((g if g.dtype is rate.dtype else at_least_float32(g)) + rate).to(x.dtype),)
         fixed = -F.softplus(rate)
         each = fixed.expand(*x.shape[:2], self.dim) if gaps is None else gaps[..., None].to(rate.dtype) * fixed
         return (each.to(x.dtype),)

@@ -14,7 +14,7 @@ from ..kernels.precision import at_least_float32
 from .base import About, Kernels
 from .cost import MixingCost
 from .parts.convolved import EPS, ConvolvedAFT
-from .parts.options import at_least, check_heads, true_or_false
+from .parts.options import at_least, check_heads
 
 
 class AFTPairs(ConvolvedAFT):
@@ -78,7 +78,6 @@ class AFTPairs(ConvolvedAFT):
     ):
         super().__init__(dim, causal=causal)
         at_least(self, 1, rank=rank)
-        true_or_false(self, norm=norm, decay=decay)
         self.rank, self.norm, self.sums, self.half_lives = rank, norm, (rank,), self._pair(half_lives)
         options: dict[str, Any] = {"key_norm": key_norm, "gate": gate, "qkv_bias": qkv_bias, "out_bias": out_bias}
         check_heads(self, heads)

@@ -13,7 +13,7 @@ from ..functional.sums.gates import Gate
 from .base import About, Kernels
 from .cost import MixingCost
 from .parts.convolved import EPS, ConvolvedAFT
-from .parts.options import at_least, check_heads, true_or_false
+from .parts.options import at_least, check_heads
 
 
 class AFTReach(ConvolvedAFT):
@@ -72,7 +72,6 @@ class AFTReach(ConvolvedAFT):
     ):
         super().__init__(dim, causal=causal)
         at_least(self, 1, reaches=reaches)
-        true_or_false(self, norm=norm)
         self.reaches, self.norm, self.sums, self.half_lives = reaches, norm, (reaches,), self._pair(half_lives)
         options: dict[str, Any] = {"key_norm": key_norm, "gate": gate, "qkv_bias": qkv_bias, "out_bias": out_bias}
         check_heads(self, heads)

@@ -16,9 +16,9 @@ from ..functional.sums.softmax import Sums
 from ..kernels.backend import watched
 from ..positions import ContentPositions, LearnedPositions, RotaryPositions, XPositions, build_logit_bias
 from ..positions.checks import chosen
-from .base import QKVO, About, Arguments, Mixer, chunk_positions, register_state, token_positions
+from .base import QKVO, About, Arguments, Inputs, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .key_blocks import KeyBlock
+from .key_blocks import KeyBlock, KeyBlocks
 from .parts.log_weights import content_log_weights, log_weights
 from .parts.options import at_least, check_positive, one_of
 from .parts.shared import largest_dot
@@ -52,7 +52,7 @@ class BiasedAttentionState(NamedTuple):
     position: Tensor
 
 
-class Attention(Mixer):
+class Attention(KeyBlocks):
     """Multi-head softmax attention (Vaswani et al. 2017), with grouped keys (Ainslie et al. 2023).
 
     y_t = W_o [softmax_s(q_t . k_s / sqrt(e)) v_s] in each of ``heads`` heads of width e = ``head_dim``; the heads share
@@ -179,19 +179,10 @@ class Attention(Mixer):
     def _rotated(self, positions: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         return self.positions(positions, *tensors) if isinstance(self.positions, RotaryPositions) else tensors
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.attention`` for this input: (positional, keyword)."""
-        keys = x if context is None else context
+        x, context, positions, key_mask = inputs.x, inputs.context, inputs.positions, inputs.key_mask
+        keys = inputs.keys
         query_positions = (
             positions if positions is not None else token_positions(x, key_mask if context is None else None)
         )
@@ -200,7 +191,7 @@ class Attention(Mixer):
             self._queries(self._with_positions(x, query_positions)),
             self._keys(self._with_positions(keys, key_positions)),
         )
-        masks: dict[str, Any] = {"key_mask": key_mask, "attn_mask": attn_mask}
+        masks: dict[str, Any] = {"key_mask": key_mask, "attn_mask": inputs.attn_mask}
         w: tuple[Any, ...] = ()
         if self.bias is not None:
             both = by_head(q, self.heads), by_head(k, self.kv_heads)
@@ -220,7 +211,7 @@ class Attention(Mixer):
         return args, {**options, "causal": self.causal, **masks}
 
     def _log_weights(self, q: Tensor, k: Tensor, rows: Tensor, cols: Tensor, *, plain: bool, **masks: Any) -> Any:
-        """Return what the bias adds to the logits of queries and keys by head, as functional forms take it.
+        """Return the bias of the logits of queries and keys by head, as an argument of a functional form.
 
         A bias that reads queries and keys reads them before they are rotated: turned ones would tell it where a token
         stands.

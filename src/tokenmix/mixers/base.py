@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,14 @@ from ..system.properties import named_errors
 from .belonging import Kinds, checked_state, working_dtype
 from .building import Checked
 from .cost import Cost, MixingCost
+from .entries import Entry, called_with_hooks
+from .entries import Inputs as Inputs
 from .facts import QKVO as QKVO
 from .facts import About as About
 from .facts import Kernels as Kernels
-from .key_blocks import KeyBlocks
+from .input_checks import InputChecks
 from .parts.hands_out import HandsOut
-from .segments import Ask, Segmented
+from .state import Halo, Segment
 from .state import State as State
 from .state import chunk_positions as chunk_positions
 from .state import register_state as register_state
@@ -33,7 +35,7 @@ from .state import token_positions as token_positions
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a functional form as ``functional_args`` returns them: (positional, keyword)."""
 _tracing = torch._C._get_tracing_state
-_CONTEXT = object()  # passed as state: x is a context, and its state is wanted
+Result = TypeVar("Result")
 SHORT = 6  # packed sequences of up to 2 ** SHORT tokens are padded together
 
 
@@ -50,7 +52,7 @@ class Capabilities:
 
 
 @named_errors
-class Mixer(Segmented, KeyBlocks, metaclass=Checked):
+class Mixer(InputChecks, metaclass=Checked):
     """A token mixer: it maps (B, T, D) to (B, T, D), in the place of multi-head attention.
 
     Args:
@@ -65,7 +67,7 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
         MixerError: on any input or option that the mixer does not support; the message names what works.
     """
 
-    # what a mixer calls by these names; not each has all of them
+    # conventional names; a mixer may lack some of them
     q_proj: nn.Linear
     k_proj: nn.Linear
     v_proj: nn.Linear
@@ -73,6 +75,13 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
+        for name in ("mix", "functional_args"):
+            own = cls.__dict__.get(name)
+            if own is not None and getattr(getattr(own, "__code__", None), "co_argcount", 2) > 2:
+                raise MixerError(
+                    f"{cls.__name__}: {name} takes (self, inputs), one Inputs instead of x, context and masks; "
+                    "inputs.x and inputs.keys are x and the context."
+                )
         for each in cls.__mro__:  # the parts that it shares with others too
             if issubclass(each, Mixer) or each.__module__.startswith(__package__):
                 named_errors(each)
@@ -185,6 +194,24 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
         Code that re-initialises the originals, as a model does, must call this afterwards.
         """
 
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        grid: tuple[int, ...] | None = None,
+        prefix: int = 0,
+    ) -> Tensor: ...
+
+    @overload
+    def forward(
+        self, x: Tensor, *, positions: Tensor | None = None, key_mask: Tensor | None = None, entry: Entry[Result]
+    ) -> Result: ...
+
     @remembers_settings
     def forward(
         self,
@@ -196,8 +223,8 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
         attn_mask: Tensor | None = None,
         grid: tuple[int, ...] | None = None,
         prefix: int = 0,
-        state: State = None,
-    ) -> Tensor:
+        entry: Entry[Any] | None = None,
+    ) -> Any:
         """Mix x (B, T, D) with itself or with ``context`` (B, S, D).
 
         Args:
@@ -208,8 +235,8 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
             grid: (H, W) or (D, H, W), the size of the grid that the tokens after the first ``prefix`` ones form, for
                 mixers on grids.
             prefix: number of leading tokens outside of the grid, such as a class token and registers.
-            state: for internal use. ``extend`` and ``init_state`` call ``forward`` with it, so that module hooks see
-                those calls too; the result is then theirs.
+            entry: for internal use: ``extend``, ``segment`` and ``init_state`` call ``forward`` with it where module
+                hooks wait for their calls too; the result is then theirs.
 
         Returns:
             (B, T, D). A valid query with nothing to attend gives ``out_proj(0)``; outputs at masked positions are
@@ -218,8 +245,8 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
         Raises:
             MixerError: if an input has a wrong shape, dtype, device or value, or needs a feature that this mixer lacks.
         """
-        if state is not None:
-            return self._stream(x, state, positions, key_mask)  # type: ignore[return-value]  # extend and init_state only
+        if entry is not None:
+            return entry.run(x, entry.past, positions, key_mask)
         self._check_devices(x)
         self._check_input(x, "x")
         self._check_context(x, context)
@@ -230,9 +257,7 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
             self.check_range(positions, prefix + prod(grid), f"was given grid={tuple(grid)} and prefix={prefix}")
         if _tracing() is not None:
             x, context, grid = self._hold_lengths(x, context, grid)
-        return self.mix(
-            x, context, positions=positions, key_mask=key_mask, attn_mask=attn_mask, grid=grid, prefix=prefix
-        )
+        return self.mix(Inputs(x, context, positions, key_mask, attn_mask, grid, prefix))
 
     def forward_packed(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Mix sequences that are stored one after the other.
@@ -303,7 +328,7 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
             )
         if context.ndim == 3 and context.shape[0] != batch_size:
             self.refuse(f"expects a context of {batch_size} rows, got shape {tuple(context.shape)}")
-        return self(context, key_mask=context_mask, state=_CONTEXT)
+        return self._enter(Entry(self._read_context, None), context, None, context_mask)
 
     def extend(
         self, x: Tensor, state: State, *, positions: Tensor | None = None, key_mask: Tensor | None = None
@@ -325,66 +350,92 @@ class Mixer(Segmented, KeyBlocks, metaclass=Checked):
         """
         if state is None:
             self.refuse("extend needs a state; start with init_state")
-        return self(x, positions=positions, key_mask=key_mask, state=state)
+        return self._enter(Entry(self._extend, state), x, positions, key_mask)
 
-    def _stream(self, x: Tensor, state: State, positions: Tensor | None, key_mask: Tensor | None) -> Any:
-        """Run ``extend``; or, where ``state`` marks x as a context, return the state that ``init_state`` returns."""
-        if not self.supports_streaming:
-            self.refuse("has no streaming form; call forward on the whole sequence")
-        self._check_devices(x)
-        if state is _CONTEXT:
-            self._check_input(x, "context")
-            self._check_context(x, x)
-            self._check_masks(x, x, key_mask, None)
-            return self.context_state(x, key_mask)
-        self._check_input(x, "x")
-        if x.shape[1] == 0:
-            self.refuse("extend needs at least one token, got a chunk of length 0")
+    @property
+    def has_segments(self) -> bool:
+        """Return whether this instance computes segments: it is ``Segmented``, and streams."""
+        return False
+
+    @property
+    def has_key_blocks(self) -> bool:
+        """Return whether keys can be read in blocks whose sums merge: the mixer is one of ``KeyBlocks``."""
+        return False
+
+    def segment(
+        self, x: Tensor, *, positions: Tensor | None = None, key_mask: Tensor | None = None, halo: Halo | None = None
+    ) -> Segment:
+        """Return the segment of x (B, L, D), L >= 0: its effect on any earlier state.
+
+        For any cut, ``segment(x ++ y)`` is ``segment(x).then(segment(y))``, and ``segment(x).after(state)`` is
+        ``extend(x, state)[1]``: equal as states, whose scales may differ.
+
+        Args:
+            positions, key_mask: as in ``extend``. Positions that are not given need not be known: they are counted on
+                from what comes before.
+            halo: the last tokens before the stretch, for a mixer whose sums are of convolved tokens (``aft_forget``);
+                None: there are none. Other mixers do not read it.
+
+        Raises:
+            MixerError: if the mixer has no segments.
+        """
+        self.refuse(
+            "has no segments here; causal mixers whose state is a sum or a window have them, such as aft_simple, "
+            "hydra, linear and aft_local"
+        )
+
+    def _enter(self, entry: Entry[Result], x: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> Result:
+        """Run an entry; through ``forward`` where anything but this class would see or change the call."""
+        if called_with_hooks(self):
+            result: Result = self(x, positions=positions, key_mask=key_mask, entry=entry)
+            return result
+        return entry.run(x, entry.past, positions, key_mask)
+
+    @remembers_settings
+    def _extend(
+        self, x: Tensor, state: State, positions: Tensor | None, key_mask: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """Check the inputs of ``extend`` and mix the chunk."""
+        self._check_chunk(x, positions, key_mask)
         if not self.causal and not self.supports_context:
             self.refuse("was built with causal=False and does not stream; build it with causal=True")
         if _tracing() is not None:
             x = self._hold_chunk(x)
-        if isinstance(state, Ask):
-            self._check_masks(x, x, key_mask, None)
-            self._check_positions(x, positions)
-            return self._segment(x, positions, key_mask, state.halo)
         if not torch.compiler.is_compiling():
             state = checked_state(self, x, state)
         if not self.causal and key_mask is not None:
             self.refuse("takes no key_mask when it streams over a context; pass context_mask to init_state")
-        self._check_masks(x, x, key_mask, None)
-        self._check_positions(x, positions)
         return self.mix_chunk(x, state, positions=positions, key_mask=key_mask)
+
+    @remembers_settings
+    def _read_context(
+        self, context: Tensor, past: None, positions: Tensor | None, context_mask: Tensor | None
+    ) -> State:
+        """Check the context of ``init_state`` and return its state."""
+        self._check_devices(context)
+        self._check_input(context, "context")
+        self._check_context(context, context)
+        self._check_masks(context, context, context_mask, None)
+        return self.context_state(context, context_mask)
 
     if TYPE_CHECKING:  # a mixer without a functional form has no such method
 
-        def functional_args(
-            self,
-            x: Tensor,
-            context: Tensor | None = None,
-            *,
-            positions: Tensor | None = None,
-            key_mask: Tensor | None = None,
-            attn_mask: Tensor | None = None,
-            grid: tuple[int, ...] | None = None,
-            prefix: int = 0,
-        ) -> Arguments:
+        def functional_args(self, inputs: Inputs) -> Arguments:
             """Return the arguments of the functional form for this input, projected: (positional, keyword).
 
             Every mixer implements this, or ``mix`` itself.
             """
             raise NotImplementedError
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
+    def mix(self, inputs: Inputs) -> Tensor:
         """Compute the outputs (B, T, D): the functional form of this input, projected by ``out_proj``.
 
-        Mixers whose outputs are anything else override this. The inputs have been checked; ``context`` is None when x
-        mixes with itself; ``given`` holds positions, key_mask, attn_mask, grid and prefix.
+        Mixers whose outputs are anything else override this. The inputs have been checked.
         """
         form = self.functional_form()
         if form is None or not hasattr(self, "functional_args"):
             self.refuse("implements neither mix nor functional_args with the name of a form; it needs one of them")
-        args, options = self.functional_args(x, context, **given)
+        args, options = self.functional_args(inputs)
         return self.out_proj(form(*args, **options))
 
     def mix_chunk(

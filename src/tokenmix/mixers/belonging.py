@@ -62,17 +62,17 @@ def working_dtype(module: nn.Module) -> torch.dtype | None:
 
     Quantised weights do not determine the dtype of activations.
     """
-    return _first(module, "_parameters") or _first(module, "_buffers")
-
-
-def _first(module: nn.Module, what: str) -> torch.dtype | None:
-    for t in module.__dict__[what].values():
-        if t is not None and t.is_floating_point():
+    left: list[Any] = [module]
+    while left:  # a stack rather than a recursion, as this runs for every token
+        inner = left.pop()
+        for t in inner._parameters.values():
+            if t is not None and t.is_floating_point():
+                return t.dtype
+        if inner._modules:
+            left += filter(None, reversed(inner._modules.values()))
+    for t in module.buffers():
+        if t.is_floating_point():
             return t.dtype
-    for child in module._modules.values():
-        found = None if child is None else _first(child, what)
-        if found is not None:
-            return found
     return None
 
 

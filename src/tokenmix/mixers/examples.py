@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from ..errors import MixerError
 from .base import Mixer
-from .by_name import MixerName, build_mixer
+from .outside import build_mixer
 from .table import MIXERS
 
 
-def example_mixer(name: MixerName | str, dim: int, *, T: int, causal: bool | None = None) -> Mixer:
+def example_mixer(name: str, dim: int, *, T: int, causal: bool | None = None) -> Mixer:
     """Build a mixer with its defaults, and example values for the options it insists on; causal where it can be."""
     causal = MIXERS[name].supports_causal if causal is None else causal
     return build_mixer(name, dim, causal=causal, **MIXERS[name].example_options(T))
 
 
-def state_growth(name: MixerName | str) -> str:
+def state_growth(name: str) -> str:
     """Return how the streaming state grows by its cost formula: "constant", "grows with T", or why neither is known."""
     if not MIXERS[name].supports_streaming:
         return "none, it does not stream"

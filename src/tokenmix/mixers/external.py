@@ -21,9 +21,10 @@ from ..functional.external import (
     slot_logits,
     weights,
 )
-from .base import About, Arguments, Kernels, Mixer, register_state
+from .base import About, Arguments, Inputs, Kernels, register_state
 from .cost import MixingCost
 from .parts.options import at_least, check_heads
+from .segments import Segmented
 
 
 @register_state
@@ -65,11 +66,10 @@ def external_cost(T: int, width: int, heads: int, slots: int, *, kept: int) -> M
     )
 
 
-class SlotMemory(Mixer):
+class SlotMemory(Segmented):
     """Tokens that read a learned memory of slots; the base class of both forms of external attention."""
 
     supports_causal = supports_streaming = True
-    supports_segments = True
     kernels = Kernels(("external",))
     memory_k: nn.Parameter
     memory_v: nn.Parameter | None
@@ -80,7 +80,7 @@ class SlotMemory(Mixer):
         raise NotImplementedError
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        args, _ = self.functional_args(x)
+        args, _ = self.functional_args(Inputs(x))
         y, state = step(args, state, key_mask, **self.maps)
         return self.out_proj(y), state
 
@@ -90,7 +90,7 @@ class SlotMemory(Mixer):
 
     def slot_weights(self, x: Tensor) -> Tensor:
         """Return the weights Norm(q_t M_k^T) (B, T, heads, slots) with which tokens x (B, T, D) read the slots."""
-        (q, memory_k, _, *biases), options = self.functional_args(x)
+        (q, memory_k, _, *biases), options = self.functional_args(Inputs(x))
         logits = slot_logits(q, memory_k, biases[0] if biases else None, options["heads"], None)
         level = logits.new_zeros(()) if options["norm"] == "slots" else over_all_tokens(logits, None)
         return weights(logits, level, norm=options["norm"], eps=options["eps"], valid=None)
@@ -164,20 +164,10 @@ class External(SlotMemory):
         """Return the number of heads, 1, and the normalisation of the weights."""
         return {"heads": 1, "norm": self.norm, "eps": self.eps}
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.external`` for this input: (positional, keyword)."""
-        args = self.q_proj(x), self.memory_k, self.memory_k if self.memory_v is None else self.memory_v
-        return args, {**self.maps, "causal": self.causal, "key_mask": key_mask}
+        args = self.q_proj(inputs.x), self.memory_k, self.memory_k if self.memory_v is None else self.memory_v
+        return args, {**self.maps, "causal": self.causal, "key_mask": inputs.key_mask}
 
     def mixing_cost(self, T: int) -> MixingCost:
         return external_cost(T, self.dim, 1, self.slots, kept=3 * self.dim)
@@ -250,20 +240,10 @@ class ExternalMultihead(SlotMemory):
         """Return the number of heads and the normalisation of the weights."""
         return {"heads": self.heads, "norm": self.norm, "eps": self.eps}
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.external`` for this input: (positional, keyword)."""
-        args = self.q_proj(x), self.memory_k, self.memory_v, self.memory_k_bias, self.memory_v_bias
-        return args, {**self.maps, "causal": self.causal, "key_mask": key_mask}
+        args = self.q_proj(inputs.x), self.memory_k, self.memory_v, self.memory_k_bias, self.memory_v_bias
+        return args, {**self.maps, "causal": self.causal, "key_mask": inputs.key_mask}
 
     def mixing_cost(self, T: int) -> MixingCost:
         return external_cost(T, self.coef * self.dim, self.heads, self.slots, kept=(1 + 2 * self.coef) * self.dim)

@@ -65,7 +65,6 @@ class Facts(nn.Module):
     supports_attn_mask: ClassVar[bool] = False
     supports_grid: ClassVar[bool] = False
     supports_export: ClassVar[bool] = True
-    supports_segments: ClassVar[bool] = False
     waivers: ClassVar[dict[str, str]] = {}
     """Promises of the contract that the method cannot keep, each with the reason."""
     about: ClassVar[About] = About()
@@ -99,15 +98,16 @@ class Facts(nn.Module):
     """
 
     fixed_when_traced: ClassVar[bool | Literal["causal"]] = False
-    """Whether a program of torch.jit.trace serves only the number of tokens that it was traced at.
+    """Whether a program of torch.jit.trace works only for the number of tokens that it was traced with.
 
-    So it is where steps are chosen by the length, or blocks are looped over, which a trace unrolls; "causal": in the
-    causal form only.
+    True where the length selects the algorithm, or a loop over blocks is unrolled by the trace; "causal": in the causal
+    form only.
     """
 
     knows_positions: ClassVar[bool] = False
-    """Whether each token knows by itself, with ``modern_options``, where others stand from it, so that a model need not
-    add positions. A dense Synthesizer does not: its tokens choose among positions and do not know their own.
+    """Whether the mixer encodes relative position itself, with ``modern_options``, so that a model need not add any.
+
+    A dense Synthesizer does not: its tokens choose among absolute positions.
     """
     modern_options: ClassVar[dict[str, Any]] = {}
     """Options that the mixer takes in models of the "modern" shell, unless its spec sets them."""

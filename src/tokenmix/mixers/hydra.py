@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..functional.sums import kernel_attention as sums
-from .base import QKVO, About, Arguments, Kernels, Mixer, State, register_state
+from .base import QKVO, About, Arguments, Inputs, Kernels, State, register_state
 from .cost import MixingCost
 from .parts.shared import add_projections
+from .segments import Segmented
 
 
 @register_state
@@ -71,7 +72,7 @@ def kernel_cost(T: int, dim: int, heads: int, feature: str, *, q_proj: bool = Tr
     return MixingCost(flops=flops, counted=flops if width > 1 else 0, activations=kept, state=state)
 
 
-class Hydra(Mixer):
+class Hydra(Segmented):
     """Hydra attention: y_t = W_o [phi(q_t) * sum_s phi(k_s) * v_s], with as many heads as features.
 
     One vector therefore holds all that tokens exchange. Bolya et al. 2022, arXiv:2209.07484. Maps (B, T, D) to (B, T,
@@ -92,7 +93,6 @@ class Hydra(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
-    supports_segments = True
     about = About(
         "Bolya et al. 2022, arXiv 2209.07484",
         "kernel",
@@ -127,23 +127,13 @@ class Hydra(Mixer):
         """Return the options that define phi."""
         return {"feature": self.feature, "normalise": self.normalise, "eps": self.eps}
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.hydra`` for this input: (positional, keyword)."""
-        keys = x if context is None else context
-        return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), {
+        keys = inputs.keys
+        return (self.q_proj(inputs.x), self.k_proj(keys), self.v_proj(keys)), {
             **self.maps,
             "causal": self.causal,
-            "key_mask": key_mask,
+            "key_mask": inputs.key_mask,
         }
 
     def mixing_cost(self, T: int) -> MixingCost:
@@ -175,7 +165,7 @@ class Hydra(Mixer):
         return self.out_proj(y), state
 
 
-class MultiheadLinear(Mixer):
+class MultiheadLinear(Segmented):
     """y_t = W_o [phi(q_t) sum_s phi(k_s)^T v_s] in each of 1 to dim heads; heads = dim is Hydra.
 
     Bolya et al. 2022, arXiv:2209.07484. Maps (B, T, D) to (B, T, D).
@@ -194,7 +184,6 @@ class MultiheadLinear(Mixer):
 
     supports_causal = supports_streaming = supports_context = True
     fixed_when_traced = "causal"
-    supports_segments = True
     about = About(
         "Bolya et al. 2022, arXiv 2209.07484",
         "kernel",
@@ -230,23 +219,13 @@ class MultiheadLinear(Mixer):
         """Return the number of heads and the options that define phi."""
         return {"heads": self.heads, "feature": self.feature, "normalise": self.normalise, "eps": self.eps}
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.multihead_linear`` for this input: (positional, keyword)."""
-        keys = x if context is None else context
-        return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), {
+        keys = inputs.keys
+        return (self.q_proj(inputs.x), self.k_proj(keys), self.v_proj(keys)), {
             **self.maps,
             "causal": self.causal,
-            "key_mask": key_mask,
+            "key_mask": inputs.key_mask,
         }
 
     def mixing_cost(self, T: int) -> MixingCost:

@@ -49,6 +49,19 @@ class InputChecks(Facts):
         if limit is not None and x.shape[1] > limit:
             self.refuse(f"was built with {name}={limit}, got {label} of length {x.shape[1]}; shorten it or call resize")
 
+    def _check_chunk(self, x: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> None:
+        """Check the inputs of a chunk of a stream, of one token or more."""
+        if not self.supports_streaming:
+            self.refuse("has no streaming form; call forward on the whole sequence")
+        self._check_devices(x)
+        self._check_input(x, "x")
+        if x.shape[1] == 0:
+            self.refuse("extend needs at least one token, got a chunk of length 0")
+        if key_mask is not None:
+            self._check_masks(x, x, key_mask, None)
+        if positions is not None:
+            self._check_positions(x, positions)
+
     def _check_context(self, x: Tensor, context: Tensor | None) -> None:
         if context is None:
             limit, T = self.max_context_len, x.shape[1]

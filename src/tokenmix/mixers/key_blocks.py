@@ -1,7 +1,7 @@
-"""Keys and values in blocks that can be read apart, for mixers that weigh every pair of tokens.
+"""Attention over one block of keys at a time, for mixers that weight every pair of tokens.
 
-The sums over one block of keys, in units of their largest, merge into those over all: softmax needs no more. Queries
-and keys may then lie on different machines, whose blocks of keys pass by.
+The sums over separate blocks of keys, each scaled by its maximum, merge exactly into the sums over all keys. Queries
+and keys may therefore lie on different machines, as in ring attention.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from ..functional.layout.masks import zero_masked
 from ..functional.sums.nonfinite import clean, each_mark, marks, over_keys, put_back
 from ..functional.sums.softmax import Sums, merge, merge_heads, ratio_of
 from ..kernels.recompute import as_now
-from ..system.properties import named_errors
-from .input_checks import InputChecks
+from .base import Mixer
 
 
 class KeyBlock(NamedTuple):
@@ -44,7 +43,7 @@ class KeyBlock(NamedTuple):
 
 
 class Reading:
-    """The sums of some queries over the blocks of keys that they have met so far; ``Mixer.read_blocks`` begins it."""
+    """The running sums of a set of queries over the blocks of keys added so far; made by ``Mixer.read_blocks``."""
 
     def __init__(self, mixer: Any, queries: Tensor, positions: Tensor):
         self.mixer, self.queries, self.positions = mixer, clean(queries), positions
@@ -53,7 +52,7 @@ class Reading:
         self._pieces: list[Sums | None] = [None] * -(-queries.shape[1] // ROWS)
 
     def add(self, block: KeyBlock, *, own: bool = False) -> None:
-        """Meet a block whose keys all lie before the queries, or the queries' ``own``, of which each sees its past."""
+        """Add a block of keys that all precede the queries, or with ``own`` the queries' own block, read causally."""
         mark = self._mark(block.keys, block.values)
         T = self.queries.shape[1]
         self._met = self._met + over_keys(mark, T, causal=own)
@@ -80,23 +79,17 @@ class Reading:
         return tuple(self.mixer.block_sums(queries, positions, block, causal=causal))
 
     def outputs(self, x: Tensor) -> Tensor:
-        """Return the outputs (B, T, D) of the tokens x that the queries are of."""
+        """Return the outputs (B, T, D) of x, the tokens from which the queries were made."""
         parts = [merge_heads(ratio_of(sums)) for sums in self._pieces if sums is not None]
         y = self.mixer.weighed(self.queries, torch.cat(parts, 1).to(x.dtype))
         return self.mixer.out_proj(put_back(y, self._met))
 
 
-@named_errors
-class KeyBlocks(InputChecks):
-    """The part of ``Mixer`` that reads keys block by block. A mixer that can says ``has_key_blocks``."""
+class KeyBlocks(Mixer):
+    """A mixer that can read keys block by block; ``has_key_blocks`` tells whether this instance can."""
 
     features_apart: bool = False
-    """Whether no feature of the outputs depends on another of keys and values, before ``out_proj``."""
-
-    @property
-    def has_key_blocks(self) -> bool:
-        """Return whether this instance's keys can be read in blocks that merge."""
-        return False
+    """Whether each output feature, before ``out_proj``, depends only on the same feature of keys and values."""
 
     def key_block(self, x: Tensor, positions: Tensor, key_mask: Tensor | None) -> KeyBlock:
         """Return the keys and values of x (B, L, D) at these positions (B, L)."""
@@ -109,7 +102,7 @@ class KeyBlocks(InputChecks):
         return KeyBlock(zero_masked(keys, key_mask), zero_masked(values, key_mask), valid, positions)
 
     def read_blocks(self, x: Tensor, positions: Tensor) -> Reading:
-        """Return what reads blocks of keys for the queries of x (B, L, D) at these positions (B, L)."""
+        """Begin the sums over blocks of keys for the queries of x (B, L, D) at these positions (B, L)."""
         return Reading(self, self.block_queries(x, positions), positions)
 
     def block_keys(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,5 +118,5 @@ class KeyBlocks(InputChecks):
         raise NotImplementedError
 
     def weighed(self, queries: Tensor, y: Tensor) -> Tensor:
-        """Return what enters ``out_proj``, from the weighted means y (B, L, D)."""
+        """Return the input of ``out_proj``, given the weighted means y (B, L, D)."""
         return y

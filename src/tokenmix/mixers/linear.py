@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from ..functional import linear as form
 from ..functional.layout.checks import check_name
 from ..functional.sums import features as sums
-from .base import QKVO, About, Arguments, Kernels, Mixer
+from .base import QKVO, About, Arguments, Inputs, Kernels
 from .cost import MixingCost
 from .parts.feature_state import KernelState, kernel_cost, over_context
 from .parts.shared import add_projections
+from .segments import Segmented
 
 
-class LinearAttention(Mixer):
+class LinearAttention(Segmented):
     """Linear attention: y_t = W_o [phi(q_t) . sum_s phi(k_s) v_s / phi(q_t) . sum_s phi(k_s)] in each head.
 
     Katharopoulos et al. 2020, arXiv:2006.16236, Eqs. 4 to 6. Maps (B, T, D) to (B, T, D).
@@ -31,7 +30,6 @@ class LinearAttention(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
-    supports_segments = True
     form = "linear_attention"
     about = About(
         "Katharopoulos et al. 2020, arXiv 2006.16236",
@@ -61,21 +59,11 @@ class LinearAttention(Mixer):
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         self.heads = heads
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.linear_attention`` for this input: (positional, keyword)."""
-        keys = x if context is None else context
-        args = self.q_proj(x), self.k_proj(keys), self.v_proj(keys)
-        return args, {"heads": self.heads, "feature": self.feature, "causal": self.causal, "key_mask": key_mask}
+        keys = inputs.keys
+        args = self.q_proj(inputs.x), self.k_proj(keys), self.v_proj(keys)
+        return args, {"heads": self.heads, "feature": self.feature, "causal": self.causal, "key_mask": inputs.key_mask}
 
     def mixing_cost(self, T: int) -> MixingCost:
         return kernel_cost(T, self.dim, self.heads, self.dim // self.heads, drawn=False)

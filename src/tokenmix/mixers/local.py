@@ -12,12 +12,13 @@ from .. import functional
 from ..functional.layout.positions import last_valid
 from ..functional.local import local_chunk
 from ..functional.sums.outside import LOCAL_OUTSIDES, LocalOutside
-from .base import QKVO, About, Arguments, Mixer, chunk_positions, register_state, token_positions
+from .base import QKVO, About, Arguments, Inputs, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .parts.history import HistoryState, empty_history, join_rings, newest
 from .parts.options import at_least
 from .parts.patterns import BlockCost, build_distance_bias, kept_bytes
 from .parts.shared import add_projections, check_positions, has_holes, in_pieces, largest_dot, valid_mask
+from .segments import Segmented
 
 
 @register_state
@@ -37,7 +38,7 @@ class LocalState(NamedTuple):
     position: Tensor
 
 
-class Local(Mixer):
+class Local(Segmented):
     """Local attention: y_t = W_o [softmax over |t - s| < window of (q_t . k_s / sqrt(e)) v_s] in each head.
 
     Luong et al. 2015, arXiv:1508.04025, for the window; Beltagy et al. 2020, arXiv:2004.05150. Maps (B, T, D) to (B, T,
@@ -60,7 +61,6 @@ class Local(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = supports_attn_mask = True
-    supports_segments = True
     about = About(
         "Luong et al. 2015, arXiv 1508.04025 (the window); Beltagy et al. 2020, arXiv 2004.05150",
         "fixed pattern",
@@ -93,24 +93,15 @@ class Local(Mixer):
         self.bias = build_distance_bias(self, bias, heads)
 
     def _taps(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return what the bias adds to the logits by distance, as the functional form takes it; () without a bias."""
+        """Return the bias of the logits by distance as arguments of the functional form, () without a bias."""
         if self.bias is None:
             return ()
         many = self.window if self.causal else 2 * self.window - 1
         return (self.bias.taps(self.window - 1, many, x.dtype, x.device),)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.local`` for this input: (positional, keyword)."""
+        x, context, positions, key_mask = inputs.x, inputs.context, inputs.positions, inputs.key_mask
         keys, query_and_key_positions = (
             (x, positions)
             if context is None
@@ -126,7 +117,7 @@ class Local(Mixer):
             **options,
             "causal": self.causal,
             "key_mask": key_mask,
-            "attn_mask": attn_mask,
+            "attn_mask": inputs.attn_mask,
         }
 
     def _query_and_key_positions(self, x, context, positions, key_mask):

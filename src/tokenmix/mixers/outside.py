@@ -1,43 +1,15 @@
-"""Finding a mixer by name, also one that only a module of the user's own has: ``package:Class``.
-
-A name may come from a file that somebody else wrote, such as the config of a run or of a Hugging Face model, and must
-not import code by itself. A module is therefore imported only where its name was typed, or where TOKENMIX_MODULES names
-it.
-"""
+"""Build a mixer from its name, also one that only a module of the user's own has: ``package:Class``."""
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from ..errors import MixerError
-from ..system.modules import here_on_path
+from ..system.config import nearest
+from ..system.modules import import_named
 from .base import Mixer
+from .facts import mixer_options
 from .table import MIXERS, register_mixer
-
-
-class _Names(threading.local):
-    """Whether the names that this thread looks up were typed."""
-
-    typed = False
-
-
-_names = _Names()
-
-
-@contextmanager
-def typed_names() -> Iterator[None]:
-    """Let names of mixers import their modules inside the block, where they are those that the user typed."""
-    before, _names.typed = _names.typed, True
-    try:
-        yield
-    finally:
-        _names.typed = before
 
 
 def load_mixer(name: Any) -> type[Mixer] | None:
@@ -52,20 +24,7 @@ def load_mixer(name: Any) -> type[Mixer] | None:
     if not isinstance(name, str) or ":" not in name or name in MIXERS:
         return MIXERS.get(name) if isinstance(name, str) else None
     package, _, attribute = name.partition(":")
-    allowed = _names.typed or package in sys.modules or package in os.environ.get("TOKENMIX_MODULES", "").split(",")
-    if not allowed:
-        raise MixerError(
-            f"build_mixer: the module {package!r} of the mixer {name!r} is not imported; import it first, or set "
-            + f"TOKENMIX_MODULES={package} if you trust it."
-        )
-    try:
-        with here_on_path():
-            module = importlib.import_module(package)
-    except Exception as why:
-        raise MixerError(
-            f"build_mixer: the module {package!r} of the mixer {name!r} cannot be imported "
-            + f"({type(why).__name__}: {' '.join(str(why).split())}); run in the folder that contains it."
-        ) from why
+    module = import_named(package, "build_mixer", f"the mixer {name!r}")
     cls = getattr(module, attribute, None)
     if not (isinstance(cls, type) and issubclass(cls, Mixer)):
         known = [each for each, value in vars(module).items() if isinstance(value, type) and issubclass(value, Mixer)]
@@ -76,3 +35,21 @@ def load_mixer(name: Any) -> type[Mixer] | None:
         )
     register_mixer(name, cls)
     return cls
+
+
+def build_mixer(name: str, dim: int, **options: Any) -> Mixer:
+    """Build the mixer called ``name``.
+
+    A spec such as ``{"name": "aft_local", "window": 32}`` is built by ``build_mixer(dim=..., **spec)``. The name
+    ``package:Class`` is that of a mixer in a module of your own, which has to be imported already.
+    """
+    cls = load_mixer(name)
+    if cls is None:
+        raise MixerError(f"build_mixer: no mixer is called {name!r}; {nearest(str(name), MIXERS)}.")
+    known = mixer_options(cls)
+    for option in options:
+        if option not in known:
+            raise MixerError(f"build_mixer: {name} has no option {option!r}; {nearest(option, known)}.")
+    for option in cls.required_options(options):
+        raise MixerError(f"build_mixer: {name} needs the option {option!r}; its options are {', '.join(known)}.")
+    return cls(dim, **options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import ceil, log
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,14 +11,15 @@ from .. import functional
 from ..functional.performer import check_feature, log_keys, log_queries, orthogonal_features, performer_chunk
 from ..functional.sums import features as sums
 from ..kernels.recompute import Passes, recomputing
-from .base import QKVO, About, Arguments, Mixer
+from .base import QKVO, About, Arguments, Inputs
 from .cost import MixingCost
 from .parts.feature_state import KernelState, kernel_cost, over_context
 from .parts.options import at_least
 from .parts.shared import add_projections
+from .segments import Segmented
 
 
-class Performer(Mixer):
+class Performer(Segmented):
     """Performer: linear attention with random features that estimate softmax attention (FAVOR+).
 
     E[phi(q) . phi(k)] = exp(q . k / sqrt(e)). Choromanski et al. 2021, arXiv:2009.14794. Maps (B, T, D) to (B, T, D).
@@ -45,7 +45,6 @@ class Performer(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
-    supports_segments = True
     about = About(
         "Choromanski et al. 2021, arXiv 2009.14794",
         "kernel",
@@ -113,33 +112,23 @@ class Performer(Mixer):
                 self.redraw()
             self.forwards += 1
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.performer`` for this input: (positional, keyword)."""
-        keys = x if context is None else context
-        args = self.q_proj(x), self.k_proj(keys), self.v_proj(keys), self.projection
+        keys = inputs.keys
+        args = self.q_proj(inputs.x), self.k_proj(keys), self.v_proj(keys), self.projection
         return args, {
             "heads": self.heads,
             "feature": self.feature,
             "eps": self.eps,
             "causal": self.causal,
-            "key_mask": key_mask,
+            "key_mask": inputs.key_mask,
         }
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
+    def mix(self, inputs: Inputs) -> Tensor:
         self._count()
-        (q, k, v, projection), options = self.functional_args(x, context, **given)
+        (q, k, v, projection), options = self.functional_args(inputs)
         if self.training and self.redraw_interval is not None:
-            projection = self._passes.first(type(self).__name__, x, projection)
+            projection = self._passes.first(type(self).__name__, inputs.x, projection)
         return self.out_proj(functional.performer(q, k, v, projection, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from ..functional.performer import orthogonal_features
 from ..functional.rfa import check_feature, features, keys, over_keys, read, rfa_chunk
 from ..functional.sums import features as sums
-from .base import QKVO, About, Arguments, Mixer, register_state
+from .base import QKVO, About, Arguments, Inputs, register_state
 from .cost import MixingCost
 from .parts.options import at_least
 from .parts.shared import add_projections
+from .segments import Segmented
 
 
 @register_state
@@ -28,7 +29,7 @@ class RFAState(NamedTuple):
     acc: Tensor
 
 
-class RFA(Mixer):
+class RFA(Segmented):
     """RFA: linear attention with trigonometric random features of unit queries and keys.
 
     The features estimate the kernel exp(-|sigma (q - k)|^2 / 2). Peng et al. 2021, arXiv:2103.02143. Maps (B, T, D) to
@@ -53,7 +54,6 @@ class RFA(Mixer):
     """
 
     supports_causal = supports_streaming = supports_context = True
-    supports_segments = True
     about = About(
         "Peng et al. 2021, arXiv 2103.02143",
         "kernel",
@@ -108,25 +108,15 @@ class RFA(Mixer):
         given = self.k_proj(x), self.v_proj(x), self.projection, self.sigma
         return given if self.gate_proj is None else (*given, self.gate_proj(x))
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.rfa`` for this input: (positional, keyword)."""
-        args = self.q_proj(x), *self._of_keys(x if context is None else context)
+        args = self.q_proj(inputs.x), *self._of_keys(inputs.keys)
         return args, {
             "heads": self.heads,
             "feature": self.feature,
             "eps": self.eps,
             "causal": self.causal,
-            "key_mask": key_mask,
+            "key_mask": inputs.key_mask,
         }
 
     @property

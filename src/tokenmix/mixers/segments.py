@@ -1,4 +1,4 @@
-"""Segments: what a stretch of tokens does to whatever came before it, so that stretches can be read apart.
+"""Segments: the effect of consecutive tokens on any earlier state, so that parts of a sequence can be read separately.
 
 A state says what all tokens so far amount to; a segment says how one stretch changes any state. Segments can be
 computed on different machines, or at different times, and composed in any bracketing: ``a.then(b).after(state)``.
@@ -7,42 +7,21 @@ computed on different machines, or at different times, and composed in any brack
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..functional.layout.positions import gather_tokens, last_valid
-from ..system.properties import named_errors
-from .input_checks import InputChecks
-from .state import State
+from ..kernels.recompute import remembers_settings
+from .base import Mixer
+from .entries import Entry
+from .state import Halo, Segment, State
 
+_tracing = torch._C._get_tracing_state
 Join = Callable[[State, State, Tensor | None], State]
 """The state after two adjacent stretches, from the state of each; earlier sums are first multiplied by exp(fade)."""
-
-
-@runtime_checkable
-class Segment(Protocol):
-    """What a stretch of tokens does to whatever came before it. ``Mixer.segment`` computes it."""
-
-    def then(self, later: Self) -> Self:
-        """Return the segment of both stretches, this one first. Associative, and not commutative."""
-
-    def after(self, state: State) -> State:
-        """Return the state after the stretch, given the state before it."""
-
-
-class Halo(NamedTuple):
-    """The last tokens before a stretch, as many as ``mixer.halo``.
-
-    x (B, R, D), before any projection; valid (B, R) bool, False = no token, or a masked one; positions (B, R): as
-    given, or else the index of each token counted from the first of the stretch, so below 0.
-    """
-
-    x: Tensor
-    valid: Tensor
-    positions: Tensor
 
 
 def newest_halo(x: Tensor, valid: Tensor, positions: Tensor, *, size: int) -> Halo:
@@ -52,7 +31,7 @@ def newest_halo(x: Tensor, valid: Tensor, positions: Tensor, *, size: int) -> Ha
 
 
 class Stretch(NamedTuple):
-    """The segment of every mixer here: the state after the stretch alone, and by how much it fades what came before.
+    """The segment of every mixer here: the state after these tokens alone, and the factor that decays earlier states.
 
     Positions that were not given are counted from the first token of the stretch, and moved when it is composed.
 
@@ -114,29 +93,32 @@ def _moved(state: State, by: Tensor) -> State:
     return state._replace(**{name: getattr(state, name) + a for name, a in named.items() if name in state._fields})
 
 
-class Ask(NamedTuple):
-    """Passed to ``forward`` as its state: the segment of x is wanted."""
+def count_stretch(
+    x: Tensor,
+    state: State,
+    fade: Tensor | None,
+    rate: Tensor | None,
+    positions: Tensor | None,
+    key_mask: Tensor | None,
+    join: Join,
+) -> Stretch:
+    """Return the segment of x (B, L, D) whose state alone and whose fading are given; its tokens are counted."""
+    length = torch.full((x.shape[0],), x.shape[1], device=x.device)
+    live = length if key_mask is None else (key_mask.cumsum(1) > 0).sum(1)
+    none = torch.zeros_like(length, dtype=torch.bool)
+    return Stretch(state, fade, rate, length, live, none if positions is None else ~none, none, join)
 
-    halo: Halo | None
 
+class Segmented(Mixer):
+    """A mixer that computes segments, where it streams.
 
-@named_errors
-class Segmented(InputChecks):
-    """The part of ``Mixer`` that computes segments. A mixer that has them says ``supports_segments``.
-
-    A mixer whose state is a sum (it has ``merge_with``) needs nothing else. Others write ``join_states``, and
-    those whose sums fade ``fades``.
+    A mixer whose state is a sum (it has ``merge_with``) needs nothing else. Others write ``join_states``, and those
+    whose sums fade ``fades``.
     """
-
-    capabilities: Any
-    empty_state: Callable[..., State]
-    mix_chunk: Callable[..., tuple[Tensor, State]]
-    context_state: Callable[..., State]
 
     @property
     def has_segments(self) -> bool:
-        """Return whether this instance computes segments."""
-        return self.supports_segments and self.capabilities.streaming
+        return self.capabilities.streaming
 
     @property
     def halo(self) -> int:
@@ -151,32 +133,20 @@ class Segmented(InputChecks):
     def segment(
         self, x: Tensor, *, positions: Tensor | None = None, key_mask: Tensor | None = None, halo: Halo | None = None
     ) -> Segment:
-        """Return what the stretch x (B, L, D), L >= 0, does to whatever comes before it.
-
-        For any cut, ``segment(x ++ y)`` is ``segment(x).then(segment(y))``, and ``segment(x).after(state)`` is
-        ``extend(x, state)[1]``: equal as states, whose scales may differ.
-
-        Args:
-            positions, key_mask: as in ``extend``. Positions that are not given need not be known: they are counted on
-                from what comes before.
-            halo: the last tokens before the stretch, for a mixer whose sums are of convolved tokens (``aft_forget``);
-                None: there are none. Other mixers do not read it.
-
-        Raises:
-            MixerError: if the mixer has no segments.
-        """
         if not self.has_segments:
-            self.refuse(
-                "has no segments here; causal mixers whose state is a sum or a window have them, such as aft_simple, "
-                "hydra, linear and aft_local"
-            )
+            return super().segment(x)
         if x.shape[1] == 0:
             empty = self.empty_state(x.shape[0], device=x.device, dtype=x.dtype)
-            return self.stretch_of(x, empty, *self.fades(x, torch.zeros_like(x[..., 0], dtype=torch.bool)), None, None)
-        return self(x, positions=positions, key_mask=key_mask, state=Ask(halo))
+            fades = self.fades(x, torch.zeros_like(x[..., 0], dtype=torch.bool))
+            return count_stretch(x, empty, *fades, None, None, self.join_states)
+        return self._enter(Entry(self._segment, halo), x, positions, key_mask)
 
-    def _segment(self, x: Tensor, positions: Tensor | None, key_mask: Tensor | None, halo: Halo | None) -> Segment:
-        """Compute ``segment``; the inputs have been checked."""
+    @remembers_settings
+    def _segment(self, x: Tensor, halo: Halo | None, positions: Tensor | None, key_mask: Tensor | None) -> Segment:
+        """Check the inputs of ``segment`` and compute it."""
+        self._check_chunk(x, positions, key_mask)
+        if _tracing() is not None:
+            x = self._hold_chunk(x)
         state = self.empty_state(x.shape[0], device=x.device, dtype=x.dtype)
         index = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
         at, first = index if positions is None else positions, 0
@@ -189,22 +159,7 @@ class Segmented(InputChecks):
         state = self.state_of(x, state, at, key_mask)
         state = _moved(state, torch.full_like(at[:, 0], -first)) if first else state
         valid = torch.ones_like(index, dtype=torch.bool) if key_mask is None else key_mask
-        return self.stretch_of(x, state, *self.fades(x, valid), positions, key_mask)
-
-    def stretch_of(
-        self,
-        x: Tensor,
-        state: State,
-        fade: Tensor | None,
-        rate: Tensor | None,
-        positions: Tensor | None,
-        key_mask: Tensor | None,
-    ) -> Stretch:
-        """Return the segment with this state of x, as ``segment`` does."""
-        length = torch.full((x.shape[0],), x.shape[1], device=x.device)
-        live = length if key_mask is None else (key_mask.cumsum(1) > 0).sum(1)
-        none = torch.zeros_like(length, dtype=torch.bool)
-        return Stretch(state, fade, rate, length, live, none if positions is None else ~none, none, self.join_states)
+        return count_stretch(x, state, *self.fades(x, valid), positions, key_mask, self.join_states)
 
     def state_of(self, x: Tensor, empty: State, positions: Tensor, key_mask: Tensor | None) -> State:
         """Return the state after x (B, L, D), from an empty one or from that of ``behind``."""
@@ -217,7 +172,7 @@ class Segmented(InputChecks):
         return empty
 
     def fades(self, x: Tensor, valid: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return ``fade`` and ``rate`` of ``Stretch``: what passing x does to earlier sums."""
+        """Return ``fade`` and ``rate`` of ``Stretch``: the effect of x on earlier sums."""
         return None, None
 
     def join_states(self, earlier: State, later: State, fade: Tensor | None) -> State:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,6 +12,29 @@ from ..errors import MixerError
 from ..functional.layout.positions import default_positions
 
 State = Any  # a NamedTuple of tensors, batch first
+
+
+@runtime_checkable
+class Segment(Protocol):
+    """What a stretch of tokens does to whatever came before it. ``Mixer.segment`` computes it."""
+
+    def then(self, later: Self) -> Self:
+        """Return the segment of both stretches, this one first. Associative, and not commutative."""
+
+    def after(self, state: State) -> State:
+        """Return the state after the stretch, given the state before it."""
+
+
+class Halo(NamedTuple):
+    """The last tokens before a stretch, as many as ``mixer.halo``.
+
+    x (B, R, D), before any projection; valid (B, R) bool, False = no token, or a masked one; positions (B, R): as
+    given, or else the index of each token counted from the first of the stretch, so below 0.
+    """
+
+    x: Tensor
+    valid: Tensor
+    positions: Tensor
 
 
 def token_positions(x: Tensor, key_mask: Tensor | None) -> Tensor:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..functional import synthesizer as synth
-from .base import About, Arguments, Mixer
+from .base import About, Arguments, Inputs, Mixer
 from .cost import MixingCost
 from .parts import synthesizer as parts_of
 from .parts.options import at_least, check_positive
@@ -105,25 +105,16 @@ class SynthesizerDense(Mixer):
     def _queries(self, x):
         return x if self.q_proj is None else self.q_proj(x)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.synthesizer_dense`` for this input: (positional, keyword)."""
+        x, key_mask = inputs.x, inputs.key_mask
         options: dict[str, Any] = {
             "rectify": self.rectify,
-            "positions": parts_of.explicit_positions(x, positions, key_mask),
+            "positions": parts_of.explicit_positions(x, inputs.positions, key_mask),
         }
         args = self._queries(x), self.v_proj(x), self.read(self.logits, x)
         options |= parts_of.pair_logits(self.pair_bias, x, options["positions"])
-        return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": inputs.attn_mask}
 
     def mixing_cost(self, T: int) -> MixingCost:
         return _cost(self, T, (self.dim + 3 * self.inner) * T)
@@ -202,23 +193,14 @@ class SynthesizerRandom(Mixer):
         """Interpolate R to ``max_len`` positions."""
         parts_of.resize_part(self, [self.logits], max_len)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.synthesizer_random`` for this input: (positional, keyword)."""
+        x, key_mask = inputs.x, inputs.key_mask
         options: dict[str, Any] = {
-            "positions": parts_of.explicit_positions(x, positions, key_mask),
+            "positions": parts_of.explicit_positions(x, inputs.positions, key_mask),
             "causal": self.causal,
             "key_mask": key_mask,
-            "attn_mask": attn_mask,
+            "attn_mask": inputs.attn_mask,
         }
         options |= parts_of.pair_logits(self.pair_bias, x, options["positions"])
         return (self.v_proj(x), *self.read(self.logits, x)), options
@@ -299,23 +281,14 @@ class SynthesizerFactorizedDense(Mixer):
         """Interpolate B to ``max_len`` positions; a stays."""
         parts_of.resize_part(self, [self.logits], max_len)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.synthesizer_factorized_dense`` for this input: (positional, keyword)."""
+        x, key_mask = inputs.x, inputs.key_mask
         options: dict[str, Any] = {
-            "positions": parts_of.explicit_positions(x, positions, key_mask),
+            "positions": parts_of.explicit_positions(x, inputs.positions, key_mask),
             "causal": self.causal,
             "key_mask": key_mask,
-            "attn_mask": attn_mask,
+            "attn_mask": inputs.attn_mask,
         }
         options |= parts_of.pair_logits(self.pair_bias, x, options["positions"])
         return (self.q_proj(x), self.v_proj(x), self.read(self.logits, x)), options
@@ -392,23 +365,14 @@ class SynthesizerFactorizedRandom(Mixer):
         """Interpolate R1 and R2 to ``max_len`` positions."""
         parts_of.resize_part(self, [self.logits], max_len)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.synthesizer_factorized_random``: (positional, keyword)."""
+        x, key_mask = inputs.x, inputs.key_mask
         options: dict[str, Any] = {
-            "positions": parts_of.explicit_positions(x, positions, key_mask),
+            "positions": parts_of.explicit_positions(x, inputs.positions, key_mask),
             "causal": self.causal,
             "key_mask": key_mask,
-            "attn_mask": attn_mask,
+            "attn_mask": inputs.attn_mask,
         }
         options |= parts_of.pair_logits(self.pair_bias, x, options["positions"])
         return (self.v_proj(x), self.read(self.logits, x)), options

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..functional import synthesizer as synth
 from ..functional.layout.checks import check_name
-from .base import QKVO, About, Arguments, Mixer
+from .base import QKVO, About, Arguments, Inputs, Mixer
 from .cost import MixingCost
 from .parts import synthesizer as parts_of
 from .parts.options import at_least, check_numbers, check_positive
@@ -153,18 +153,9 @@ class SynthesizerMixture(Mixer):
         """Interpolate every table to ``max_len`` positions."""
         parts_of.resize_part(self, [self._modules[name] for name in synth.LOGITS if name in self.parts], max_len)  # type: ignore[misc]  # none of these is None
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``functional.synthesizer_mixture`` for this input: (positional, keyword)."""
+        x, key_mask = inputs.x, inputs.key_mask
         v = self.v_proj(x)
         q = x if self.q_proj is None else self.q_proj(x)
         k = v if self.k_proj is None else self.k_proj(x)
@@ -173,11 +164,11 @@ class SynthesizerMixture(Mixer):
             "heads": self.heads,
             "join": self.join,
             "scale": self.scale,
-            "positions": parts_of.explicit_positions(x, positions, key_mask),
+            "positions": parts_of.explicit_positions(x, inputs.positions, key_mask),
         }
         args = q, k, v, self._weights(x), *self._tables(x).values()
         options |= parts_of.pair_logits(self.pair_bias, x, options["positions"])
-        return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": inputs.attn_mask}
 
     def mixing_cost(self, T: int) -> MixingCost:
         D, one = self.inner, self.heads * T * T

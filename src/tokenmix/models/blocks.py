@@ -132,7 +132,7 @@ class Block(nn.Module):
         return self.after_mixing(x)
 
     def for_mixer(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return what the mixer takes of the arguments: grid and prefix only if it mixes the grid of its tokens."""
+        """Return the arguments that the mixer takes: grid and prefix only if it supports grids."""
         return given if self.on_grid else {k: v for k, v in given.items() if k not in ("grid", "prefix")}
 
     def init_state(
@@ -173,7 +173,7 @@ class Block(nn.Module):
         return self.added(x, self.mlp(self.normed(x, self.mlp_norm)), self.mlp_norm)
 
     def normed(self, x: Tensor, norm: nn.Module) -> Tensor:
-        """Return what a branch reads of the residual stream."""
+        """Return the input of a branch, from the residual stream."""
         return norm(x) if self.pre else x
 
     def added(self, x: Tensor, branch: Tensor, norm: nn.Module) -> Tensor:

@@ -91,7 +91,7 @@ class DiTConfig(Json):
 
 
 class DiTBlock(Block):
-    """One layer with adaLN-Zero: a condition c shifts and scales what both branches read, and gates what they write.
+    """One layer with adaLN-Zero: a condition c shifts and scales the inputs of both branches and gates their outputs.
 
     x + g_1 * mixer(n(x) (1 + s_1) + b_1), then x + g_2 * mlp(n(x) (1 + s_2) + b_2), where n is a LayerNorm without
     weights and (b_1, s_1, g_1, b_2, s_2, g_2) = W silu(c). W begins as 0, so that the block begins as the identity.
@@ -245,7 +245,7 @@ class DiT(nn.Module):
             )
 
     def as_classes(self, classes: Tensor | None, n: int) -> Tensor:
-        """Return the classes of n images, (n,) int64; refuse what is no class of this model."""
+        """Return the classes of n images, (n,) int64; raise an error for an unknown class."""
         none = self.config.classes
         if classes is None:
             return torch.full((n,), none, device=self.patch.weight.device)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..mixers import Mixer
+from ..mixers import Inputs, Mixer
 
 EXACT = 1e-4
 """Allowed error of the output that the weights give, relative to its largest element."""
@@ -33,14 +33,14 @@ def _by_values(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[str,
     if form is None or "v" not in names:
         return None
     full = {"positions": None, "key_mask": None, "attn_mask": None, "grid": None, "prefix": 0, **given}
-    args, options = mixer.functional_args(x, context, **full)  # type: ignore[operator]  # every mixer with a form has it
+    args, options = mixer.functional_args(Inputs(x, context, **full))  # type: ignore[operator]  # every mixer with a form has it
     at = names.index("v")
     v = args[at]
     want, S = form(*args, **options), v.shape[1]
     if want.shape[-1] != v.shape[-1]:
         return None
     each = {name: repeat_batch(value, S) for name, value in full.items()}
-    many, options = mixer.functional_args(repeat_batch(x, S), repeat_batch(context, S), **each)  # type: ignore[operator]  # as above
+    many, options = mixer.functional_args(Inputs(repeat_batch(x, S), repeat_batch(context, S), **each))  # type: ignore[operator]  # as above
     unit = torch.eye(S, dtype=v.dtype, device=v.device)[..., None].expand(S, S, v.shape[-1])
     rows = form(*many[:at], unit, *many[at + 1 :], **options)
     weights = rows.permute(2, 1, 0)

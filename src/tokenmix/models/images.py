@@ -51,7 +51,7 @@ def check_multiples(config: Any, of: int, named: str) -> None:
 
 
 def check_images(who: str, images: Tensor, channels: int) -> None:
-    """Refuse what is not a batch of normalised images."""
+    """Raise an error unless ``images`` are a batch of normalised images."""
     if images.ndim != 4 or images.shape[1] != channels or min(images.shape[2:]) < 1:
         raise MixerError(f"{who}: expects images (batch, {channels}, height, width), got {tuple(images.shape)}.")
     if not images.is_floating_point():

@@ -21,7 +21,7 @@ NOISE_STD = 0.02
 
 @dataclass(frozen=True)
 class LoopConfig(Json):
-    """How often a trunk's blocks are applied, and what they read (McLeish et al. 2024, arXiv 2405.17399).
+    """How often a trunk's blocks are applied, and their inputs (McLeish et al. 2024, arXiv 2405.17399).
 
     A pass maps s to all blocks applied to s. The trunk makes ``times`` passes, each from the result of the one before.
 
@@ -93,19 +93,19 @@ class Loop(nn.Module):
         return without, int(torch.randint(1, max(min(times - without, times // 2), 1) + 1, (), device="cpu"))
 
     def begin(self, x: Tensor) -> Tensor:
-        """Return what the first pass reads beside the injected input."""
+        """Return the input of the first pass, besides the injected input."""
         if self.config.start == "input":
             return x
         return NOISE_STD * torch.randn_like(x) if self.training else torch.zeros_like(x)
 
     def inject(self, s: Tensor, x: Tensor, block: int) -> Tensor:
-        """Return what a block, the n-th of its pass, reads: s, with the embedded input x where it is injected."""
+        """Return the input of the n-th block of a pass: s, with the embedded input x if it is injected."""
         if self.config.inject is None or (block and self.config.every == "pass"):
             return s
         return s + x if self.mix is None else self.mix(torch.cat([s, x], -1))
 
 
 def check_loop(loop: Any, who: str) -> None:
-    """Refuse what is no ``LoopConfig``; ``who`` is named in the error."""
+    """Raise an error, in the name of ``who``, unless this is a ``LoopConfig``."""
     if loop is not None and not isinstance(loop, LoopConfig):
         raise MixerError(f"{who}: loop must be a LoopConfig or None, got {loop!r}.")

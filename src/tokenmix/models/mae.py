@@ -125,7 +125,7 @@ class MAE(nn.Module):
 
     @torch.no_grad()
     def reconstruct(self, images: Tensor, keep: Tensor) -> Tensor:
-        """Return the images, (B, C, H, W), with the hidden patches replaced by what the model predicts.
+        """Return the images, (B, C, H, W), with the hidden patches replaced by the predictions.
 
         What it predicts of normalised patches is scaled back by the true mean and deviation of each, which the model
         does not know: the picture shows the structure that it predicts, not the brightness.
@@ -236,7 +236,7 @@ def moments_of(patches: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pixel_targets(images: Tensor, hidden: Tensor, patch: int, *, normalise: bool = True) -> Tensor:
-    """Return what a masked autoencoder is to predict, (B, M, P): the pixels x of each patch in ``hidden`` (B, M).
+    """Return the targets of a masked autoencoder, (B, M, P): the pixels x of each patch in ``hidden`` (B, M).
 
     With ``normalise``, (x - mean(x)) / sqrt(var(x) + 1e-6), with the unbiased variance over the patch's P values.
     """

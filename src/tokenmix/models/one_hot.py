@@ -18,7 +18,7 @@ from ..functional.sums.gates import Gate, check_gate, gated
 from ..functional.sums.softmax import Sums, merge_heads, products, ratio_of, split_heads64
 from ..mixers import Mixer
 from ..mixers.aft_conv import AFTConv
-from ..mixers.base import Arguments
+from ..mixers.base import Arguments, Inputs
 from ..mixers.cost import MixingCost
 
 
@@ -74,26 +74,23 @@ class OneHotConv(Mixer):
         full = self.weight.new_zeros(self.heads, *[self.kernel_size] * self.ndim)
         return full.index_put((torch.arange(self.heads, device=full.device), *taps), self.weight)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``aft_one_hot`` for this input: (positional, keyword)."""
+        x, grid = inputs.x, inputs.grid
         if len(grid or (1,)) != self.ndim:
             self.refuse(f"mixes grids of {self.ndim} dimensions, got grid={grid}")
         q = x if self.q_proj is None else self.q_proj(x)
         args = q, self.k_proj(x), self.v_proj(x), self.offset, self.weight
-        return args, {"grid": grid, "prefix": prefix, "positions": positions, "key_mask": key_mask, "gate": self.gate}
+        return args, {
+            "grid": grid,
+            "prefix": inputs.prefix,
+            "positions": inputs.positions,
+            "key_mask": inputs.key_mask,
+            "gate": self.gate,
+        }
 
-    def mix(self, x: Tensor, context: Tensor | None, **given: Any) -> Tensor:
-        args, options = self.functional_args(x, context, **given)
+    def mix(self, inputs: Inputs) -> Tensor:
+        args, options = self.functional_args(inputs)
         return self.out_proj(aft_one_hot(*args, **options))
 
     def mixing_cost(self, T: int) -> MixingCost:

@@ -1,4 +1,4 @@
-"""Which points stand for a cloud, and which are their neighbours: torch's own distances, without gradients."""
+"""Sample representative points of a cloud and find their neighbours, by torch's distances and without gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two named shells around mixers: what the papers trained, and what is trained today.
+"""Two named shells around mixers: that of the papers, and current practice.
 
 Every comparison of mixers states its shell, because the shell changes the result as much as the mixer does.
 """

@@ -174,7 +174,7 @@ class Trunk(nn.Module):
         return self.logits(self.features(x, **given))
 
     def features(self, x: Tensor, **given: Any) -> Tensor:
-        """Map embedded symbols x (B, T, D) to what the head reads (B, T, D), normalised; see ``read``."""
+        """Map embedded symbols x (B, T, D) to the normalised input of the head (B, T, D); see ``read``."""
         x = self.dropout(x)
         if self.loop is None:
             for block in self.blocks:
@@ -231,7 +231,7 @@ class Trunk(nn.Module):
         return shortest(self.mixers_max_len(), self.longest_added())
 
     def longest_added(self) -> int | None:
-        """Return the length of what is added to the embedding for positions; None if that has none."""
+        """Return the length of the added position encoding; None if it has no limit."""
         return getattr(self.positions, "max_len", None)
 
     def mixers_max_len(self) -> int | None:
@@ -267,7 +267,7 @@ class Trunk(nn.Module):
         return index - torch.where(starts, index, 0).cummax(1).values, ends.int()
 
     def check_symbols(self, tokens: Tensor) -> None:
-        """Refuse what is not a batch of integer symbols in 0..V-1.
+        """Raise an error unless ``symbols`` are a batch of integers in 0..V-1.
 
         Values are read only on the CPU and outside of compilation.
         """
@@ -287,6 +287,6 @@ class Trunk(nn.Module):
                 raise MixerError(f"{name}: tokens must be in 0..{self.vocab - 1}, got {low} to {high}.")
 
     def logits(self, x: Tensor) -> Tensor:
-        """Map what ``features`` returns (B, T, D) to logits (B, T, V)."""
+        """Map the output of ``features`` (B, T, D) to logits (B, T, V)."""
         logits = self.head(x) if self.head is not None else F.linear(x, *self.embed())
         return capped(logits, self.logit_cap)

@@ -35,7 +35,7 @@ class LongGradient(NamedTuple):
 
 
 class LongStep(NamedTuple):
-    """One chunk of ``long_backward``, as ``watch`` is told of it.
+    """Progress of ``long_backward`` after one chunk, passed to ``watch``.
 
     backward: whether the chunk was differentiated, or only read; the rest is then None. start, stop: its tokens. loss:
     the sum of its losses. norm: of what its tokens add to the gradient of the sum of all losses, its own and those of
@@ -198,7 +198,7 @@ class _Run:
             self.watch(LongStep(True, *self._edges(i), loss, norm))
 
     def _chunk(self, i: int, state: Any, progress: dict[str, Any]) -> tuple[float, float]:
-        """Add the gradients of chunk i to those so far; return its loss and the norm of what was added."""
+        """Add the gradients of chunk i to those so far; return its loss and the norm of its gradient."""
         leaves = [a.detach() for a in pytree.tree_leaves(state)]
         leaves = [a.requires_grad_() if a.is_floating_point() else a for a in leaves]
         inputs, targets = self._tokens(i)

@@ -67,7 +67,7 @@ def _returned(ctx: Any, chain: Tensor, found: Sequence[Tensor | None]) -> tuple[
 
 
 class _Gathered(torch.autograd.Function):
-    """All-gather. Backward each rank returns to the others the gradients of what they gave, and sums its own."""
+    """All-gather. In the backward pass each rank receives and sums the gradients of its own tensors."""
 
     @staticmethod
     def forward(ctx: Any, group: Group, _: int, chain: Tensor, *leaves: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""What one rank does to mix its share of a sequence, as a generator that yields what it needs from the others.
+"""The program by which one rank mixes its share of a sequence: a generator that yields the exchanges it needs.
 
 The program is the same whoever runs it: virtual ranks in one process, or processes. It knows two exchanges only.
 """
@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from ..errors import MixerError
 from ..mixers import Mixer
-from ..mixers.segments import Halo, newest_halo
-from ..mixers.state import chunk_positions
+from ..mixers.key_blocks import KeyBlocks
+from ..mixers.segments import Segmented, count_stretch, newest_halo
+from ..mixers.state import Halo, chunk_positions
 
 GATHER_LIMIT = 64 << 20
 """Most bytes of all segments together that every rank gathers at once; larger ones are scanned in steps."""
@@ -68,7 +69,7 @@ def tree_bytes(tree: Any) -> int:
 
 
 def check_scan(who: str, scan: Any) -> None:
-    """Refuse what is no name of a scan."""
+    """Raise an error for an unknown name of a scan."""
     if scan not in ("gather", "steps", None):
         raise MixerError(f"{who}: scan must be 'gather', 'steps' or None, got {scan!r}.")
 
@@ -116,14 +117,15 @@ def mix_share(mixer: Mixer, share: Share, rank: int, ranks: int, *, scan: Scan |
     begin = (0, *(s for s in share.starts if s > 0))
     parts = [share.part(*cut) for cut in zip(begin, (*begin[1:], L), strict=True)]
     cut, last = bool(share.starts), parts[-1]
-    if mixer.has_key_blocks:
+    if isinstance(mixer, KeyBlocks) and mixer.has_key_blocks:
         first = yield from _over_blocks(mixer, parts, share.starts, rank, ranks)
         return _joined([*first, *_outputs(mixer, parts[len(first) :], None)]) if L else x
+    assert isinstance(mixer, Segmented)
     halo = (yield from _halo(mixer.halo, last, cut, ranks)) if mixer.halo else None
     alone = halo if len(parts) == 1 and not cut else None
     state = mixer.init_state(x.shape[0], device=x.device, dtype=x.dtype)
     if halo is not None and mixer.only_halo:
-        before = yield from _before(_marked(_counted(mixer, last), cut), rank, ranks, scan)
+        before = yield from _before(_marked(_counted(last), cut), rank, ranks, scan)
         state = state if before is None else _behind(mixer, halo, before, share.positions is None)
     else:
         segment = _segment_of(mixer, last, alone)
@@ -138,7 +140,7 @@ def _joined(outputs: list[Tensor]) -> Tensor:
 
 
 def _outputs(mixer: Mixer, parts: list[Share], state: Any) -> list[Tensor]:
-    """Return the outputs of documents, the first of which goes on from ``state``; None: it begins here."""
+    """Return the outputs of documents, the first of which continues from ``state``; None: it begins here."""
     outputs = []
     for part in parts:
         if state is None:
@@ -148,10 +150,10 @@ def _outputs(mixer: Mixer, parts: list[Share], state: Any) -> list[Tensor]:
     return outputs
 
 
-def _over_blocks(mixer: Mixer, parts: list[Share], starts: tuple[int, ...], rank: int, ranks: int) -> Program:
+def _over_blocks(mixer: KeyBlocks, parts: list[Share], starts: tuple[int, ...], rank: int, ranks: int) -> Program:
     """Return the outputs of the share's first part as a list, which is empty where a document begins with it."""
     first, last = parts[0], parts[-1]
-    every = [_marked(_counted(mixer, last), bool(starts))]
+    every = [_marked(_counted(last), bool(starts))]
     if ranks > 1:
         every = yield Gather(every[0])
     none, before, goes_on = torch.zeros_like(every[0].length), _composed(every[:rank]), 0 not in starts
@@ -181,7 +183,7 @@ def _placed(share: Share, before: Tensor) -> Tensor:
 
 
 def _segment_of(mixer: Mixer, share: Share, halo: Halo | None) -> Any:
-    """Return the segment of a share; what its backward pass needs is computed again there, not kept."""
+    """Return the segment of a share; its activations are recomputed in the backward pass, not kept."""
 
     def segment(x: Tensor) -> Any:
         return mixer.segment(x, positions=share.positions, key_mask=share.key_mask, halo=halo)
@@ -250,14 +252,13 @@ def _rounds(counts: Tensor, size: int) -> int:
     return int(torch.where(sums > 0, ranks - first, 0)[:, :-1].max())
 
 
-def _counted(mixer: Mixer, share: Share) -> Any:
+def _counted(share: Share) -> Any:
     """Return a segment that only counts the tokens of a share."""
     x, positions = share.x, share.positions
     length = torch.full((x.shape[0],), x.shape[1], device=x.device)
     at = length if positions is None or not x.shape[1] else positions[:, -1] + 1
     positions = positions if x.shape[1] else None
-    counted = mixer.stretch_of(x, _Position(at), None, None, positions, share.key_mask)
-    return counted._replace(join=_later)
+    return count_stretch(x, _Position(at), None, None, positions, share.key_mask, _later)
 
 
 def _later(earlier: Any, later: Any, fade: Any) -> Any:

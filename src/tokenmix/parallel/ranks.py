@@ -1,4 +1,4 @@
-"""One sequence on the ranks of a ``torch.distributed`` group, each of which holds a share of its tokens."""
+"""Split one sequence over the ranks of a ``torch.distributed`` group, each of which holds a share of its tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .program import Gather, Program, Scan, Share, Shift, check_scan, check_shar
 from .sharing import Method, forward_of, mixers_of, replaced
 
 TEXT = 400
-"""Bytes of an error that the other ranks get to see."""
+"""Bytes of an error message that are sent to the other ranks."""
 
 
 class AgreedError(MixerError):
@@ -37,7 +37,7 @@ class _Before(NamedTuple):
 
 
 class Ranks:
-    """The ranks that share sequences, as one of them sees them. ``context_parallel`` makes it.
+    """A group of ranks that share sequences, seen from this rank; made by ``context_parallel``.
 
     Attributes:
         rank: this rank in the group.
@@ -92,7 +92,7 @@ class Ranks:
             return self._run(mix_share(mixer, share, self.rank, self.ranks, scan=self.scan), x)
 
     def _run(self, program: Program, x: Tensor) -> Tensor:
-        """Answer what a program asks, and tie its outputs to the chain of exchanges."""
+        """Carry out the exchanges that a program requests, and tie its outputs to their autograd chain."""
         chain = x.new_zeros(())
         if torch.is_grad_enabled():  # from here on every rank has a graph, whatever its share
             chain = x.new_zeros((), requires_grad=True) + x[:0].sum()
@@ -105,7 +105,7 @@ class Ranks:
             answer, chain = self._exchange(asked, chain)
 
     def told(self, mine: Any) -> list[Any]:
-        """Return what each rank tells all others, a tree of tensors, without gradients."""
+        """All-gather a tree of tensors, without gradients; return one tree for each rank."""
         with torch.no_grad():
             return self._exchange(Gather(mine), torch.zeros((), device="cpu"))[0]
 
@@ -142,7 +142,7 @@ class Ranks:
         return [each.tolist() for each in every]
 
     def _texts(self, mine: str) -> list[str]:
-        """Return the first line of what each rank says."""
+        """All-gather the first line of a text; return one for each rank."""
         said = (mine.splitlines() or [""])[0].encode()[:TEXT]
         every = [torch.empty(TEXT, dtype=torch.uint8, device="cpu") for _ in range(self.ranks)]
         own = torch.tensor([*said.ljust(TEXT, b"\0")], dtype=torch.uint8, device="cpu")

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..mixers import Mixer
+from ..mixers.entries import Entry
 
 Mix = Callable[..., Tensor]
 Method = tuple[nn.Module, str, Callable[..., Any]]
@@ -21,7 +22,7 @@ def mixers_of(model: nn.Module) -> list[Mixer]:
 
 @contextlib.contextmanager
 def replaced(methods: list[Method]) -> Iterator[None]:
-    """Within this block, modules have these methods, given as (module, name, function), in place of their own."""
+    """Replace methods of modules, given as (module, name, function), within this block."""
     before = [(module, name, vars(module).get(name)) for module, name, _ in methods]
     try:
         for module, name, function in methods:
@@ -38,9 +39,9 @@ def forward_of(mixer: Mixer, mix: Mix) -> Callable[..., Any]:
     """Return a ``forward`` that mixes by ``mix(mixer, x, positions=..., key_mask=...)``; streams stay as they are."""
     whole = type(mixer).forward
 
-    def forward(x: Tensor, context: Tensor | None = None, *, state: Any = None, **given: Any) -> Any:
-        if state is not None:
-            return whole(mixer, x, context, state=state, **given)
+    def forward(x: Tensor, context: Tensor | None = None, *, entry: Entry[Any] | None = None, **given: Any) -> Any:
+        if entry is not None:
+            return whole(mixer, x, entry=entry, **given)
         known = {"positions", "key_mask"}
         extra = sorted(name for name, a in given.items() if name not in known and a is not None and a != 0)
         if context is not None or extra:

@@ -1,4 +1,4 @@
-"""Virtual ranks in one process, which count what real ones would send."""
+"""Virtual ranks in one process, which count the traffic of real ones."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class SimWorld:
         return edges
 
     def run(self, programs: list[Program]) -> list[Any]:
-        """Run one program per rank in step, and return what each returns."""
+        """Run one program per rank in lockstep, and return their results."""
         results: list[Any] = [None] * len(programs)
         answers: list[Any] = [None] * len(programs)
         while True:

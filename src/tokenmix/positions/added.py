@@ -20,7 +20,7 @@ ADDED_POSITIONS: dict[str, type[nn.Module]] = {
 
 
 def build_added_positions(spec: Any, dim: int, max_len: int, who: str) -> Any:
-    """Build what is added to the embedding; None: nothing.
+    """Build the position encoding that is added to the embedding; None: no encoding.
 
     Args:
         spec: None, a name in ``ADDED_POSITIONS``, or an object of the name and options such as
@@ -42,7 +42,7 @@ def build_added_positions(spec: Any, dim: int, max_len: int, who: str) -> Any:
 
 
 def check_added_positions(spec: Any, who: str) -> None:
-    """Refuse an unknown name or option of what is added to the embedding; ``who`` is named in the error."""
+    """Raise an error, in the name of ``who``, for an unknown name or option of an added position encoding."""
     if spec is not None:
         _choice(spec, who)
 

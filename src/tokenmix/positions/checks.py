@@ -48,13 +48,13 @@ def whole(value: Any, low: int) -> bool:
 
 
 def check_init_std(who: str, value: Any) -> None:
-    """Refuse what is no standard deviation; ``who`` is named in the error."""
+    """Raise an error, in the name of ``who``, unless this is a standard deviation."""
     if not number(value) or value < 0:
         raise MixerError(f"{who}: init_std must be a number >= 0, got {value!r}.")
 
 
 def check_integers(who: str, *positions: Any) -> None:
-    """Refuse positions that are no tensors of integers; ``who`` is named in the error."""
+    """Raise an error, in the name of ``who``, unless positions are a tensor of integers."""
     for at in positions:
         if not isinstance(at, Tensor) or at.is_floating_point() or at.is_complex() or at.dtype == torch.bool:
             got = f"{at.dtype} {tuple(at.shape)}" if isinstance(at, Tensor) else repr(at)

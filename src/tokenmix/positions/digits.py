@@ -16,7 +16,7 @@ from .checks import check_init_std, whole
 
 
 def digit_places(digit: Tensor, key_mask: Tensor | None, run: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the place of each digit in its run of digits: 1, 2, 3 ..., and 0 for what is no digit.
+    """Return the index of each digit in its number: 1, 2, 3 ..., and 0 for other tokens.
 
     Args:
         digit: (B, T) bool, where a digit stands.

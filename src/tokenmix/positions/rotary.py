@@ -247,7 +247,7 @@ def llama3(
 def factors(
     d: int, base: float, *, factors: list[float], attention_factor: float | None = None
 ) -> tuple[list[float], float]:
-    """Scale each pair by a number of its own: theta_m / factors[m], as LongRoPE's search finds them.
+    """Scale each pair by its own factor: theta_m / factors[m], as found by LongRoPE's search.
 
     Ding et al. 2024, arXiv 2402.13753. Queries and keys are multiplied by ``attention_factor``, by default 1.
     """

@@ -66,7 +66,7 @@ def jittered(positions: Tensor, *, global_shift: float, local_shift: float, scal
 
 
 def check_sampler(spec: Any, max_len: int | None, added: Any, who: str) -> None:
-    """Refuse what is no sampler, or one beyond what a model was built for.
+    """Raise an error for an unknown sampler, or one beyond the length of the model.
 
     Args:
         spec: None, or an object such as ``{"name": "offset", "longest": 512}``: positions stay below ``longest``.

@@ -193,7 +193,7 @@ def read_group(stem: Path, like: Like | None = None) -> dict[str, Tensor]:
 
 
 def entry_of(content: bytes) -> dict[str, Any]:
-    """Return what a manifest says of a file."""
+    """Return the entry of a file in a manifest."""
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 

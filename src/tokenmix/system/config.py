@@ -34,6 +34,15 @@ class Json:
         return from_json(cls, data)
 
 
+class OpenJson(Json):
+    """A base class of configs any of which may stand in a field of its type, also of kinds that are added later."""
+
+    @classmethod
+    def kinds(cls, kind: Any = None) -> list[type[Any]]:
+        """Return the classes, the default first; ``kind`` is the one that JSON names."""
+        raise NotImplementedError
+
+
 def nearest(name: str, known: typing.Iterable[str]) -> str:
     """Return the names closest to a misspelt one, or all of them, as the end of an error message."""
     known = list(known)
@@ -81,7 +90,9 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     if value is None and type(None) in options:
         return None
-    several = [o for o in options if dataclasses.is_dataclass(o)]
+    several: list[Any] = [o for o in options if dataclasses.is_dataclass(o)]
+    if isinstance(hint, type) and issubclass(hint, OpenJson) and not several:
+        several = hint.kinds(value.get("kind") if isinstance(value, dict) else None)
     plain = [o for o in options if o is not type(None)]
     fitting = [o for o in plain if type(value) is (typing.get_origin(o) or o)]  # "learned" or {"name": "learned"}
     hint = _of_kind(several, value, where) if len(several) > 1 else (fitting or plain)[0]

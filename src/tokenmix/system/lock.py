@@ -26,17 +26,17 @@ except ImportError:  # this system has no such lock
 
 NAME = ".lock"
 PATIENCE = (0.02, 0.08, 0.0)
-"""Seconds to wait after each attempt: who only looks holds the lock for a moment."""
+"""Seconds to wait after each attempt: readers hold the lock only briefly."""
 HELD = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
-"""Errors that mean that another process holds a lock. Any other (ENOLCK, ENOTSUP), but those of a disk that is gone
-(``LOST``), means that none is to be had, as on some file systems of networks."""
+"""Errors that mean that another process holds a lock. Other errors (ENOLCK, ENOTSUP), except those of a lost disk
+(``LOST``), mean that the file system offers no locks, as some network file systems do not."""
 
 
 @contextlib.contextmanager
 def locked(folder: Path, busy: str) -> Iterator[None]:
     """Hold the lock of a folder; ``busy`` is the error where another process holds it.
 
-    Where the system has no locks, it is up to the user; where the folder's file system has none, a warning says so.
+    If the operating system has no locks, nothing is checked; if only the file system lacks them, a warning is given.
     """
     with (folder / NAME).open("a+b") as f:
         taken = None if fcntl is None else _taken(f, fcntl.LOCK_EX)
@@ -79,7 +79,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def look(folder: Path) -> tuple[bool | None, dict[str, str]]:
-    """Return whether a process holds the lock of a folder, None where that cannot be told, and the last note.
+    """Return whether a process holds the lock of a folder (None if unknown) and the last note.
 
     The note has the fields ``state`` (running, stopped, failed or ended; "" if there is none) and ``why``.
     """

@@ -1,4 +1,4 @@
-"""Errors of sizes that fit into no memory, told from all others and said in one line."""
+"""Recognise errors of sizes that do not fit into memory, and reword them in one line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def lack_of_memory(why: BaseException) -> str:
-    """Say that a size fits into no memory, and how much was asked for where the error tells it.
+    """Describe an out-of-memory error in a few words, with the requested size if the error has it.
 
     Returns:
         A few words; "" for an error about anything else.
@@ -36,7 +36,7 @@ def lack_of_memory(why: BaseException) -> str:
 
 @contextmanager
 def in_memory(say: Callable[[str], str]) -> Iterator[None]:
-    """Make an error of memory inside the block a ``MixerError`` of what ``say`` makes of its few words."""
+    """Convert an out-of-memory error inside the block to a ``MixerError`` whose text ``say`` makes from a few words."""
     try:
         yield
     except KINDS as why:

@@ -36,6 +36,6 @@ class OldNames(MetaPathFinder):
 
 
 def answer_old_names() -> None:
-    """Let imports of old names say where the modules are; real modules are always found before."""
+    """Raise an error that names the new place if an old name is imported; real modules are always found first."""
     if not any(isinstance(finder, OldNames) for finder in sys.meta_path):
         sys.meta_path.append(OldNames())

@@ -10,22 +10,22 @@ from pathlib import Path
 from urllib.parse import unquote
 
 MISSING = "not measured"
-"""What stands where a number is missing."""
+"""Placeholder for a missing number."""
 TERMINAL = 120
-"""Columns of a line where the terminal is wider, or where there is none."""
+"""Columns of a line if the terminal is wider, or if there is no terminal."""
 SWEPT = re.compile(r"rate_.+_seed_\d+")
-"""The last folder of a run of a sweep; the one above is its row's."""
+"""The last folder of a sweep's run; its parent is the folder of the row."""
 
 
 def printable(text: str) -> str:
-    """Write control characters as \\xNN, so that a name or a file cannot give a terminal orders."""
+    """Escape control characters as \\xNN, so that names and files cannot send escape sequences to a terminal."""
     return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def whole_number(text: str) -> int | None:
-    """Return the number that decimal digits write; None for anything else, and for more digits than a count has.
+    """Parse a number of at most 18 decimal digits; return None for anything else.
 
-    Python itself raises an error of its own for some thousand digits.
+    ``int`` itself raises an error for several thousand digits.
     """
     return int(text) if text.isdecimal() and len(text) <= 18 else None
 
@@ -40,7 +40,7 @@ class Table:
     notes: list[str] = field(default_factory=list)
 
     def text(self) -> str:
-        """Format the table for a terminal; one that is too wide is transposed."""
+        """Format the table for a terminal; transpose it if it is too wide."""
         lines = [self.columns, *self.rows]
         if sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True)) > TERMINAL:
             lines = [list(column) for column in zip(*lines, strict=True)]
@@ -92,7 +92,7 @@ def _figures(n: float) -> str:
 
 
 def named_apart(paths: Sequence[Path]) -> list[str]:
-    """Name run directories by their last folder, and those of the same name by as many folders as tell them apart.
+    """Name run directories by their last folder, or if names coincide, by as many folders as distinguish them.
 
     A run of a sweep, whose last folder has only its rate and seed, is named with its row: "attention/rate_0.01_seed_0";
     a slash in the row's name, which its folder has as %2F, is one again.

@@ -21,7 +21,7 @@ _kept: list[Any] = []  # a torch.library.Library removes its operators when it i
 
 
 def torchvision_hint(error: BaseException) -> str:
-    """Return what to do about an exception that such a torchvision caused; "" for any other."""
+    """Return advice on an exception that such a torchvision caused; "" for any other exception."""
     seen: BaseException | None = error
     while seen is not None:
         if "torchvision::" in str(seen):

@@ -1,4 +1,4 @@
-"""The contract suite: what every mixer promises, as functions that run on any mixer.
+"""The contract suite: the promises of every mixer, as functions that run on any mixer.
 
 In a test of your own: ``check_mixer(MyMixer, {"window": 3, "causal": True}, reference=my_equation)``.
 """

@@ -1,4 +1,4 @@
-"""Find what ``tokenmix check`` is given: ``package:Name`` or ``file.py:Name``, from the working folder too."""
+"""Find the object that ``tokenmix check`` names: ``package:Name`` or ``file.py:Name``, from the working folder too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMS = "package:Name or file.py:Name"
 
 
 def load_named(target: str) -> Any:
-    """Return what ``package:Name`` or ``file.py:Name`` names.
+    """Return the object that ``package:Name`` or ``file.py:Name`` names.
 
     Raises:
         MixerError: if the module cannot be imported, or has no such name.
@@ -44,7 +44,7 @@ def load_reference(target: str) -> Callable[..., Any]:
 
 
 def described(found: Any) -> str:
-    """Return what kind of thing was found, for messages."""
+    """Return the kind of an object, for messages."""
     return f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
 
 

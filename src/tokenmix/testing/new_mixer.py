@@ -73,15 +73,14 @@ def new_mixer(name: str, root: Path, like: str = "pointwise") -> list[Path]:
 
 
 def _tables(root: Path) -> list[Path]:
-    """Write what follows from the checkout's own table: the overloads of ``build_mixer`` and the README's table."""
+    """Generate the README's table of mixers from the checkout's own."""
     env = {**os.environ, "PYTHONPATH": str(root / "src")}
-    for module, *file in (("tokenmix.testing.stub",), ("tokenmix.lab.report.taxonomy", "README.md")):
-        command = [sys.executable, "-m", module, *file]
-        done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True)
-        if done.returncode:
-            why = done.stderr.strip()[-200:]
-            raise MixerError(f"new-mixer: wrote the mixer, but not the tables ({why}); run `make tables`.")
-    return [root / "src/tokenmix/mixers/by_name.pyi", root / "README.md"]
+    command = [sys.executable, "-m", "tokenmix.lab.report.taxonomy", "README.md"]
+    done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True)
+    if done.returncode:
+        why = done.stderr.strip()[-200:]
+        raise MixerError(f"new-mixer: wrote the mixer, but not the table in README.md ({why}); run `make tables`.")
+    return [root / "README.md"]
 
 
 def _with_import(file: Path, line: str) -> str:

@@ -213,7 +213,7 @@ def gradients_of_non_finite_are_honest(s: Subject) -> None:
 
 
 def _out_of_reach(s: Subject, causal: bool, p: int) -> Iterator[tuple[str, slice, Any, Tensor | None]]:
-    """Yield what may not attend token p of row 0.
+    """Yield the tokens that may not attend to token p of row 0.
 
     Each is a name, rows of the batch, tokens, and the key mask under which that holds.
     """

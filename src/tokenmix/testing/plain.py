@@ -1,4 +1,4 @@
-"""The promises that can be asked of any module on (B, T, D), whatever it is built on."""
+"""The promises that can be checked on any module on (B, T, D), whatever its base class."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Broken(AssertionError):
 
 
 class NotApplicable(Exception):
-    """The promise does not concern this mixer; the message says why."""
+    """The promise does not apply to this mixer; the message says why."""
 
 
 class ContractError(AssertionError):

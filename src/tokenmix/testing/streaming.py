@@ -70,7 +70,7 @@ def streaming_equals_parallel(s: Subject) -> None:
 
 
 def _long_stream(s: Subject) -> None:
-    """Check chunks and sequences longer than any block, so that an error in what is forgotten shows."""
+    """Check chunks and sequences longer than any block, to reveal errors in dropped tokens."""
     T = 530
     mixer = s.build(**s.resized(T))
     x = s.x(1, T)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..mixers import MIXERS, Mixer
+from ..mixers import MIXERS, Inputs, Mixer
 from . import inputs
 
 LENGTH, CONTEXT = 10, 7
@@ -94,7 +94,7 @@ class Subject:
             **self.place(context),
             **given,
         }
-        return mixer.functional_args(x, context, **full)
+        return mixer.functional_args(Inputs(x, context, **full))
 
     def resized(self, length: int) -> dict[str, Any]:
         """Return options that make room for this length, where the mixer has parameters per position."""
@@ -126,7 +126,7 @@ def subject(target: str | type[nn.Module], options: dict[str, Any] | None = None
 
 
 def is_mixer(cls: type) -> bool:
-    """Return whether a class keeps the whole contract; of a plain module only some promises can be asked."""
+    """Return whether a class keeps the whole contract; a plain module can keep only some promises."""
     return isinstance(cls, type) and issubclass(cls, Mixer)
 
 

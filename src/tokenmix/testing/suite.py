@@ -115,7 +115,7 @@ PROMISES: dict[str, Promise] = _table(
     elsewhere.hooks_see_every_call,
     elsewhere.refuses_other_devices,
 )
-"""Every promise of the contract, in the order of checking. The docstring of each says what it promises."""
+"""Every promise of the contract, in the order of checking. The docstring of each states the promise."""
 
 PLAIN_PROMISES: dict[str, Promise] = _table(
     batching.keeps_shape,
@@ -138,7 +138,7 @@ PLAIN_PROMISES: dict[str, Promise] = _table(
     transforms.changes_dtype,
     transforms.runs_under_autocast,
 )
-"""The promises that can be asked of any ``nn.Module`` on (B, T, D)."""
+"""The promises that can be checked on any ``nn.Module`` on (B, T, D)."""
 
 _WHO_SEES_WHOM = (
     masking.future_cannot_reach_past,

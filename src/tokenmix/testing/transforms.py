@@ -1,4 +1,4 @@
-"""Promises on what torch does to a module: compile, export, copies, dtypes, meta builds, autocast."""
+"""Promises on torch's transformations of a module: compile, export, copies, dtypes, meta builds, autocast."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def blocks(a: Tensor, size: int, fill: float, before: int, after: int) -> tuple[
 
 
 def meets(queries: Tensor, keys: Tensor, reach: int) -> Tensor:
-    """Return whether query t meets key s, (..., t, s), from codes (..., t) and (..., s)."""
+    """Return whether query t attends to key s, (..., t, s), from codes (..., t) and (..., s)."""
     apart = queries[..., :, None] - keys[..., None, :]
     return (apart >= 0) & (apart <= reach) & (keys >= 0)[..., None, :]
 

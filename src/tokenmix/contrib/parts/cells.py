@@ -35,7 +35,7 @@ def strided_conv(cells: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def taps_of(x: Tensor, tap: Tensor, weight: Tensor) -> Tensor:
-    """Compute what each token x (B, S, D) adds to its cell, in float64.
+    """Compute the contribution of each token x (B, S, D) to its cell, in float64.
 
     weight (D', D, *kernel) at the token's tap (B, S) of the flattened kernel -> (B, S, D').
     """

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ...mixers.base import Mixer
 from ...mixers.parts.history import empty_window, join_rings
 from ...mixers.parts.shared import ring_chunk
+from ...mixers.segments import Segmented
 
 
-class WindowMixer(Mixer):
+class WindowMixer(Segmented):
     """A mixer that knows nothing of the past but its last ``halo`` tokens: the state is a ring of their values.
 
     A subclass says its ``halo`` and mixes a piece: ``_mix_piece(x, state, positions, valid, holes=False)``.

@@ -155,7 +155,7 @@ def dense(r: Ready, ok: Tensor, far: Tensor) -> Tensor:
 def pairs_of(
     positions: Positions, q: Tensor, k: Tensor, *, causal: bool, key_mask: Tensor | None, attn_mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what the dense form needs.
+    """Return the arguments of the dense form.
 
     Positions of the queries (B, T, 1) and of the keys (B, 1, S), and the pairs that all masks allow (B, T, S).
     """

@@ -80,7 +80,7 @@ def _by_feature(
 
 
 def gated_after(q: Tensor, y: Tensor, gate: Gate | None) -> Tensor:
-    """Compute ``gated`` on what a kernel gave, whose rows that are not finite keep their gradients to themselves."""
+    """Compute ``gated`` on the output of a kernel; rows that are not finite do not affect the gradients of others."""
     if gate is None or nothing_to_hide(q, y):
         return gated(q, y, gate)
     # Not ``clean``: a NaN gradient goes on to the kernel, also where q is not finite.

@@ -165,7 +165,7 @@ def _ratio(config: TokenMixConfig, mlp: str, who: str) -> float:
 
 
 def _specs(config: TokenMixConfig, field: str = "mixers") -> tuple[dict[str, Any], ...]:
-    """Return the mixer specs, one for each in the config, with what the config fills in."""
+    """Return the mixer specs, completed by fields of the config."""
     listed: list[dict[str, Any]] = getattr(config, field)
     return tuple(config.specs(field)[: len(listed)])
 
@@ -199,7 +199,7 @@ def _ours(name: str, names: tuple[tuple[str, str], ...]) -> str:
 
 
 def _fill(ours: nn.Module, weights: dict[str, Tensor], who: str) -> None:
-    """Give our model these weights, in their dtype and on their device, or say which does not fit."""
+    """Load these weights into our model, in their dtype and on their device; the error names a mismatch."""
     own = ours.state_dict()
     more, less = sorted(weights.keys() - own.keys()), sorted(own.keys() - weights.keys())
     if more or less:

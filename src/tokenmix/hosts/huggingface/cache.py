@@ -20,7 +20,7 @@ from .masks import Place
 
 
 class Step(NamedTuple):
-    """Hold a chunk that may be taken back: what was held before it, its tokens, and what after its first n tokens."""
+    """Hold a chunk that may be removed: the value before it, its tokens, and a function: n to the value after n."""
 
     before: Any
     tokens: int
@@ -28,7 +28,7 @@ class Step(NamedTuple):
 
 
 def taken_back(steps: list[Step], tokens: int) -> Any:
-    """Remove the last ``tokens`` > 0 tokens from the chunks; return what was held before them."""
+    """Remove the last ``tokens`` > 0 tokens from the chunks; return the value before them."""
     while tokens:
         step = steps.pop()
         held = step.before if step.tokens <= tokens else step.after(step.tokens - tokens)
@@ -62,7 +62,7 @@ class TokenMixStateLayer(CacheLayerMixin):
         self.state, self.seen, self.is_initialized = state, self.seen + tokens, True
 
     def advance(self, places: Place) -> None:
-        """Store how far each row has come after a chunk, of which ``places`` (B, L) tells for each token."""
+        """Store the position of each row after a chunk; ``places`` (B, L) has it for each token."""
         if self.record_past:
             self.places.append(Step(self.place, places.last.shape[1], lambda n: places.at_token(n - 1)))
         self.place = places.at_token(-1)

@@ -76,7 +76,7 @@ def to_transformers(model: nn.Module) -> Any:
 
 @torch.no_grad()
 def check_equal(who: str, ours: nn.Module, theirs: Any, sample: tuple[Tensor, ...]) -> None:
-    """Refuse a converted model whose logits are not the other's; ``who`` is named in the error."""
+    """Raise an error, in the name of ``who``, if the logits of a converted model differ from the original's."""
     with evaluating(ours), evaluating(theirs):
         wanted = ours(*sample)
         if isinstance(ours, Seq2Seq):

@@ -28,7 +28,7 @@ from .masks import ChunkPositions, chunk_mask, place_tokens
 
 
 class TokenMixPreTrainedModel(PreTrainedModel):
-    """Base of all our models: initialisation, and what transformers expects of a model family."""
+    """Base of all our models: initialisation, and the attributes that transformers expects of a model family."""
 
     config: TokenMixConfig
     config_class = TokenMixConfig
@@ -186,7 +186,7 @@ class TokenMixModel(TokenMixPreTrainedModel):
 
     @property
     def streams(self) -> bool:
-        """Return whether every layer can continue from a state, which is what a cache holds."""
+        """Return whether every layer can continue from a state, and so use a cache."""
         return all(layer.streams for layer in self.layers)
 
     def _why_not_streaming(self) -> str:

@@ -1,4 +1,4 @@
-"""Adapters that stand in a host in place of its attention: a mixer, called as the host calls attention."""
+"""Adapters that replace attention in a host: they call a mixer with the host's arguments."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ def with_offsets(adapter: HFAdapter, queries: Tensor | None, keys: Tensor | None
 def torch_adapter(
     attention: nn.MultiheadAttention, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module]
 ) -> nn.Module:
-    """Build a ``MultiheadMixer`` in place of ``nn.MultiheadAttention`` that remembers what it replaced."""
+    """Build a ``MultiheadMixer`` that replaces ``nn.MultiheadAttention`` and keeps the original module."""
     with torch.device("meta"):
         adapter: Any = MultiheadMixer(attention.embed_dim, attention.num_heads, batch_first=attention.batch_first)
     adapter.mixer, adapter.site, adapter.spec, adapter.origin = mixer, site, spec, (origin,)
@@ -283,7 +283,7 @@ def torch_adapter(
 
 
 def is_adapter(module: nn.Module) -> bool:
-    """Return whether this module stands in place of attention."""
+    """Return whether this module replaces attention."""
     return isinstance(module, Adapter) or (hasattr(module, "site") and hasattr(module, "origin"))
 
 

@@ -27,7 +27,7 @@ MAX_PARAMETERS = 1 << 26
 def adapter_for(
     model: nn.Module, site: Site, spec: dict[str, Any], init: str
 ) -> tuple[dict[int, nn.Module], list[Entry]]:
-    """Return the replacement of each module, by ``id``, and what became of the tensors."""
+    """Return the replacement of each module, by ``id``, and the report on the tensors."""
     if site.obstacle is not None:
         raise MixerError(site.obstacle)
     module: Any = model.get_submodule(site.name)

@@ -52,7 +52,7 @@ class ConvertedConfig(PreTrainedConfig):
         return (config, rest) if unused else config
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what config.json holds."""
+        """Return the content of config.json."""
         config = self.host.to_dict() if self.host is not None else {}
         return converted_json(config, self.mixers, next(iter(self.architectures or ()), None))
 
@@ -78,7 +78,7 @@ def converted_json(config: dict[str, Any], mixers: dict[str, Any], architecture:
 
 
 class WithMixers:
-    """Mix into the class of a host's config: what ``save_pretrained`` writes names the mixers in the model."""
+    """Mix into the class of a host's config, so that ``save_pretrained`` also writes the mixers of the model."""
 
     replaced_attention: dict[str, Any]
 
@@ -150,6 +150,6 @@ def describe_mixers(model: Any) -> None:
 
 
 def _sites(model: Any) -> dict[str, Any]:
-    """Return the adapters by the names of the modules that ``replace_mixers`` was told to replace."""
+    """Return the adapters by the names of the modules that ``replace_mixers`` replaced."""
     found = adapters_of(model)
     return {n.removesuffix(".self") if a.site.family == "bert" else n: a for n, a in found.items()}

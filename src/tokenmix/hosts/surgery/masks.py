@@ -63,7 +63,7 @@ def read_mask(mask: Any, rows: int, queries: int, *, causal: bool, window: int |
 
 
 def _cached(tensor: Any, asked: tuple[Any, ...], find: Callable[[], Any]) -> Any:
-    """Compute once what all layers of a model ask of the same tensor.
+    """Cache results that all layers of a model compute from the same tensor.
 
     The result is stored on the tensor and holds until the tensor changes.
     """

@@ -1,4 +1,4 @@
-"""Prove that an attention module computes what its class is known for: on random numbers, beside our own attention."""
+"""Verify the computation of an attention module on random numbers, by comparison with our own attention."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CROSS = ("key_value_states", "encoder_hidden_states")
 
 
 class Proofs:
-    """Remember what was found of modules that are alike: why each could not be probed, or None for a proof."""
+    """Cache the result for each kind of module: the reason why it could not be verified, or None."""
 
     def __init__(self, model: nn.Module):
         self.model = model
@@ -78,7 +78,7 @@ def _obstacle(module: nn.Module) -> str | None:
 
 
 def _likeness(module: nn.Module, site: Site) -> Any:
-    """Return what modules have in common that compute the same with other numbers."""
+    """Return a key that is equal for modules with the same computation and different weights."""
     parts: list[Any] = [replace(site, name="", layer=None), _layer_type(module), id(getattr(module, "config", None))]
     if sum(p.numel() for p in module.parameters()) <= SMALL:
         parts.append(site.name)
@@ -158,7 +158,7 @@ def _kind(module: nn.Module) -> str:
 
 
 def _difference(site: Site, module: nn.Module, off: float) -> str:
-    """Say what a module has that softmax attention has not, or by how much its outputs differ."""
+    """Describe how a module differs from softmax attention: extra parts, or the difference of its outputs."""
     used = {slot.tensor(leaf) for slot in slots(site, module).values() for leaf in ("weight", "bias")}
     ours = ("output.LayerNorm.",) if site.family == "bert" else ()
     more = [n for n, _ in module.named_parameters() if n not in used and not n.startswith(ours or ("\0",))]

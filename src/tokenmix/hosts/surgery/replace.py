@@ -142,7 +142,7 @@ def _report(
 
 
 def _notes(plan: list[tuple[Site, dict[str, Any]]]) -> Iterator[str]:
-    """Yield notes on what the shapes of tensors cannot show."""
+    """Yield notes on differences that the shapes of tensors do not show."""
     others = [(site, spec) for site, spec in plan if not is_softmax(spec)]
     for what, those in (
         ("positions were rotary; {} does not rotate queries and keys", [t["name"] for s, t in others if s.rotary]),

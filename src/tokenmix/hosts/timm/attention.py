@@ -149,7 +149,7 @@ class MixerAttention(nn.Module):
         self.mixer.start_copies()
 
     def reset_parameters(self) -> None:
-        """Initialise again, as timm asks of modules that were built on the meta device."""
+        """Initialise again, as timm requires of modules that were built on the meta device."""
         self.init_weights()
 
     def __reduce__(self) -> Any:

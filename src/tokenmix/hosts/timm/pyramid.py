@@ -122,7 +122,7 @@ class MixerPyramid(Pyramid):
         return tokens if self.global_pool == "token" else _map(self.stages[-1], tokens, grid)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Map what ``forward_features`` returns to logits, or to the pooled features.
+        """Map the output of ``forward_features`` to logits, or to the pooled features.
 
         With ``global_pool=""`` nothing is pooled, and the head maps each place of the map.
         """

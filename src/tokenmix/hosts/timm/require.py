@@ -1,4 +1,4 @@
-"""Check that timm is installed, and say how to install it."""
+"""Check that timm is installed; the error says how to install it."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def _grid(img_size: Any, patch_size: Any) -> Grid:
 
 
 def _cfg(config: ViTConfig) -> dict[str, Any]:
-    """Return what timm stores of a model: how to prepare images for it, and the names of its first and last layer.
+    """Return timm's metadata of a model: the preprocessing of images, and the names of its first and last layer.
 
     There are no weights to download.
     """

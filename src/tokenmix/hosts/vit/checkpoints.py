@@ -164,7 +164,7 @@ def timm_model(name: str) -> nn.Module:
 
 
 def _from_folder(folder: Path, guess: dict[str, Any]) -> Weights:
-    """Read a run directory, a converted model or a model saved by transformers, as config.json tells."""
+    """Read a run directory, a converted model or a model saved by transformers, depending on config.json."""
     config = read_json(folder / "config.json")
     if "model_type" in config and config.get("kind") != "surgery":
         found = next(

@@ -1,4 +1,4 @@
-"""Convert a softmax ViT to a ViT with other mixers: copy what both have, initialise the rest."""
+"""Convert a softmax ViT to a ViT with other mixers: copy matching tensors, initialise the others."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _target_config(target: Any, source: ViTConfig, classes: int | None) -> ViTCo
 
 
 def _differences(old: ViTConfig, new: ViTConfig) -> Iterator[str]:
-    """Yield notes on what shapes cannot show: options that change what copied weights compute."""
+    """Yield notes on options that change the effect of copied weights but not their shapes."""
     if old.norm_eps != new.norm_eps:
         yield f"LayerNorm eps was {old.norm_eps:g}, is {new.norm_eps:g}"
     if old.classes != new.classes:

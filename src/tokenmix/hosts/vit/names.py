@@ -77,7 +77,7 @@ UNUSED = ("pooler.dense.weight", "pooler.dense.bias", "embeddings.mask_token")
 
 
 def renamed(state: State, table: Mapping[str, str], where: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors under our names, and what each was called; refuse a key that the table lacks."""
+    """Return the tensors under our names, and their original names; raise an error for an unknown key."""
     found: dict[str, Tensor] = {}
     origin: dict[str, str] = {}
     for key, tensor in state.items():

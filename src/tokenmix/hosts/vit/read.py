@@ -167,14 +167,14 @@ def check_fit(state: State, config: ViTConfig, where: str, origin: Mapping[str, 
 
 
 def _missing(name: str, origin: Mapping[str, str], table: Mapping[str, str]) -> str:
-    """Return what a missing tensor would be called in the source."""
+    """Return the name that a missing tensor would have in the source."""
     theirs = their_name(name, table)
     prefix = next((key.removesuffix(bare(key)) for key in origin.values() if key != bare(key)), "")
     return theirs if theirs.startswith("classifier") else prefix + theirs
 
 
 def _read_timm(model: nn.Module, where: str) -> tuple[float, int, tuple[int, int], bool]:
-    """Read what a plain timm ViT states beside its weights; refuse any other model.
+    """Read the settings of a plain timm ViT; raise an error for any other model.
 
     Returns:
         LayerNorm eps, heads, image size, and whether class token and registers have positions.

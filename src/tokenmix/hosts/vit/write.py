@@ -123,7 +123,7 @@ def hf_options(config: ViTConfig) -> dict[str, Any]:
 
 
 def _check_softmax(model: ViT, who: str) -> None:
-    """Refuse what neither library's ViT can compute."""
+    """Raise an error for a model that neither library's ViT can represent."""
     specs = model.config.specs()
     if (model.config.norm_type, model.config.mlp) != ("layer", "gelu"):
         got = f"norm_type={model.config.norm_type!r} and mlp={model.config.mlp!r}"

@@ -29,8 +29,9 @@ __all__ = [
     "function",
     "isa",
     "new",
-    "pointer",
+    "pointers",
     "rows",
+    "strides",
     "why_not",
 ]
 
@@ -152,9 +153,20 @@ def new(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
     return a
 
 
-def pointer(a: Tensor | None) -> int | None:
-    """Return the address of a tensor's first element, None for no tensor.
+def pointers(*tensors: Tensor | None) -> list[int | None]:
+    """Return the addresses of the tensors' first elements, None for no tensor.
 
-    The tensor must be kept alive until the call, temporary copies included.
+    The tensors must be kept alive until the call, temporary copies included.
     """
-    return None if a is None else a.data_ptr()
+    found: list[int | None] = []
+    for a in tensors:
+        found.append(None if a is None else a.data_ptr())  # noqa: PERF401  (a comprehension is a call of its own)
+    return found
+
+
+def strides(*tensors: Tensor | None) -> list[int]:
+    """Return the strides of the first two dimensions of each tensor; 0 for no tensor."""
+    found: list[int] = []
+    for a in tensors:
+        found += (0, 0) if a is None else a.stride()[:2]
+    return found

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import DTYPES, function, new, pointer, rows
+from . import DTYPES, function, new, pointers, rows
 from .nonfinite import NAN, Alarm, asked, at, mark, marked, spoilt, without
 
 _BLOCK = 60  # BAND_T
@@ -18,7 +18,7 @@ _backward = function("band_backward", "iiii" + "p" * 13 + "i")
 def saved_shapes(
     q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, *, causal: bool
 ) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs besides inputs and output.
+    """Return the shape of the tensor saved for the backward pass besides inputs and output.
 
     These are 1 / denominators and three numbers per block; in half precision also the output.
     """
@@ -55,7 +55,7 @@ def forward(
         mask: (B, T), True = may be attended.
 
     Returns:
-        (B, T, D), and what the backward pass needs (empty unless ``save``).
+        (B, T, D), and the tensor saved for the backward pass (empty unless ``save``).
     """
     alarm = Alarm()
     y, saved = _run(q, k, v, w, mask, alarm, causal=causal, save=save)
@@ -88,13 +88,9 @@ def _run(
         int(q is not None),
         int(causal),
         per_head,
-        pointer(q),
-        pointer(k),
-        pointer(v),
-        pointer(w),
-        pointer(mask),
+        *pointers(q, k, v, w, mask),
     )
-    _forward(*fixed, pointer(y), pointer(saved) if save else None, pointer(numbers), torch.get_num_threads(), at(alarm))
+    _forward(*fixed, *pointers(y, saved if save else None, numbers), torch.get_num_threads(), at(alarm))
     return y, saved
 
 
@@ -123,14 +119,9 @@ def backward(
         int(q is not None),
         int(causal),
         per_head,
-        pointer(q),
-        pointer(k),
-        pointer(v),
-        pointer(w),
-        pointer(mask),
+        *pointers(q, k, v, w, mask),
     )
-    outputs = pointer(dq), pointer(dk), pointer(dv), pointer(dw)
-    _backward(*fixed, pointer(y), pointer(g), pointer(saved), *outputs, pointer(numbers), torch.get_num_threads())
+    _backward(*fixed, *pointers(y, g, saved, dq, dk, dv, dw, numbers), torch.get_num_threads())
     return dq, dk, dv, dw
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import DTYPES, dense, function, new, pointer, rows
+from . import DTYPES, dense, function, new, pointers, rows
 from .nonfinite import NAN, Alarm, asked, at, mark, marked, spoilt, without
 
 _forward = function("conv2d_forward", "ii" + "p" * 8 + "ip")
@@ -30,7 +30,7 @@ BLOCK = 2**24  # elements of E held at once
 def saved_shapes(
     q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, mask: Tensor | None, *, grid: Sequence[int], prefix: int
 ) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs besides inputs and output: 1 / denominator, (B, T, h)."""
+    """Return the shape of the tensor saved for backward besides inputs and output: 1 / denominator, (B, T, h)."""
     return [tuple(k.shape)]
 
 
@@ -60,7 +60,7 @@ def forward(
     prefix: int,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return y (B, T, D), and what else the backward pass needs (empty unless ``save``).
+    """Return y (B, T, D), and the tensor saved for the backward pass (empty unless ``save``).
 
     Args:
         q: (B, T, D), gating by a sigmoid, or None for no gate; v: (B, T, D).
@@ -99,8 +99,8 @@ def _run(
         return y, saved.zero_()
     y, q, k, v = new(v.shape, v.dtype), None if q is None else rows(q), rows(k), rows(v)
     w, mask, numbers = dense(kernel.float()), dense(mask), _numbers(q, k, v, kernel, None, grid, prefix)
-    fixed = DTYPES[v.dtype], int(q is not None), pointer(q), pointer(k), pointer(v), pointer(w), pointer(mask)
-    _forward(*fixed, pointer(y), pointer(saved) if save else None, pointer(numbers), torch.get_num_threads(), at(alarm))
+    fixed = DTYPES[v.dtype], int(q is not None), *pointers(q, k, v, w, mask)
+    _forward(*fixed, *pointers(y, saved if save else None, numbers), torch.get_num_threads(), at(alarm))
     return y, saved
 
 
@@ -130,16 +130,9 @@ def backward(
     fixed = (
         DTYPES[v.dtype],
         int(q is not None),
-        pointer(q),
-        pointer(k),
-        pointer(v),
-        pointer(w),
-        pointer(mask),
-        pointer(g),
-        pointer(y),
-        pointer(saved),
+        *pointers(q, k, v, w, mask, g, y, saved),
     )
-    _backward(*fixed, pointer(dq), pointer(dk), pointer(dv), pointer(dw), pointer(numbers), torch.get_num_threads())
+    _backward(*fixed, *pointers(dq, dk, dv, dw, numbers), torch.get_num_threads())
     return dq, dk, dv, dw.to(kernel.dtype)
 
 

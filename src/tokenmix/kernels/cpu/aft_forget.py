@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import DTYPES, dense, function, new, pointer, rows
-from .aft_simple import CHUNK, State
+from . import DTYPES, dense, function, new, pointers, rows, strides
+from .aft_simple import CHUNK, State, empty_state
 
 WIDEST = 512
 """Most features of a head that the kernels normalise: SCAN_W of aft_simple.c."""
@@ -17,14 +17,10 @@ _forward = function("fade_forward", "iid" + "p" * 13 + "l" * 11 + "i")
 _backward = function("fade_backward", "iid" + "p" * 15 + "l" * 13 + "i")
 
 
-def _strides(*tensors: Tensor | None) -> list[int]:
-    return [n for a in tensors for n in ((0, 0) if a is None else a.stride()[:2])]
-
-
 def saved_shapes(
     q: Tensor | None, k: Tensor, v: Tensor, d: Tensor, mask: Tensor | None, *, heads: int, eps: float
 ) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs besides its inputs."""
+    """Return the shape of the tensor saved for the backward pass besides its inputs."""
     B, T, D = k.shape
     return [(B, -(-T // CHUNK), 4, D)]
 
@@ -32,15 +28,14 @@ def saved_shapes(
 def forward(
     q: Tensor | None, k: Tensor, v: Tensor, d: Tensor, mask: Tensor | None, *, heads: int, eps: float, save: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return y (B, T, D), and what the backward pass needs (empty unless ``save``); heads=0: no norm."""
+    """Return y (B, T, D), and the tensor saved for the backward pass (empty unless ``save``); heads=0: no norm."""
     q, k, v, d, mask = None if q is None else rows(q), rows(k), rows(v), rows(d), dense(mask)
     y = new(k.shape, k.dtype)
     saved = new(saved_shapes(q, k, v, d, mask, heads=heads, eps=eps)[0] if save else (0,))
-    kept = pointer(saved) if save else None
-    given = map(pointer, (q, k, v, d, mask, y))
+    given = pointers(q, k, v, d, mask, y, saved if save else None)
     states = (None,) * 6
-    sizes = *k.shape, *_strides(q, k, v, d), torch.get_num_threads()
-    _forward(DTYPES[k.dtype], heads, eps, *given, kept, *states, *sizes)
+    sizes = *k.shape, *strides(q, k, v, d), torch.get_num_threads()
+    _forward(DTYPES[k.dtype], heads, eps, *given, *states, *sizes)
     return y, saved
 
 
@@ -67,8 +62,8 @@ def backward(
     g, q, k, v, d, mask = rows(g), None if q is None else rows(q), rows(k), rows(v), rows(d), dense(mask)
     dk, dv, dd = (new(k.shape, k.dtype) for _ in range(3))
     dq = new((0,) if q is None else q.shape, k.dtype)
-    arrays = map(pointer, (q, k, v, d, mask, g, saved, *after, dq, dk, dv, dd, *before))
-    sizes = *k.shape, *_strides(q, k, v, d, g), torch.get_num_threads()
+    arrays = pointers(q, k, v, d, mask, g, saved, *after, dq, dk, dv, dd, *before)
+    sizes = *k.shape, *strides(q, k, v, d, g), torch.get_num_threads()
     _backward(DTYPES[k.dtype], heads, eps, *arrays, *sizes)
     return dq, dk, dv, dd
 
@@ -92,13 +87,11 @@ def extend(
     q, k, v, d, mask = None if q is None else rows(q), rows(k), rows(v), rows(d), dense(mask)
     before = [a.contiguous() for a in past]  # kept alive until the call
     B, T, D = k.shape
-    y, after = new((B, T, D), k.dtype), tuple(new((B, D), torch.float64) for _ in range(3))
-    given = map(pointer, (q, k, v, d, mask, y))
-    states = *map(pointer, before), *map(pointer, after)
-    sizes = B, T, D, *_strides(q, k, v, d), torch.get_num_threads()
+    y, after = new((B, T, D), k.dtype), empty_state(B, D)
     saved = new(saved_shapes(q, k, v, d, mask, heads=heads, eps=eps)[0] if save else (0,))
-    _forward(DTYPES[k.dtype], heads, eps, *given, pointer(saved) if save else None, *states, *sizes)
-    return y, after, (saved,) if save else ()  # type: ignore[return-value]  # ``after`` has three
+    given = pointers(q, k, v, d, mask, y, saved if save else None, *before, *after)
+    _forward(DTYPES[k.dtype], heads, eps, *given, B, T, D, *strides(q, k, v, d), torch.get_num_threads())
+    return y, after, (saved,) if save else ()
 
 
 def extend_backward(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import DTYPES, function, new, pointer, rows
+from . import DTYPES, function, new, pointers, rows, strides
 from .nonfinite import NAN, Alarm, asked, at, mark, marked, spoilt, spoilt_weights, without, without_weights
 
 ROWS, RANGE, GROUP, STRIP, TILE, PANEL = 512, 48, 48, 32, 6, 64  # as in aft_full.c; PANEL is the widest
@@ -36,14 +36,14 @@ Saved = tuple[Tensor, Tensor]
 def pairs() -> bool:
     """Say whether this processor multiplies bfloat16 tensors in bfloat16, with sums in float32."""
     found = torch.zeros(1, dtype=torch.int32, device="cpu")
-    _pairs(pointer(found))
+    _pairs(*pointers(found))
     return bool(found)
 
 
 def saved_shapes(
     q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool
 ) -> list[tuple[int, ...]]:
-    """Return the shapes of what the backward pass needs besides its inputs.
+    """Return the shapes of the tensors saved for the backward pass besides its inputs.
 
     These are the output before the gate, and the denominator.
     """
@@ -61,7 +61,7 @@ def forward(
     causal: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y (B, T, D), and what the backward pass needs (empty unless ``save``).
+    """Return y (B, T, D), and the tensor saved for the backward pass (empty unless ``save``).
 
     k, v are (B, S, D); the log-weights are w (Bw, T, S), or w w2^T with w (Bw, T, r) and w2 (Bw, S, r); Bw is 1 or B.
     """
@@ -151,9 +151,9 @@ def _forward_part(
             int(q is not None),
             int(part.causal),
             int(part.half),
-            *map(pointer, (q, k, v, mask, *block.packed, y, y0, den)),
+            *pointers(q, k, v, mask, *block.packed, y, y0, den),
         )
-        _forward(*fixed, *part.sizes, *block.sizes, *_strides(q, k, v), torch.get_num_threads(), at(alarm))
+        _forward(*fixed, *part.sizes, *block.sizes, *strides(q, k, v), torch.get_num_threads(), at(alarm))
 
 
 def backward(
@@ -225,34 +225,30 @@ def _backward_block(part: _Part, block: _Block, rest: list[Tensor], causal: bool
     g, q, k, v, mask, y0, den, dq, dk, dv = part.tensors
     assert k is not None
     dtype, threads = DTYPES[k.dtype], torch.get_num_threads()
-    pointers = map(pointer, (q, k, v, g, mask, *block.packed, y0, den, dq, dk, dv, *rest))
+    arrays = pointers(q, k, v, g, mask, *block.packed, y0, den, dq, dk, dv, *rest)
     _backward_keys(
         dtype,
         int(q is not None),
         int(causal),
         int(part.half),
-        *pointers,
+        *arrays,
         *part.sizes,
         *block.sizes,
-        *_strides(q, k, v, g),
+        *strides(q, k, v, g),
         threads,
     )
-    pointers = map(pointer, (k, v, mask, block.w, block.packed[1], part.kmax, y0, *rest, block.dw))
+    arrays = pointers(k, v, mask, block.w, block.packed[1], part.kmax, y0, *rest, block.dw)
     _backward_weights(
         dtype,
         int(causal),
         int(part.half),
-        *pointers,
+        *arrays,
         *part.sizes,
         *block.sizes,
-        *_strides(k, v),
+        *strides(k, v),
         block.dw.stride(0),
         threads,
     )
-
-
-def _strides(*tensors: Tensor | None) -> list[int]:
-    return [n for a in tensors for n in ((0, 0) if a is None else a.stride()[:2])]
 
 
 def _even(T: int) -> int:
@@ -282,10 +278,7 @@ def _parts(
     kmax, kmin = (new((B, -(-S // RANGE), D)) for _ in range(2))
     _ranges(
         DTYPES[k.dtype],
-        pointer(k),
-        pointer(mask),
-        pointer(kmax),
-        pointer(kmin),
+        *pointers(k, mask, kmax, kmin),
         B,
         S,
         D,
@@ -356,7 +349,7 @@ class _Part:
                 int(keys),
                 int(self.half),
                 int(self.causal),
-                *map(pointer, (w, self.mask, top, span, slack, e)),
+                *pointers(w, self.mask, top, span, slack, e),
                 B,
                 S,
                 *sizes,

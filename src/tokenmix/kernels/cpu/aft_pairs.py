@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from . import DTYPES, dense, function, new, pointer, rows
+from . import DTYPES, dense, function, new, pointers, rows, strides
 from .aft_forget import WIDEST
 from .aft_simple import CHUNK, State
 
@@ -13,10 +15,6 @@ __all__ = ["WIDEST", "backward", "extend", "forward", "saved_shapes"]
 
 _forward = function("pairs_forward", "iiiid" + "p" * 15 + "l" * 9 + "i")
 _backward = function("pairs_backward", "iiiid" + "p" * 15 + "l" * 11 + "i")
-
-
-def _strides(*tensors: Tensor | None) -> list[int]:
-    return [n for a in tensors for n in ((0, 0) if a is None else a.stride()[:2])]
 
 
 def saved_shapes(
@@ -31,7 +29,7 @@ def saved_shapes(
     norm: bool,
     eps: float,
 ) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs besides its inputs."""
+    """Return the shape of the tensor saved for the backward pass besides its inputs."""
     B, T, D = k.shape
     return [(B, -(-T // CHUNK), a.shape[3], 4, D)]
 
@@ -49,9 +47,9 @@ def forward(
     eps: float,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return y (B, T, D), and what the backward pass needs (empty unless ``save``). a, b, d are float32."""
+    """Return y (B, T, D), and the tensor saved for the backward pass (empty unless ``save``). a, b, d are float32."""
     saved = new(saved_shapes(q, k, v, a, b, d, mask, norm=norm, eps=eps)[0] if save else (0,))
-    y = _run(q, k, v, a, b, d, mask, (None,) * 6, pointer(saved) if save else None, norm=norm, eps=eps)
+    y = _run(q, k, v, a, b, d, mask, saved if save else None, (None,) * 6, norm=norm, eps=eps)
     return y, saved
 
 
@@ -63,8 +61,8 @@ def _run(
     b: Tensor | None,
     d: Tensor | None,
     mask: Tensor | None,
-    states: tuple[int | None, ...],
-    kept: int | None,
+    kept: Tensor | None,
+    states: Sequence[Tensor | None],
     *,
     norm: bool,
     eps: float,
@@ -72,9 +70,9 @@ def _run(
     q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), dense(mask)
     a, b, d = a.contiguous(), dense(b), dense(d)
     y = new(k.shape, k.dtype)
-    sizes = *k.shape, *_strides(q, k, v), torch.get_num_threads()
-    given = *map(pointer, (q, k, v, a, b, d, mask, y)), kept
-    _forward(DTYPES[k.dtype], a.shape[2], a.shape[3], int(norm), eps, *given, *states, *sizes)
+    sizes = *k.shape, *strides(q, k, v), torch.get_num_threads()
+    given = pointers(q, k, v, a, b, d, mask, y, kept, *states)
+    _forward(DTYPES[k.dtype], a.shape[2], a.shape[3], int(norm), eps, *given, *sizes)
     return y
 
 
@@ -98,8 +96,8 @@ def backward(
     dk, dv = new(k.shape, k.dtype), new(k.shape, k.dtype)
     dq = new((0,) if q is None else q.shape, k.dtype)
     da, db, dd = (new((0,) if x is None else x.shape) for x in (a, b, d))
-    arrays = map(pointer, (q, k, v, a, b, d, mask, g, saved, dq, dk, dv, da, db, dd))
-    sizes = *k.shape, *_strides(q, k, v, g), torch.get_num_threads()
+    arrays = pointers(q, k, v, a, b, d, mask, g, saved, dq, dk, dv, da, db, dd)
+    sizes = *k.shape, *strides(q, k, v, g), torch.get_num_threads()
     _backward(DTYPES[k.dtype], a.shape[2], a.shape[3], int(norm), eps, *arrays, *sizes)
     return dq, dk, dv, da, db, dd
 
@@ -123,5 +121,4 @@ def extend(
     """
     before = [x.contiguous() for x in past]  # kept alive until the call
     after = tuple(new(x.shape, torch.float64) for x in past)
-    states = *map(pointer, before), *map(pointer, after)
-    return _run(q, k, v, a, b, d, mask, states, None, norm=norm, eps=eps), after  # type: ignore[return-value]  # there are three
+    return _run(q, k, v, a, b, d, mask, None, (*before, *after), norm=norm, eps=eps), after  # type: ignore[return-value]  # there are three

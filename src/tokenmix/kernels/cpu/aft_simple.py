@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import DTYPES, dense, function, new, pointer, rows
+from . import DTYPES, dense, function, new, pointers, rows, strides
 
 CHUNK = 64  # SCAN_T of aft_simple.c
 
@@ -19,14 +19,16 @@ _all_backward = function("scan_all_backward", "ii" + "p" * 9 + "l" * 12 + "i")
 State = tuple[Tensor, Tensor, Tensor]
 
 
-def _strides(*tensors: Tensor | None) -> list[int]:
-    return [n for a in tensors for n in ((0, 0) if a is None else a.stride()[:2])]
+def empty_state(B: int, D: int) -> State:
+    """Return room for sums m, num and den (B, D) in float64."""
+    sums = torch.empty(B, D, dtype=torch.float64, device="cpu")
+    return sums, torch.empty_like(sums), torch.empty_like(sums)
 
 
 def saved_shapes(
     q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, *, T: int, causal: bool
 ) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs besides its inputs."""
+    """Return the shape of the tensor saved for the backward pass besides its inputs."""
     B, S, D = k.shape
     return [(B, -(-S // CHUNK), 3, D) if causal else (B, 1, 3, D)]
 
@@ -34,17 +36,16 @@ def saved_shapes(
 def forward(
     q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, *, T: int, causal: bool, save: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return y (B, T, D), and what the backward pass needs (empty unless ``save``)."""
+    """Return y (B, T, D), and the tensor saved for the backward pass (empty unless ``save``)."""
     q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), dense(mask)
     B, S, D = k.shape
     y = new((B, T, D), k.dtype)
     saved = new(saved_shapes(q, k, v, mask, T=T, causal=causal)[0] if save else (0,))
-    kept = pointer(saved) if save else None
-    fixed = DTYPES[k.dtype], int(q is not None), pointer(q), pointer(k), pointer(v), pointer(mask), pointer(y), kept
+    fixed = DTYPES[k.dtype], int(q is not None), *pointers(q, k, v, mask, y, saved if save else None)
     if causal:
-        _forward(*fixed, None, None, None, None, None, None, B, T, D, *_strides(q, k, v), torch.get_num_threads())
+        _forward(*fixed, None, None, None, None, None, None, B, T, D, *strides(q, k, v), torch.get_num_threads())
     else:
-        _all_forward(*fixed, B, T, S, D, *_strides(q, k, v), torch.get_num_threads())
+        _all_forward(*fixed, B, T, S, D, *strides(q, k, v), torch.get_num_threads())
     return y, saved
 
 
@@ -74,18 +75,13 @@ def backward(
     fixed = (
         DTYPES[k.dtype],
         int(q is not None),
-        pointer(q),
-        pointer(k),
-        pointer(v),
-        pointer(mask),
-        pointer(g),
-        pointer(saved),
+        *pointers(q, k, v, mask, g, saved),
     )
-    results, strides = (pointer(dq), pointer(dk), pointer(dv)), (*_strides(q, k, v, g), torch.get_num_threads())
+    rest = *strides(q, k, v, g), torch.get_num_threads()
     if causal:
-        _backward(*fixed, *map(pointer, after), *results, *map(pointer, before), B, S, D, *strides)
+        _backward(*fixed, *pointers(*after, dq, dk, dv, *before), B, S, D, *rest)
     else:
-        _all_backward(*fixed, *results, B, T, S, D, *strides)
+        _all_backward(*fixed, *pointers(dq, dk, dv), B, T, S, D, *rest)
     return dq, dk, dv
 
 
@@ -99,11 +95,11 @@ def extend(
     q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), dense(mask)
     before = [a.contiguous() for a in past]  # kept alive until the call
     B, T, D = k.shape
-    y, after = new((B, T, D), k.dtype), tuple(new((B, D), torch.float64) for _ in range(3))
+    y, after = new((B, T, D), k.dtype), empty_state(B, D)
     saved = new(saved_shapes(q, k, v, mask, T=T, causal=True)[0] if save else (0,))
-    fixed = DTYPES[k.dtype], int(q is not None), *map(pointer, (q, k, v, mask, y)), pointer(saved) if save else None
-    _forward(*fixed, *map(pointer, before), *map(pointer, after), B, T, D, *_strides(q, k, v), torch.get_num_threads())
-    return y, after, (saved,) if save else ()  # type: ignore[return-value]  # ``after`` has three
+    given = pointers(q, k, v, mask, y, saved if save else None, *before, *after)
+    _forward(DTYPES[k.dtype], int(q is not None), *given, B, T, D, *strides(q, k, v), torch.get_num_threads())
+    return y, after, (saved,) if save else ()
 
 
 def extend_backward(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import function, new, pointer
+from . import function, new, pointers
 
 BLOCK = 64  # EXTERNAL_T of external.c
 NORMS = {"double": 0, "tokens": 1}
@@ -15,7 +15,7 @@ _backward = function("external_backward", "i" + "p" * 7 + "l" * 4 + "i")
 
 
 def saved_shapes(logits: Tensor, mask: Tensor | None, *, norm: str, eps: float) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs besides input and output.
+    """Return the shape of the tensor saved for the backward pass besides input and output.
 
     For each slot this is the largest logit, and the logarithm of its sum.
     """
@@ -29,10 +29,10 @@ def _part(logits: Tensor, numbers: int) -> Tensor:
 
 
 def forward(logits: Tensor, mask: Tensor | None, *, norm: str, eps: float, save: bool) -> tuple[Tensor, Tensor]:
-    """Return the weights (B, T, H, S) of float32 logits, 0 where masked, and what the backward pass needs."""
+    """Return the weights (B, T, H, S) of float32 logits, 0 where masked, and the tensor saved for the backward pass."""
     logits, mask = logits.contiguous(), None if mask is None else mask.contiguous()
     w, level, part = new(logits.shape), new(saved_shapes(logits, mask, norm=norm, eps=eps)[0]), _part(logits, 2)
-    arrays = map(pointer, (logits, mask, w, level, part))
+    arrays = pointers(logits, mask, w, level, part)
     _forward(NORMS[norm], eps, *arrays, *logits.shape, torch.get_num_threads())
     return w, level if save else level.new_empty(0)
 
@@ -48,6 +48,6 @@ def backward(
         None if mask is None else mask.contiguous(),
     )
     d, part = new(logits.shape), _part(logits, 1)
-    arrays = map(pointer, (g, logits, mask, w, level, part, d))
+    arrays = pointers(g, logits, mask, w, level, part, d)
     _backward(NORMS[norm], *arrays, *logits.shape, torch.get_num_threads())
     return (d,)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..counts import mean_scale
-from . import DTYPES, function, new, pointer, rows
+from . import DTYPES, function, new, pointers, rows, strides
 
 BLOCK = 64  # HYDRA_T of hydra.c
 
@@ -17,10 +17,6 @@ _forward = function("hydra_forward", _HEAD + "p" * 4 + "l" * 9 + "i")
 _backward = function("hydra_backward", _HEAD + "p" * 7 + "l" * 11 + "i")
 _all_forward = function("hydra_all_forward", _HEAD + "p" * 3 + "l" * 10 + "i")
 _all_backward = function("hydra_all_backward", _HEAD + "p" * 5 + "l" * 12 + "i")
-
-
-def _strides(*tensors: Tensor) -> list[int]:
-    return [n for a in tensors for n in a.stride()[:2]]
 
 
 def _sums_shape(k: Tensor, causal: bool) -> tuple[int, ...]:
@@ -41,7 +37,7 @@ def saved_shapes(
     eps: float,
     mean: bool,
 ) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs besides its inputs."""
+    """Return the shape of the tensor saved for the backward pass besides its inputs."""
     return [_sums_shape(k, causal)]
 
 
@@ -58,7 +54,7 @@ def forward(
     mean: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return y (B, T, D), and what the backward pass needs (empty unless ``save``).
+    """Return y (B, T, D), and the tensor saved for the backward pass (empty unless ``save``).
 
     Args:
         of_q, of_k: whether queries, keys, are divided by their norm, with ``eps`` under the root.
@@ -69,14 +65,12 @@ def forward(
     mask = None if mask is None else mask.contiguous()
     scale = mean_scale(mask, q, S, causal) if mean else None
     y, saved = new((B, T, D), k.dtype), new(_sums_shape(k, causal))
-    fixed = DTYPES[k.dtype], int(of_q), int(of_k), eps, *map(pointer, (q, k, v, mask, scale))
+    fixed = DTYPES[k.dtype], int(of_q), int(of_k), eps, *pointers(q, k, v, mask, scale)
     if causal:
-        _forward(*fixed, pointer(y), pointer(saved), None, None, B, T, D, *_strides(q, k, v), torch.get_num_threads())
+        _forward(*fixed, *pointers(y, saved), None, None, B, T, D, *strides(q, k, v), torch.get_num_threads())
     else:
         part = new(_sums_shape(k, True))
-        _all_forward(
-            *fixed, pointer(y), pointer(part), pointer(saved), B, T, S, D, *_strides(q, k, v), torch.get_num_threads()
-        )
+        _all_forward(*fixed, *pointers(y, part, saved), B, T, S, D, *strides(q, k, v), torch.get_num_threads())
     return y, saved if save else saved.new_empty(0)
 
 
@@ -100,9 +94,9 @@ def backward(
     mask = None if mask is None else mask.contiguous()
     scale = mean_scale(mask, q, S, causal) if mean else None
     dq, dk, dv = (new(a.shape, k.dtype) for a in (q, k, v))
-    fixed = DTYPES[k.dtype], int(of_q), int(of_k), eps, *map(pointer, (q, k, v, mask, scale, g, saved, dq, dk, dv))
+    fixed = DTYPES[k.dtype], int(of_q), int(of_k), eps, *pointers(q, k, v, mask, scale, g, saved, dq, dk, dv)
     run, sizes = (_backward, (None, None, B, T, D)) if causal else (_all_backward, (B, T, S, D))
-    run(*fixed, *sizes, *_strides(q, k, v, g), torch.get_num_threads())
+    run(*fixed, *sizes, *strides(q, k, v, g), torch.get_num_threads())
     return dq, dk, dv
 
 
@@ -130,9 +124,9 @@ def extend(
     q, k, v = rows(q), rows(k), rows(v)
     (B, T, D), before = q.shape, past[1].contiguous()
     y, part, after = new((B, T, D), k.dtype), new(_sums_shape(k, True)), new((B, D), torch.float64)
-    given = map(pointer, (q, k, v, mask, scale, y, part, before, after))
+    given = pointers(q, k, v, mask, scale, y, part, before, after)
     _forward(
-        DTYPES[k.dtype], int(cosine), int(cosine), eps, *given, B, T, D, *_strides(q, k, v), torch.get_num_threads()
+        DTYPES[k.dtype], int(cosine), int(cosine), eps, *given, B, T, D, *strides(q, k, v), torch.get_num_threads()
     )
     return y, (past[0], after), (part,) if save else ()
 
@@ -155,7 +149,7 @@ def extend_backward(
     g, q, k, v = rows(g), rows(q), rows(k), rows(v)
     (B, T, D), after = q.shape, g_sums[0].contiguous()
     *found, before = *(new(a.shape, k.dtype) for a in (q, k, v)), new((B, D), torch.float64)
-    given = map(pointer, (q, k, v, mask, scale, g, kept[0], *found, after, before))
-    sizes = B, T, D, *_strides(q, k, v, g), torch.get_num_threads()
+    given = pointers(q, k, v, mask, scale, g, kept[0], *found, after, before)
+    sizes = B, T, D, *strides(q, k, v, g), torch.get_num_threads()
     _backward(DTYPES[k.dtype], int(cosine), int(cosine), eps, *given, *sizes)
     return *found, before

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import DTYPES, function, new, pointer, rows
+from . import DTYPES, function, new, pointers, rows, strides
 from .nonfinite import NAN, Alarm, asked, at, mark, marked, spoilt, without
 
 BLOCK = 64  # LINEAR_T of linear.c
@@ -19,10 +19,6 @@ _forward = function("linear_forward", "ii" + "p" * 10 + "l" * 10 + "ip")
 _backward = function("linear_backward", "ii" + "p" * 14 + "l" * 12 + "i")
 _all_forward = function("linear_all_forward", "ii" + "p" * 6 + "l" * 11 + "ip")
 _all_backward = function("linear_all_backward", "ii" + "p" * 10 + "l" * 13 + "i")
-
-
-def _strides(*tensors: Tensor) -> list[int]:
-    return [n for a in tensors for n in a.stride()[:2]]
 
 
 def _saved_shape(q: Tensor, heads: int, causal: bool) -> tuple[int, ...]:
@@ -39,14 +35,14 @@ def _sizes(q: Tensor, k: Tensor, heads: int, causal: bool) -> tuple[int, ...]:
 def saved_shapes(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool
 ) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs besides inputs and outputs."""
+    """Return the shape of the tensor saved for the backward pass besides inputs and outputs."""
     return [_saved_shape(q, heads, causal)]
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool, save: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return y (B, T, H e), and what the backward pass needs (empty unless ``save``).
+    """Return y (B, T, H e), and the tensor saved for the backward pass (empty unless ``save``).
 
     The features are elu + 1 of q and k, or exp of them.
     """
@@ -74,18 +70,18 @@ def _run(
     causal: bool,
     sums: Sequence[Tensor | None] = NOTHING,
 ) -> tuple[Tensor, Tensor]:
-    """Return y and what the backward pass needs; ``sums``: those before the tokens, and room for those after them."""
+    """Return y and the tensor saved for backward; ``sums``: those before the tokens, and room for those after them."""
     q, k, v = rows(q), rows(k), rows(v)
     mask = None if mask is None else mask.contiguous()
     y, saved = new(q.shape, q.dtype), new(_saved_shape(q, heads, causal))
     run = _forward if causal else _all_forward
-    arrays = map(pointer, (q, k, v, mask, y, saved, *(sums if causal else ())))
+    arrays = pointers(q, k, v, mask, y, saved, *(sums if causal else ()))
     run(
         DTYPES[q.dtype],
         int(elu),
         *arrays,
         *_sizes(q, k, heads, causal),
-        *_strides(q, k, v),
+        *strides(q, k, v),
         torch.get_num_threads(),
         at(alarm),
     )
@@ -117,10 +113,8 @@ def backward(
     mask = None if mask is None else mask.contiguous()
     dq, dk, dv = (new(a.shape, q.dtype) for a in (q, k, v))
     run = _backward if causal else _all_backward
-    arrays = map(pointer, (q, k, v, mask, y, saved, g, dq, dk, dv, *(sums if causal else ())))
-    run(
-        DTYPES[q.dtype], int(elu), *arrays, *_sizes(q, k, heads, causal), *_strides(q, k, v, g), torch.get_num_threads()
-    )
+    arrays = pointers(q, k, v, mask, y, saved, g, dq, dk, dv, *(sums if causal else ()))
+    run(DTYPES[q.dtype], int(elu), *arrays, *_sizes(q, k, heads, causal), *strides(q, k, v, g), torch.get_num_threads())
     return dq, dk, dv
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import pointer
+from . import pointers
 
 INF, NAN = float("inf"), float("nan")
 
@@ -37,8 +37,8 @@ class Alarm:
 
 
 def at(alarm: Alarm | None) -> int | None:
-    """Return the address that a kernel sets, or None if it is not asked to."""
-    return None if alarm is None else pointer(alarm.told)
+    """Return the address of the flag that a kernel sets, or None without an alarm."""
+    return None if alarm is None else pointers(alarm.told)[0]
 
 
 def mark(saved: Tensor) -> None:
@@ -47,7 +47,7 @@ def mark(saved: Tensor) -> None:
 
 
 def marked(saved: Tensor) -> bool:
-    """Say whether ``mark`` was called on what is kept."""
+    """Return whether the saved tensor carries the NaN mark."""
     return saved.numel() > 0 and math.isnan(ctypes.c_float.from_address(saved.data_ptr()).value)
 
 
@@ -61,17 +61,17 @@ class Finite(NamedTuple):
 
 
 def _over(x: Tensor, causal: bool, T: int) -> Tensor:
-    """Say for each row (B, T, D) whether any token of x (B, S, D) up to it is set, or any at all if not causal."""
+    """Return for each row (B, T, D) whether any token of x (B, S, D) up to it is set, or any token if not causal."""
     return x.cumsum(1, dtype=torch.int32) > 0 if causal else x.any(1, keepdim=True).expand(-1, T, -1)
 
 
 def _later(x: Tensor, causal: bool, S: int) -> Tensor:
-    """Say for each token (B, S, D) whether any row of x (B, T, D) from it on is set, or any at all if not causal."""
+    """Return for each token (B, S, D) whether any row of x (B, T, D) from it on is set, or any row if not causal."""
     return x.flip(1).cumsum(1, dtype=torch.int32).flip(1) > 0 if causal else x.any(1, keepdim=True).expand(-1, S, -1)
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:
-    """Say whether any feature of a head is set: (B, T, heads e) to (B, T, heads)."""
+    """Return whether any feature of a head is set: (B, T, heads e) to (B, T, heads)."""
     return x.unflatten(-1, (heads, -1)).any(-1)
 
 

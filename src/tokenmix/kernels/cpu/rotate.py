@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import DTYPES, function, new, pointer
+from . import DTYPES, function, new, pointers
 
 _rotate = function("rotate", "ippppiifllllli")
 
@@ -28,7 +28,7 @@ def backward(g: Tensor, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: boo
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: float) -> Tensor:
     x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
     y, shared = new(x.shape, x.dtype), cos.shape[0] == 1
-    arrays = map(pointer, (x, cos, sin, y))
+    arrays = pointers(x, cos, sin, y)
     sizes = *x.shape, cos.shape[-1], torch.get_num_threads()
     _rotate(DTYPES[x.dtype], *arrays, int(interleaved), int(shared), sign, *sizes)
     return y

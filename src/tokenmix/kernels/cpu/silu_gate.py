@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import DTYPES, function, new, pointer
+from . import DTYPES, function, new, pointers
 
 _forward = function("gated_forward", "ippp" + "li")
 _backward = function("gated_backward", "ippppp" + "li")
@@ -20,7 +20,7 @@ def forward(gate: Tensor, x: Tensor, *, save: bool) -> Tensor:
     """Return silu(gate) * x."""
     gate, x = gate.contiguous(), x.contiguous()
     y = new(x.shape, x.dtype)
-    _forward(DTYPES[x.dtype], pointer(gate), pointer(x), pointer(y), x.numel(), torch.get_num_threads())
+    _forward(DTYPES[x.dtype], *pointers(gate, x, y), x.numel(), torch.get_num_threads())
     return y
 
 
@@ -28,5 +28,5 @@ def backward(g: Tensor, gate: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return dgate, dx."""
     g, gate, x = g.contiguous(), gate.contiguous(), x.contiguous()
     dgate, dx = new(x.shape, x.dtype), new(x.shape, x.dtype)
-    _backward(DTYPES[x.dtype], *map(pointer, (g, gate, x, dgate, dx)), x.numel(), torch.get_num_threads())
+    _backward(DTYPES[x.dtype], *pointers(g, gate, x, dgate, dx), x.numel(), torch.get_num_threads())
     return dgate, dx

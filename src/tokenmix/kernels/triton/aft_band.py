@@ -675,7 +675,7 @@ class _Call:
 def saved_shapes(
     q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, *, causal: bool
 ) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs besides inputs and output."""
+    """Return the shape of the tensor saved for the backward pass besides inputs and output."""
     return [(3, *v.shape)]
 
 

@@ -298,7 +298,7 @@ def gradients(
 def saved_shapes(
     q: Tensor | None, k: Tensor, v: Tensor, g: Tensor, mask: Tensor | None, *, heads: int, eps: float
 ) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs besides its inputs."""
+    """Return the shape of the tensor saved for the backward pass besides its inputs."""
     B, T, D = k.shape
     return [(B, -(-T // CHUNK), 4, D)]
 
@@ -319,7 +319,7 @@ def _wide(k: Tensor, *shape: int) -> Tensor:
 def forward(
     q: Tensor | None, k: Tensor, v: Tensor, g: Tensor, mask: Tensor | None, *, heads: int, eps: float, save: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return y (B, T, D), and what the backward pass needs (empty unless ``save``); ``heads`` must be 0: no norm."""
+    """Return y (B, T, D), and the tensor saved for backward (empty unless ``save``); ``heads`` must be 0: no norm."""
     q, k, v, g, mask = None if q is None else rows(q), rows(k), rows(v), rows(g), bytes_of(mask)
     B, T, D = k.shape
     chunks = -(-T // CHUNK)

@@ -640,7 +640,7 @@ class _Call:
 def saved_shapes(
     q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool
 ) -> list[tuple[int, ...]]:
-    """Return the shapes of what the backward pass needs besides its inputs.
+    """Return the shapes of the tensors saved for the backward pass besides its inputs.
 
     These are the output before the gate, and the denominator.
     """

@@ -550,7 +550,7 @@ def rows(a: Tensor) -> Tensor:
 def saved_shapes(
     q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None, *, T: int, causal: bool
 ) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs besides its inputs."""
+    """Return the shape of the tensor saved for the backward pass besides its inputs."""
     return [_sums_shape(k, causal)]
 
 
@@ -588,7 +588,7 @@ def forward(
     save: bool,
     start: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return y (B, T, D), and what the backward pass needs (empty unless ``save``).
+    """Return y (B, T, D), and the tensor saved for the backward pass (empty unless ``save``).
 
     ``start`` (B, T) bool, in the causal form only, says where a sequence starts.
     """

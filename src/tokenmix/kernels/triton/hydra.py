@@ -255,7 +255,7 @@ def saved_shapes(
     eps: float,
     mean: bool,
 ) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs besides its inputs."""
+    """Return the shape of the tensor saved for the backward pass besides its inputs."""
     return [_sums_shape(k, causal)]
 
 
@@ -272,7 +272,7 @@ def forward(
     mean: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return y (B, T, D), and what the backward pass needs (empty unless ``save``).
+    """Return y (B, T, D), and the tensor saved for the backward pass (empty unless ``save``).
 
     Args:
         of_q, of_k: whether queries, keys, are divided by their norm, with ``eps`` under the root.

@@ -634,14 +634,14 @@ class _Call:
 def saved_shapes(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool
 ) -> list[tuple[int, ...]]:
-    """Return the shape of what the backward pass needs besides inputs and outputs."""
+    """Return the shape of the tensor saved for the backward pass besides inputs and outputs."""
     return [_saved_shape(q, heads, causal)]
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool, save: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return y (B, T, H e), and what the backward pass needs (empty unless ``save``).
+    """Return y (B, T, H e), and the tensor saved for the backward pass (empty unless ``save``).
 
     The features are elu + 1 of q and k, or exp of them.
     """

@@ -159,7 +159,7 @@ def _times(r: Row) -> str:
 
 
 def above_bound(advice: Advice, r: Row) -> str | None:
-    """Say why a candidate is faster than its bound; None where it is not."""
+    """Explain a speed-up above the predicted bound, if any."""
     share = next(s for s in advice.shares if s.length == r.length)
     if r.speedup is None or r.mixer == OWN or r.speedup <= share.bound:
         return None
@@ -238,7 +238,7 @@ def answer(advice: Advice) -> str:
     if advice.pays:
         best = max(advice.shares, key=lambda s: s.bound)
         limit = f"{_mixing(advice, best)}, so the model can become {best.bound:.2f}x as fast at most"
-        return f"Yes, {_beginning(advice)}: {limit}. Worth it is taken to mean {wanted}."
+        return f"Yes, {_beginning(advice)}: {limit}. We call {wanted} worth it."
     here = f"{_mixing(advice, last)}; even a mixer that took none would give {last.bound:.2f}x"
     no = f"No: {percent(last.mixing_share)} here. Up to the longest length measured replacing attention does not pay"
     return f"{no}: {here}. {_later(advice, wanted)}"

@@ -46,9 +46,9 @@ def load_images(given: Sequence[str], subject: Subject, *, split: str = "test", 
         MixerError: there are no images, or one cannot be read.
     """
     if not given:
-        raise MixerError("anatomy: give images: files, a folder of files, or a labelled set such as digits.")
+        raise MixerError("look tokens: give images: files, a folder of files, or a labelled set such as digits.")
     if limit < 1:
-        raise MixerError(f"anatomy: --limit must be at least 1, got {limit}.")
+        raise MixerError(f"look tokens: --limit must be at least 1, got {limit}.")
     files = _files(given)
     if files is None:
         return _labelled(given[0], subject, split, limit)
@@ -69,11 +69,11 @@ def _files(given: Sequence[str]) -> list[Path] | None:
         if files:
             return files
         if not any(f.is_dir() for f in inside):
-            raise MixerError(f"anatomy: the folder {path} contains no images.")
+            raise MixerError(f"look tokens: the folder {path} contains no images.")
         return None
     if given[0] not in IMAGE_SETS and not path.exists():
         known = ", ".join(IMAGE_SETS)
-        raise MixerError(f"anatomy: there are no images at {given[0]!r}; give files, a folder, or one of {known}.")
+        raise MixerError(f"look tokens: there are no images at {given[0]!r}; give files, a folder, or one of {known}.")
     return paths if _is_image(path) else None
 
 

@@ -33,29 +33,31 @@ def open_subject(source: str, *, weights: str | None = None, image_size: int | N
         MixerError: in one line that says what was given and what would work.
     """
     if weights is not None and not source.startswith("timm:"):
-        raise MixerError(f"anatomy: --weights is for timm:NAME; {source} has its own weights.")
+        raise MixerError(f"look tokens: --weights is for timm:NAME; {source} has its own weights.")
     subject = _timm(source[5:], weights) if source.startswith("timm:") else _folder(Path(source.removeprefix("hf:")))
     if image_size is None:
         return subject
     rows, columns = subject.side
     if image_size < 1 or image_size % rows or image_size % columns:
-        raise MixerError(f"anatomy: --image-size must be a multiple of the patch, {rows} pixels, got {image_size}.")
+        raise MixerError(f"look tokens: --image-size must be a multiple of the patch, {rows} pixels, got {image_size}.")
     if isinstance(subject, OurViT) and subject.model.fixed_size and subject.image_size != (image_size, image_size):
         own = " x ".join(map(str, subject.image_size))
-        raise MixerError(f"anatomy: {source} has parameters per position, for images of {own}; leave out --image-size.")
+        raise MixerError(
+            f"look tokens: {source} has parameters per position, for images of {own}; leave out --image-size."
+        )
     return replace(subject, image_size=(image_size, image_size))
 
 
 def _folder(folder: Path) -> Subject:
     if not folder.is_dir():
-        raise MixerError(f"anatomy: there is no folder {str(folder)!r}; a model is {FORMS}.")
+        raise MixerError(f"look tokens: there is no folder {str(folder)!r}; a model is {FORMS}.")
     if not (folder / "config.json").is_file():
-        raise MixerError(f"anatomy: {folder} holds no config.json; a model is {FORMS}.")
+        raise MixerError(f"look tokens: {folder} holds no config.json; a model is {FORMS}.")
     config = _named(read_json, folder / "config.json")
     if "architecture" in config:
         return _timm_folder(folder, config)
     if str(config.get("model_type")).startswith("tokenmix") and config.get("kind") != "surgery":
-        raise MixerError(f"anatomy: {folder} was exported from tokenmix; give the run that it was exported from.")
+        raise MixerError(f"look tokens: {folder} was exported from tokenmix; give the run that it was exported from.")
     if "model_type" in config and config.get("kind") != "surgery":
         model, _, _ = _named(open_host, str(folder))
         return their_vit(str(folder), model, *_moments(folder))
@@ -67,7 +69,7 @@ def _ours(folder: Path, config: dict[str, Any]) -> Subject:
     kind = model.get("kind", "lm" if "mixers" in model else None) if isinstance(model, dict) else None
     if kind != "vit":
         what = f"a model of kind {kind!r}" if kind else "no model that is known"
-        raise MixerError(f"anatomy: {folder / 'config.json'} describes {what}, not a ViT; a model is {FORMS}.")
+        raise MixerError(f"look tokens: {folder / 'config.json'} describes {what}, not a ViT; a model is {FORMS}.")
     from ..train import load_model
 
     found, _ = load_model(folder)
@@ -83,7 +85,7 @@ def _timm(name: str, weights: str | None) -> Subject:
         return their_vit(f"timm:{name}", model, *_timm_moments(model), [])
     file = None if weights == "random" else weights
     if file is not None and not Path(file).is_file():
-        raise MixerError(f"anatomy: --weights {weights}: there is no such file; give a checkpoint, or random.")
+        raise MixerError(f"look tokens: --weights {weights}: there is no such file; give a checkpoint, or random.")
     model = _built(f"timm:{name}", name, checkpoint_path=file or "")
     return their_vit(f"timm:{name}", model, *_timm_moments(model), ["its weights are random"] if file is None else [])
 
@@ -99,14 +101,16 @@ def _built(shown: str, name: str, **options: Any) -> Any:
         ensure_torchvision()
         import timm
     except ImportError:
-        raise MixerError(f"anatomy: {shown} needs timm: pip install 'tokenmix[vision]'.") from None
+        raise MixerError(f"look tokens: {shown} needs timm: pip install 'tokenmix[vision]'.") from None
     if not name.startswith("local-dir:") and not timm.is_model(name.split(".")[0]):
-        raise MixerError(f"anatomy: {shown}: timm {timm.__version__} has no such model; timm.list_models() lists them.")
+        raise MixerError(
+            f"look tokens: {shown}: timm {timm.__version__} has no such model; timm.list_models() lists them."
+        )
     try:
         return timm.create_model(name, **options)
     except Exception as why:  # a damaged file or config can raise any error
         line = " ".join(str(why).split())[:200].rstrip(".")
-        raise MixerError(f"anatomy: timm cannot load {shown} ({line}).") from None
+        raise MixerError(f"look tokens: timm cannot load {shown} ({line}).") from None
 
 
 def _timm_moments(model: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -129,4 +133,4 @@ def _named(function: Any, *args: Any) -> Any:
     try:
         return function(*args)
     except MixerError as why:
-        raise MixerError(f"anatomy: {why}") from None
+        raise MixerError(f"look tokens: {why}") from None

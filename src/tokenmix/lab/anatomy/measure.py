@@ -101,19 +101,19 @@ def dissect(
         tell: called with a line before each part.
     """
     if features not in FEATURES:
-        raise MixerError(f"anatomy: --features is one of {', '.join(FEATURES)}, got {features!r}.")
+        raise MixerError(f"look tokens: --features is one of {', '.join(FEATURES)}, got {features!r}.")
     if shown < 1:
-        raise MixerError(f"anatomy: --shown must be at least 1, got {shown}.")
-    tell(f"anatomy: reading {len(images.pixels)} images")
+        raise MixerError(f"look tokens: --shown must be at least 1, got {shown}.")
+    tell(f"look tokens: reading {len(images.pixels)} images")
     seen = read(subject, images.pixels, shown)
     chosen, used = _features(subject, seen, features)
     found = find_outliers(seen.norms, cutoff=cutoff, top=top)
     marked = found.mask.flatten(1)
-    tell("anatomy: probing tokens")
+    tell("look tokens: probing tokens")
     pixels = patch_pixels(images.pixels, subject.side)
     probes = probe_tokens(seen.patches, pixels, marked, subject.grid, seed=seed)
     classified = class_probe(seen.patches, seen.prefix, subject.prefix, marked, images.labels, seed=seed)
-    tell("anatomy: attention")
+    tell("look tokens: attention")
     some = images.pixels[:shown]
     weights, how = subject.attention(some)
     norms = seen.norms.patches[-1]
@@ -130,7 +130,9 @@ def _features(subject: Subject, seen: Reading, wanted: str) -> tuple[Tensor, str
         wanted = "tokens" if named["keys"] is None else "keys"
     if named[wanted] is None:
         have = ", ".join(name for name, value in named.items() if value is not None)
-        raise MixerError(f"anatomy: the last layer of {subject.name} has no {wanted} for each token; it has {have}.")
+        raise MixerError(
+            f"look tokens: the last layer of {subject.name} has no {wanted} for each token; it has {have}."
+        )
     return named[wanted], wanted
 
 

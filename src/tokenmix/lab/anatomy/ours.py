@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...mixers import Inputs
 from ...models import ViT
 from ..report.maps import Layer, look_into
 from ..report.pictures import effective_attention
@@ -33,7 +34,7 @@ class OurViT(Subject):
         form, ((x, given),) = mixer.functional_form(), seen
         if form is None:
             return tokens, Projected()
-        args, _ = mixer.functional_args(x, None, **_full(given))
+        args, _ = mixer.functional_args(Inputs(x, None, **_full(given)))
         found = dict(zip(inspect.signature(form).parameters, args, strict=False))
         return tokens, Projected(*(_per_token(found.get(name), x) for name in ("q", "k", "v")))
 
@@ -51,7 +52,7 @@ def our_vit(name: str, model: ViT, mean: Any = None, std: Any = None) -> OurViT:
     from ..data.augment import moments
 
     config = model.config
-    mean, std = moments("anatomy", config.channels, mean, std)
+    mean, std = moments("look tokens", config.channels, mean, std)
     mixers = ", ".join(dict.fromkeys(str(spec["name"]) for spec in config.specs()))
     return OurViT(
         name,

@@ -45,11 +45,11 @@ def find_outliers(norms: Norms, *, cutoff: float | None = None, top: float | Non
     """
     last = norms.patches[-1]
     if cutoff is not None and top is not None:
-        raise MixerError("anatomy: --cutoff and --top exclude each other; give one of them.")
+        raise MixerError("look tokens: --cutoff and --top exclude each other; give one of them.")
     if cutoff is not None and not 0 <= cutoff < float("inf"):
-        raise MixerError(f"anatomy: --cutoff is a norm, at least 0, got {cutoff}.")
+        raise MixerError(f"look tokens: --cutoff is a norm, at least 0, got {cutoff}.")
     if top is not None and not 0 < top < 50:
-        raise MixerError(f"anatomy: --top is a percentage between 0 and 50, got {top}.")
+        raise MixerError(f"look tokens: --top is a percentage between 0 and 50, got {top}.")
     rule = "the upper quartile plus three times the interquartile range"
     if cutoff is not None:
         rule = "as given"

@@ -35,7 +35,7 @@ class Part(NamedTuple):
 def write_page(anatomy: Anatomy, out: Path | str, tell: Callable[[str], None] = lambda line: None) -> Path:
     """Write the page: what was found, each measure with its pictures, and how it was measured."""
     check_drawing()
-    tell("anatomy: drawing")
+    tell("look tokens: drawing")
     page = (
         environment("tokenmix.lab.anatomy")
         .get_template("anatomy.html")

@@ -175,7 +175,9 @@ def classify(fit: Tensor, fit_labels: Tensor, score: Tensor, score_labels: Tenso
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
     except ImportError:
-        raise MixerError("anatomy: classifying tokens needs scikit-learn: pip install 'tokenmix[vision]'.") from None
+        raise MixerError(
+            "look tokens: classifying tokens needs scikit-learn: pip install 'tokenmix[vision]'."
+        ) from None
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
     model.fit(fit.double().cpu().numpy(), fit_labels.cpu().numpy())
     return float(model.score(score.double().cpu().numpy(), score_labels.cpu().numpy()))

@@ -124,7 +124,7 @@ def read(subject: Subject, images: Tensor, first: int = BATCH) -> Reading:
                 output, projected = subject.run(part)
             if output.shape[1] != n + grid[0] * grid[1]:
                 raise MixerError(
-                    f"anatomy: {subject.name}: gives {output.shape[1]} tokens where {n} and {grid[0]} x {grid[1]} "
+                    f"look tokens: {subject.name}: gives {output.shape[1]} tokens where {n} and {grid[0]} x {grid[1]} "
                     + "patches were expected; only models that keep every token can be read."
                 )
             sizes = torch.stack([x.double().norm(dim=-1) for x in seen.layers])
@@ -134,20 +134,22 @@ def read(subject: Subject, images: Tensor, first: int = BATCH) -> Reading:
             parts.append((sizes[:, :, n:].unflatten(2, grid), sizes[:, :, :n], alike, output, features))
     norms = Norms(torch.cat([p[0] for p in parts], 1), torch.cat([p[1] for p in parts], 1))
     if not bool(norms.patches.isfinite().all()):
-        raise MixerError(f"anatomy: {subject.name}: some tokens are not finite; the model has diverged or is damaged.")
+        raise MixerError(
+            f"look tokens: {subject.name}: some tokens are not finite; the model has diverged or is damaged."
+        )
     tokens = torch.cat([p[3] for p in parts])
     joined = [None if each[0] is None else torch.cat(each) for each in zip(*(p[4] for p in parts), strict=True)]
     return Reading(norms, torch.cat([p[2] for p in parts]), tokens[:, n:], tokens[:, :n], Projected(*joined))
 
 
 def check_images(subject: Subject, images: Tensor) -> None:
-    """Refuse what is no batch of images of the subject's channels and size."""
+    """Raise an error unless images are a batch of the subject's channels and size."""
     want = (subject.channels, *subject.image_size)
     if images.ndim != 4 or not len(images):
-        raise MixerError(f"anatomy: expects images (B, {', '.join(map(str, want))}), got {tuple(images.shape)}.")
+        raise MixerError(f"look tokens: expects images (B, {', '.join(map(str, want))}), got {tuple(images.shape)}.")
     if tuple(images.shape[1:]) != want:
         raise MixerError(
-            f"anatomy: {subject.name} is read with images of {want[0]} channels and {want[1]} x {want[2]} pixels, got "
+            f"look tokens: {subject.name} takes images of {want[0]} channels and {want[1]} x {want[2]} pixels, got "
             + f"{images.shape[1]} channels and {images.shape[2]} x {images.shape[3]}; resize them first."
         )
 

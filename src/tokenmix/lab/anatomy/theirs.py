@@ -62,7 +62,7 @@ class TheirViT(Subject):
             return self.model.base_model(pixel_values=images).last_hidden_state  # type: ignore[no-any-return]
         except (AssertionError, RuntimeError, ValueError) as why:
             raise MixerError(
-                f"anatomy: {self.name} cannot read images of {images.shape[2]} x {images.shape[3]} "
+                f"look tokens: {self.name} cannot read images of {images.shape[2]} x {images.shape[3]} "
                 + f"({' '.join(str(why).split())[:160].rstrip('.')}); leave out --image-size."
             ) from None
 
@@ -79,14 +79,14 @@ def their_vit(name: str, model: Any, mean: Any, std: Any, notes: list[str]) -> T
     odd = [s for s in sites if s.grid is None or s.causal or s.cross or s.family not in ("timm", "vit", "clip")]
     if not sites or odd or None in blocks or len(patches) != 1:
         raise MixerError(
-            f"anatomy: {name}: {type(model).__name__} is no Vision Transformer whose attention is known; ViT, DeiT, "
-            + "DINOv2 and their like of tokenmix, timm and transformers are."
+            f"look tokens: {name}: {type(model).__name__} is not a supported Vision Transformer; supported are ViT, "
+            + "DeiT, DINOv2 and similar models of tokenmix, timm and transformers."
         )
     site, (patch,) = sites[-1], patches
     try:
         Proofs(model).prove(site)
     except MixerError as why:
-        raise MixerError(f"anatomy: {name}: {site.name}: {str(why).rstrip('.')}.") from None
+        raise MixerError(f"look tokens: {name}: {site.name}: {str(why).rstrip('.')}.") from None
     assert site.grid is not None
     side = patch.kernel_size
     size = site.grid[0] * side[0], site.grid[1] * side[1]

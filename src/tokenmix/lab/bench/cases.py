@@ -26,7 +26,7 @@ from ... import functional
 from ...errors import MixerError
 from ...functional.layout.heads import by_head
 from ...kernels.backend import Backend
-from ...mixers import MIXERS, Mixer, build_mixer
+from ...mixers import MIXERS, Inputs, Mixer, build_mixer
 from ...models import LM, LMConfig
 from ...testing.measure import leaves_of
 from .flops import Setting, Work, layer_work, model_work, op_work, work_of
@@ -173,15 +173,9 @@ def op_args(subject: Subject, s: Setting) -> tuple[Mixer, Callable[..., Tensor],
     form = mixer.functional_form()
     if form is None:
         raise MixerError(f"bench: {subject.name} has no functional form on q, k and v; measure it with --level layer.")
-    place = {
-        "grid": s.grid if mixer.supports_grid else None,
-        "prefix": 0,
-        "positions": None,
-        "key_mask": None,
-        "attn_mask": None,
-    }
+    grid = s.grid if mixer.supports_grid else None
     with torch.no_grad():
-        args, options = mixer.functional_args(draw(s.batch, s.T, s.dim, seed=1, s=s), None, **place)
+        args, options = mixer.functional_args(Inputs(draw(s.batch, s.T, s.dim, seed=1, s=s), grid=grid))
     return mixer, form, _fresh(form, args, s), options
 
 

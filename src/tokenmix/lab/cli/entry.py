@@ -74,8 +74,8 @@ def _dispatch(argv: list[str]) -> int:
         import tyro
     except ImportError:
         raise MixerError("the command line needs the extra 'train': pip install 'tokenmix[train]'.") from None
-    from ...mixers.outside import typed_names
     from ...system.config import nearest
+    from ...system.modules import typed_names
     from .fields import recipe_help
     from .verbs import OLD_VERBS, VERBS
 

@@ -29,8 +29,9 @@ def recipe_help(argv: list[str]) -> str:
     """
     if len(argv) < 2 or argv[1].startswith("-"):
         return "`tokenmix train RECIPE --help` shows the rows of a recipe and all fields of its config."
-    from ..recipes import find_recipe
+    from ..recipes import find_recipe, import_recipe
 
+    import_recipe(argv[1])
     recipe, given = find_recipe(argv[1]), _given(argv)
     config = recipe.config(given.get("row"), given.get("size", "smoke"), given.get("shell"))
     lines = [f"rows of {recipe.name}, of which {recipe.default} is the default"]
@@ -105,9 +106,11 @@ def _given(argv: list[str]) -> dict[str, str]:
 
 def _known(argv: list[str]) -> list[str]:
     """Return the fields of the config that a command is about, or of the recipe for text where that is unknown."""
-    from ..recipes import RECIPES
+    from ..recipes import RECIPES, find_recipe, import_recipe
 
-    recipe = RECIPES.get(argv[1] if len(argv) > 1 else "", RECIPES["text"])
+    name = argv[1] if len(argv) > 1 else ""
+    import_recipe(name)
+    recipe = find_recipe(name if name in RECIPES or name.endswith(".py") else "text")
     row = _given(argv).get("row")
     config = recipe.config(row if row in recipe.rows else None)
     sections = ("train",) if argv[0] == "resume" else SECTIONS

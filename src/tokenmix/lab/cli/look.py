@@ -1,4 +1,4 @@
-"""The verb look: what a trained model does with a sentence, or with images."""
+"""The verb look: show how a trained model processes a sentence or images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .output import progress, say, say_json
 
 @dataclass(frozen=True)
 class LookSentence:
-    """Show step by step what your own model does with a sentence, as one interactive page.
+    """Show step by step how your own model processes a sentence, as one interactive page.
 
     Tokens, embeddings, positions, queries, keys and values, products, masks, weights, heads and sums, with the numbers
     of the model. Several runs are shown side by side. A run is that of an encoder-decoder, which translates the
@@ -42,7 +42,7 @@ class LookSentence:
 
         check_folder("look sentence", self.out)
         tell = progress()
-        tell(f"explain: {len(self.dirs)} {'run' if len(self.dirs) == 1 else 'runs'}")
+        tell(f"look sentence: {len(self.dirs)} {'run' if len(self.dirs) == 1 else 'runs'}")
         models = explain_runs(self.dirs, self.text)
         written = write_page(models, self.out, self.lang)
         tell("")
@@ -56,8 +56,8 @@ class LookSentence:
 class LookTokens:
     """Measure the tokens of a Vision Transformer as in "Vision Transformers Need Registers", and write a page.
 
-    Norms and outliers, similarity of patches with their neighbours, linear probes for position, pixels and class, where
-    [CLS] and registers look, and objects found without labels. Labels are needed for the class alone.
+    Norms and outliers, similarity of patches with their neighbours, linear probes for position, pixels and class,
+    attention of [CLS] and registers, and objects found without labels. Only the class needs labels.
     """
 
     model: Positional[Annotated[str, arg(metavar="MODEL")]]
@@ -73,7 +73,7 @@ class LookTokens:
     """Split of a labelled set."""
 
     limit: int = 512
-    """Most images to read."""
+    """Maximum number of images to read."""
 
     shown: int = 6
     """Images to draw."""
@@ -85,7 +85,7 @@ class LookTokens:
     """Compare this percentage of the patches, those with the largest norms, in place of outliers."""
 
     features: Literal["auto", "keys", "values", "queries", "tokens"] = "auto"
-    """What objects are looked for in. auto: keys of the last layer, or tokens of the output where there are none."""
+    """Features for the object search. auto: keys of the last layer, or tokens of the output if it has no keys."""
 
     shift: float = 0.0
     """Constant added to the products of features before their signs are read."""
@@ -94,10 +94,10 @@ class LookTokens:
     """For timm:NAME: checkpoint file to load, or random. Default: the weights that timm has or downloads."""
 
     image_size: int | None = None
-    """Side of the images in pixels, where the model takes other sizes than its own. Default: its own."""
+    """Side of the images in pixels, if the model supports several sizes. Default: the size of its training."""
 
     seed: int = 0
-    """Seed of the halves that are fitted and scored, and of random tokens."""
+    """Seed of the split into fitted and scored halves, and of random tokens."""
 
     json: bool = False
     """Print the numbers as JSON."""
@@ -142,10 +142,10 @@ class LookTokens:
 
 @dataclass(frozen=True)
 class LookImages:
-    """Draw what a vision model looks at in images, as PNG files.
+    """Draw attention and other maps of a vision model for given images, as PNG files.
 
-    The pictures show filters, keys, attention by offset, focus, memories and token norms; of a masked autoencoder also
-    what it makes of the patches that it does not see.
+    The pictures show filters, keys, attention by offset, focus, memories and token norms; for a masked autoencoder also
+    its reconstruction of masked patches.
     """
 
     dir: Positional[Annotated[Path, arg(metavar="MODEL")]]
@@ -166,12 +166,16 @@ class LookImages:
     def run(self) -> int:
         """Draw the pictures and print their paths."""
         from ..report import draw_pictures
+        from ..report.figures import check_drawing
+        from ..report.maps import check_vit
         from ..train import load_model
         from ..train.rundir import RunDir
 
         if not self.images:
             raise MixerError("look images: give at least one image file.")
+        check_drawing("look images")
         model, _ = load_model(self.dir)
+        check_vit(model, "look images")
         data: Any = RunDir.open(self.dir).config().data if (self.dir / "checkpoints").is_dir() else None
         mean, std = getattr(data, "mean", None), getattr(data, "std", None)
         written = draw_pictures(
@@ -187,7 +191,7 @@ LOOKS: dict[str, type[Any]] = {"sentence": LookSentence, "tokens": LookTokens, "
 
 @dataclass(frozen=True)
 class Look:
-    """Show what a trained model does with a sentence, what the tokens of a ViT hold, or what it sees in images."""
+    """Show how a trained model processes a sentence, what the tokens of a ViT hold, or what it attends to in images."""
 
     kind: Annotated[
         Annotated[LookSentence, subcommand("sentence")]
@@ -195,8 +199,8 @@ class Look:
         | Annotated[LookImages, subcommand("images")],
         arg(name=""),
     ]
-    """What to look at."""
+    """Subject: sentence, tokens or images."""
 
     def run(self) -> int:
-        """Look at what was asked."""
+        """Run the chosen view."""
         return self.kind.run()

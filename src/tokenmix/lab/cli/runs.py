@@ -22,7 +22,8 @@ class Train:
     """Train a recipe into a new run directory. Any field of the config can be set: --model.dim 64 --train.steps 100."""
 
     recipe: Positional[Annotated[str, arg(metavar="RECIPE")]]
-    """Name of the recipe; `tokenmix list` shows all."""
+    """Name of the recipe; `tokenmix list` shows all. Or a Python file of your own with a RECIPE, and with the task that
+    it trains."""
 
     out: Path | None = None
     """Run directory to create. Default: runs/ and the recipe, the row and the size, as far as they were given."""
@@ -59,10 +60,12 @@ class Train:
 
     def run(self, changes: dict[str, Any]) -> int:
         """Train, with ``changes`` to the fields of the config, and print a summary."""
-        from ..recipes import described, find_recipe
+        from ..recipes import described, find_recipe, import_recipe
         from ..train import match_data, train
+        from ..train.tasks import task_of
 
         changes = log_fields(self) | changes
+        import_recipe(self.recipe)
         recipe = find_recipe(self.recipe)
         config = recipe.config(self.row, self.size, self.shell)
         smaller = described(recipe.shrunk(config))
@@ -70,8 +73,8 @@ class Train:
         if self.skip_bad_files:
             config = config.override({"data.skip_bad_files": True})
         if self.data is not None:
-            config = config.override(data_fields(config.data.to_json(), self.data))
-            if config.data.kind in ("images", "labels", "masks", "points"):  # opened with the options of training
+            config = config.override(task_of(config).fields_of(config.data, self.data))
+            if task_of(config).matches:  # opened with the options of training
                 data_changes = {name: value for name, value in changes.items() if name.startswith("data.")}
                 config = match_data(config.override(data_changes))
         config = config.override(changes)
@@ -80,40 +83,13 @@ class Train:
 
     def _folder(self) -> Path:
         """Return runs/RECIPE_ROW_SIZE without what is the default; a restart of the same command finds it again."""
-        parts = [self.recipe, self.row, self.size if self.size != "smoke" else None]
+        parts = [Path(self.recipe).stem, self.row, self.size if self.size != "smoke" else None]
         return Path("runs", "_".join(part for part in parts if part))
 
 
 def log_fields(verb: Any) -> dict[str, Any]:
     """Return the config fields that the flags of a verb set; without a flag, they stay as they are."""
     return {f"train.{name}": True for name in ("csv", "tensorboard") if getattr(verb, name)}
-
-
-def data_fields(data: dict[str, Any], given: str) -> dict[str, Any]:
-    """Return the config fields that ``--data`` sets.
-
-    A name sets ``data.source``, and so does a path, unless the recipe expects a set that is usually downloaded: then
-    the path is that of a local copy, and sets ``data.path``. For synthetic sequences it is the name of the task.
-    """
-    from ..data import CORPORA, DOCUMENT_SETS, IMAGE_SETS, LABELLED_SETS, MASK_SETS, PARALLEL_SETS, POINT_SETS
-
-    if data["kind"] == "synthetic":
-        return {"data.task": given}
-    named = {"text": CORPORA, "pairs": PARALLEL_SETS, "documents": DOCUMENT_SETS, "labels": LABELLED_SETS}
-    named["points"] = POINT_SETS
-    named["masks"] = MASK_SETS
-    if given in named.get(data["kind"], IMAGE_SETS):
-        return {"data.source": given}
-    found = Path(given).expanduser()
-    path = str(found.resolve()) if found.exists() else given  # errors about a missing path quote it as it was typed
-    if data["kind"] in ("pairs", "documents", "labels", "masks", "points"):
-        return {"data.source": path}
-    expected = (
-        data["source"] == "enwik8"
-        if data["kind"] == "text"
-        else data["source"] in IMAGE_SETS and data["source"] != "digits"
-    )
-    return {"data.path": path} if expected else {"data.source": path}
 
 
 @dataclass(frozen=True)
@@ -360,4 +336,4 @@ def score_text(metric: str, value: float | None) -> str:
         "flow_loss": f"flow loss {value:.4f}",
         "miou": f"{100 * value:.2f} % mIoU",
     }
-    return f"{texts[metric]} on valid"
+    return f"{texts.get(metric, f'{metric} {value:.4f}'.replace('_', ' '))} on valid"

@@ -89,32 +89,31 @@ class Sample:
     def run(self) -> int:
         """Generate what the run's model generates."""
         from ..train.rundir import RunDir
+        from ..train.tasks import task_of
 
         if is_host_folder(self.dir):
             return sample_host(self)
         if self.tokens is not None:
             raise MixerError(f"sample: --tokens is for a host's folder; the model of {self.dir} counts --bytes.")
         config = RunDir.open(self.dir).config()
-        if config.model.kind == "seq2seq":
+        task = task_of(config)
+        if task.writes == "translate":
             return self._translate()
         if self.beams is not None:
             raise MixerError(
                 f"sample: --beams is for encoder-decoders; {self.dir} holds a {config.model.kind!r} model."
             )
-        self._check_options(config.model.kind)
-        if config.model.kind == "dit":
-            return self._generate()
-        if config.data.kind in ("images", "masks", "points"):  # of these only density models are not refused
-            return self._draw()
-        if config.model.kind == "encoder":
-            return self._fill() if config.data.kind == "documents" else self._classify()
-        return self._write(0.0 if config.data.kind == "synthetic" else 0.8)
+        self._check_options(config.model.kind, flows=task.writes == "generate")
+        if task.writes == "write":
+            return self._write(task.temperature)
+        ways = {"fill": self._fill, "classify": self._classify, "generate": self._generate}
+        return ways.get(task.writes, self._draw)()  # which refuses what draws no images
 
-    def _check_options(self, kind: str) -> None:
+    def _check_options(self, kind: str, *, flows: bool) -> None:
         """Refuse options of diffusion transformers for other models, and the other way round."""
         of_flow = [name for name in OF_FLOW if getattr(self, name) is not None]
         of_values = [name for name in OF_VALUES if getattr(self, name) not in (None, False)]
-        wrong, whose = (of_values, "density and language models") if kind == "dit" else (of_flow, FLOWS)
+        wrong, whose = (of_values, "density and language models") if flows else (of_flow, FLOWS)
         if wrong:
             option = wrong[0].replace("_", "-")
             raise MixerError(f"sample: --{option} is for {whose}; {self.dir} holds a {kind!r} model.")

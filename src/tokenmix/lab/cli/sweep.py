@@ -21,8 +21,9 @@ class Sweep:
     time; the same command goes on with it.
     """
 
-    what: Positional[Annotated[str, arg(metavar="RECIPE|PLAN.json")]]
-    """Name of a recipe, or a JSON file with a whole plan (rows, rates, seeds and changes of each row)."""
+    what: Positional[Annotated[str, arg(metavar="RECIPE|FILE.py|PLAN.json")]]
+    """Name of a recipe, a Python file with one of your own, or a JSON file with a whole plan (rows, rates, seeds and
+    changes of each row)."""
 
     out: Path
     """Folder of the sweep: runs, results.json, table.md, curves.png, and the page sweep.html, which shows all."""

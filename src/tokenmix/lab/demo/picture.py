@@ -42,10 +42,8 @@ def board(plan: Plan, runs: dict[str, Run], measured: Measured) -> Picture:
         + ", ".join(f"{shown(values[name])} {title}" for title, values, shown, _ in panels if name in values)
         for name in order
     )
-    caption = (
-        "Shorter bars are better. Coloured: the best of the models, and those that no difference beyond chance or "
-    )
-    caption += f"timing separates from it. All were trained for about {plan.seconds:.0f} s, then asked to go on after "
+    caption = "Shorter bars are better. Coloured: the best model, and models within noise of it. "
+    caption += f"All were trained for about {plan.seconds:.0f} s, then continued a text of "
     caption += f"{high:,} bytes. Pale: gzip and xz, programs that compress files."
     inches = (11.0, 0.8 + 0.42 * len(order))
     drawn = both(partial(_board, panels=panels, order=order, models=list(runs)), inches)

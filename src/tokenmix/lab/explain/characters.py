@@ -46,7 +46,7 @@ class Characters:
         """
         if any(c not in CHARACTERS for c in text):
             raise MixerError(
-                f"explain: the model knows the characters {CHARACTERS}; give a text of these, such as --text "
+                f"look sentence: the model knows the characters {CHARACTERS}; give a text of these, such as --text "
                 + f"'12+345=', got {text!r}."
             )
         return [CHARACTERS.index(c) for c in text]

@@ -34,6 +34,6 @@ def explain(model: nn.Module, words: Tokenizer, text: str, name: str = "model") 
     if isinstance(model, Encoder):
         return explain_encoder(model, words, text, name)
     raise MixerError(
-        f"explain: got a {type(model).__name__}; give an encoder-decoder (Seq2Seq), a language model (LM) or a text "
-        + "encoder (Encoder)."
+        f"look sentence: got a {type(model).__name__}; give an encoder-decoder (Seq2Seq), a language model (LM) or a "
+        + "text encoder (Encoder)."
     )

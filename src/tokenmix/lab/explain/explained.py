@@ -90,15 +90,15 @@ def tokens_of(words: Tokenizer, text: str, example: str) -> list[int]:
             works.
     """
     if not text.strip():
-        raise MixerError(f"explain: the text is empty; give one, such as --text {example!r}.")
+        raise MixerError(f"look sentence: the text is empty; give one, such as --text {example!r}.")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise MixerError(f"explain: the text {text!r} is not Unicode; give it in UTF-8.") from None
+        raise MixerError(f"look sentence: the text {text!r} is not Unicode; give it in UTF-8.") from None
     ids = words.encode(text)
     unknown = getattr(words, "unknown", None)
     if not ids or all(i == unknown for i in ids):
-        raise MixerError(f"explain: the model knows no piece of {text!r}; give a text of the language it reads.")
+        raise MixerError(f"look sentence: the model knows no piece of {text!r}; give a text of the language it reads.")
     return ids
 
 
@@ -111,10 +111,12 @@ def check_length(ids: list[int], longest: int | None, end: bool = False) -> None
     """
     if longest is not None and len(ids) + end > longest:
         pieces = f"{len(ids)} pieces and an end" if end else f"{len(ids)} tokens"
-        raise MixerError(f"explain: the text has {pieces}, but the model reads at most {longest}; give a shorter one.")
+        raise MixerError(
+            f"look sentence: the text has {pieces}, but the model reads at most {longest}; give a shorter one."
+        )
     if len(ids) > LONGEST:
         raise MixerError(
-            f"explain: the text has {len(ids)} tokens, but a page shows at most {LONGEST}; give a shorter one."
+            f"look sentence: the text has {len(ids)} tokens, but a page shows at most {LONGEST}; give a shorter one."
         )
 
 

@@ -1,6 +1,6 @@
 """What the page tells of each family of mixers other than attention, and the family's own numbers for one text.
 
-A class that derives from one of a family is told like it.
+A subclass of a mixer of a family gets the text of that family.
 """
 
 from __future__ import annotations

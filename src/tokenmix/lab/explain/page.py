@@ -38,7 +38,7 @@ def write_page(models: list[Explained], out: Path, lang: str = "en") -> Path:
     page = render(models, lang).encode()
     if len(page) > LARGEST:
         raise MixerError(
-            f"explain: the page would have {len(page) / 1e6:.1f} MB, and {LARGEST / 1e6:.0f} MB is the most; "
+            f"look sentence: the page would have {len(page) / 1e6:.1f} MB, and {LARGEST / 1e6:.0f} MB is the most; "
             + "give a shorter text or fewer runs."
         )
     with whole_file(Path(out)) as f:
@@ -49,14 +49,14 @@ def write_page(models: list[Explained], out: Path, lang: str = "en") -> Path:
 def render(models: list[Explained], lang: str = "en") -> str:
     """Return the page as HTML."""
     if lang not in LANGUAGES:
-        raise MixerError(f"explain: the page is not written in {lang!r}; choose --lang {' or '.join(LANGUAGES)}.")
+        raise MixerError(f"look sentence: the page is not written in {lang!r}; choose --lang {' or '.join(LANGUAGES)}.")
     if not models:
-        raise MixerError("explain: no model was given; give at least one run directory.")
+        raise MixerError("look sentence: no model was given; give at least one run directory.")
     other = next((each for each in models if each.kind != models[0].kind), None)
     if other is not None:
         raise MixerError(
-            f"explain: {models[0].name} is of kind {models[0].kind!r} and {other.name} of kind {other.kind!r}; a page "
-            + "shows models of one kind, so write two."
+            f"look sentence: {models[0].name} is of kind {models[0].kind!r} and {other.name} of kind {other.kind!r}; a "
+            + "page shows models of one kind, so write two."
         )
     data = {
         "lang": lang,

@@ -27,7 +27,9 @@ def explain_language_model(model: LM, words: Tokenizer, text: str, name: str) ->
     """Let a model read a text, predict each next token and go on greedily, and collect what happens on the way."""
     tokens = _read(model, words, text)
     if tokens.shape[1] < 2:
-        raise MixerError(f"explain: the text {text!r} is one token, after which nothing is left to predict; give more.")
+        raise MixerError(
+            f"look sentence: the text {text!r} is one token, after which nothing is left to predict; give more."
+        )
     loss = partial(_next_loss, model, tokens)
     sites, logits = _seen(model, "lm", tokens, loss)
     probabilities = logits.softmax(-1)
@@ -152,7 +154,9 @@ def _hidden(words: Tokenizer, tokens: Tensor, asked: Tensor) -> Tensor:
     """Return the tokens once for each place that is asked for (N, T), with the token there hidden."""
     mask = getattr(words, "mask", None)
     if mask is None:
-        raise MixerError("explain: the encoder predicts hidden tokens, but its tokenizer has no token to hide them.")
+        raise MixerError(
+            "look sentence: the encoder predicts hidden tokens, but its tokenizer has no token to hide them."
+        )
     return tokens.repeat(len(asked), 1).scatter(1, asked[:, None], mask)
 
 

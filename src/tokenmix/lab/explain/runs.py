@@ -13,9 +13,10 @@ from ...system.text import named_apart
 from ..data.characters import CHARACTER_TASKS
 from ..data.subwords import END, START, Subwords
 from ..train import load_run
-from ..train.data_config import DataConfig, DocumentDataConfig, LabelDataConfig, SyntheticDataConfig
-from ..train.label_task import joined, read_labels
+from ..train.label_task import joined
+from ..train.registry import TASKS
 from ..train.subword_task import TOKENIZER, read_tokenizer
+from ..train.tasks import task_of
 from .characters import Bytes, Characters
 from .collect import explain
 from .explained import Explained, Tokenizer
@@ -32,9 +33,9 @@ def explain_runs(runs: list[Path], text: str) -> list[Explained]:
             cannot read the text.
     """
     if not runs:
-        raise MixerError("explain: no run was given; give at least one run directory.")
+        raise MixerError("look sentence: no run was given; give at least one run directory.")
     if not text.strip():
-        raise MixerError("explain: the text is empty; give one, such as --text 'The ball is blue'.")
+        raise MixerError("look sentence: the text is empty; give one, such as --text 'The ball is blue'.")
     return [explain(*open_explainable(run), text, name) for run, name in zip(runs, named_apart(runs), strict=True)]
 
 
@@ -48,13 +49,13 @@ def open_explainable(run: Path) -> tuple[nn.Module, Tokenizer]:
     kind, saved = config.model.kind, run / TOKENIZER
     if kind not in KINDS:
         known = ", ".join(f"{name!r} ({what})" for name, what in KINDS.items())
-        raise MixerError(f"explain: {run} holds a model of kind {kind!r}; explain takes one of kind {known}.")
+        raise MixerError(
+            f"look sentence: {run} holds a model of kind {kind!r}; look sentence takes one of kind {known}."
+        )
     if saved.is_file():
-        if isinstance(config.data, LabelDataConfig):
-            return model, Framed(run, ends=True, labels=read_labels(run).labels)
-        if isinstance(config.data, DocumentDataConfig) and kind != "seq2seq":
-            return model, Framed(run, ends=kind == "encoder")
-        return model, read_tokenizer(run)
+        task = task_of(config)
+        starts, ends = task.framed
+        return model, Framed(run, ends=ends, labels=task.label_names(run)) if starts else read_tokenizer(run)
     return model, _characters(run, config.data)
 
 
@@ -81,13 +82,14 @@ class Framed(Subwords):
 
 def _characters(run: Path, data: Any) -> Tokenizer:
     """Return the tokenizer of a run without a ``tokenizer.json``."""
-    if isinstance(data, DataConfig):
+    tokens = TASKS[data.kind][0].tokens
+    if tokens == "bytes":
         return Bytes()
-    if isinstance(data, SyntheticDataConfig):
+    if tokens == "characters":
         if data.task in CHARACTER_TASKS:
             return Characters()
         raise MixerError(
-            f"explain: {run} was trained on {data.task!r}, whose tokens are numbers and no text; explain takes runs on "
+            f"look sentence: {run} was trained on {data.task!r}, whose tokens are numbers, not text; give a run on "
             + f"text, on pairs of texts, or on one of {', '.join(CHARACTER_TASKS)}."
         )
-    raise MixerError(f"explain: {run} has no {TOKENIZER}, without which its {data.kind} cannot be read as text.")
+    raise MixerError(f"look sentence: {run} has no {TOKENIZER}, without which its {data.kind} cannot be read as text.")

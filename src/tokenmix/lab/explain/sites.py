@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...errors import MixerError
 from ...functional.layout.heads import by_head
-from ...mixers import Mixer
+from ...mixers import Inputs, Mixer
 from ...mixers.attention import Attention
 from ..report.pictures import effective_attention
 from .families import Family, family
@@ -137,7 +137,7 @@ def _site(call: Call) -> Site:
     form = mixer.functional_form()
     if form is not None:
         full = {"positions": None, "key_mask": None, "attn_mask": None, "grid": None, "prefix": 0, **given}
-        asked, options = mixer.functional_args(x, context, **full)
+        asked, options = mixer.functional_args(Inputs(x, context, **full))
         _projected(site, mixer, dict(zip(inspect.signature(form).parameters, asked, strict=False)))
         site.family = family(mixer, (x, context), asked, options)
     else:
@@ -147,7 +147,7 @@ def _site(call: Call) -> Site:
 
 def _attend(site: Site, mixer: Attention, x: Tensor, context: Tensor | None, given: dict[str, Any]) -> None:
     """Follow attention step by step: products, scale, mask, softmax and the sum of values."""
-    args, options = mixer.functional_args(x, context, **given)
+    args, options = mixer.functional_args(Inputs(x, context, **given))
     groups = mixer.heads // mixer.kv_heads
     site.q = by_head(args[0], mixer.heads)[0]
     site.k, site.v = (by_head(a, mixer.kv_heads)[0].repeat_interleave(groups, 0) for a in args[1:3])
@@ -164,7 +164,7 @@ def _attend(site: Site, mixer: Attention, x: Tensor, context: Tensor | None, giv
     gap = float((output - site.output).abs().max())
     if gap > EXACT * max(float(site.output.abs().max()), 1e-6):
         raise MixerError(
-            f"explain: attention in layer {site.layer + 1} of {site.part!r} gives other numbers step by step "
+            f"look sentence: attention in layer {site.layer + 1} of {site.part!r} gives other numbers step by step "
             + f"(by {gap:.2g}); explain a model in float32."
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 from ..train.config import RunConfig
 from ..train.label_task import read_labels
 from ..train.rundir import RunDir
+from ..train.tasks import task_of
 from .processors import CROPPED_FROM, image_processor
 
 USE = {
@@ -82,12 +83,12 @@ class Facts:
     @property
     def kind(self) -> str:
         """Return the kind of model for ``KINDS``: a classifier of texts is one of its own."""
-        return "labels" if self.config.data.kind == "labels" else self.config.model.kind
+        return "labels" if task_of(self.config).writes == "classify" else self.config.model.kind
 
     @property
     def subwords(self) -> bool:
         """Return whether the run has a tokenizer of subwords."""
-        return self.config.data.kind in ("pairs", "documents", "labels")
+        return task_of(self.config).tokens == "subwords"
 
 
 def model_card(facts: Facts, name: str) -> str:
@@ -146,7 +147,7 @@ def _data(facts: Facts) -> list[str]:
     name = found["name"] if "name" in found else getattr(data, "source", data.kind)
     known = ", ".join(f"{key} {_cell(value)}" for key, value in found.items() if key != "name")
     about = f"{name}" + (f": {known}." if known else ".")
-    if data.kind == "synthetic":
+    if task_of(facts.config).tokens == "characters":
         return ["## Data", f"Synthetic sequences. {about}"]
     return ["## Data", f"{about} Whoever redistributes the model must check the data's licence."]
 
@@ -158,7 +159,7 @@ def _use(facts: Facts, name: str) -> str:
             name=name, channels=model.channels, height=model.image_size[0], width=model.image_size[1]
         )
     if facts.kind == "seq2seq":
-        return USE["seq2seq"].format(name=name, longest=facts.config.data.max_tokens)  # type: ignore[union-attr]
+        return USE["seq2seq"].format(name=name, longest=facts.config.data.max_tokens)  # type: ignore[attr-defined]
     if facts.kind in ("encoder", "labels"):
         pairs = facts.kind == "labels" and read_labels(facts.run.path).texts > 1
         given = '{"text": "...", "text_pair": "..."}' if pairs else '"..."'

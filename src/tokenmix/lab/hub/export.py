@@ -13,10 +13,10 @@ from transformers.utils import logging
 from ...hosts.huggingface import TokenMixForImageClassification, to_transformers
 from ...models.saved import pick_step
 from ...system.files import check_out, new_folder, write_json
-from ..train.label_task import read_labels
 from ..train.rundir import RunDir
 from ..train.runs import load_run
 from ..train.subword_task import TOKENIZER
+from ..train.tasks import task_of
 from .card import Facts, model_card
 from .processors import CROPPED_FROM, byte_tokenizer, image_processor, subword_tokenizer
 
@@ -42,11 +42,11 @@ def export_run(run: Path | str, out: Path | str, *, step: int | str = "last") ->
     own: Any = model.config
     if isinstance(new, TokenMixForImageClassification) and min(own.image_size) < CROPPED_FROM:
         files["preprocessor_config.json"] = image_processor(own, config.data)  # type: ignore[arg-type]  # of images
-    if config.data.kind == "labels":
-        labels = read_labels(opened.path).labels
+    task = task_of(config)
+    if labels := task.label_names(opened.path):
         new.config.id2label = dict(enumerate(labels))
         new.config.label2id = {label: i for i, label in enumerate(labels)}
-    as_bytes = config.data.kind == "text" and own.vocab == 256
+    as_bytes = task.tokens == "bytes" and own.vocab == 256
     facts = Facts(opened, config, pick_step(opened.path, step), new, byte_tokens=as_bytes)
     _write(Path(out), new, facts, files)
     return Path(out)
@@ -62,7 +62,7 @@ def _write(out: Path, model: Any, facts: Facts, files: dict[str, Any]) -> None:
             if facts.byte_tokens:
                 byte_tokenizer(facts.model.config.max_position_embeddings).save_pretrained(folder)
             if facts.subwords:
-                longest = facts.config.data.max_tokens  # type: ignore[union-attr]  # of texts in subwords
+                longest = facts.config.data.max_tokens  # type: ignore[attr-defined]  # of texts in subwords
                 text = (facts.run.path / TOKENIZER).read_text()
                 subword_tokenizer(text, longest, facts.config.model.kind).save_pretrained(folder)
             for name, content in files.items():

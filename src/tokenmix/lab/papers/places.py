@@ -1,4 +1,4 @@
-"""Values of positions: where digits, and tokens in training, are taken to stand, and biases against their equations."""
+"""Values of position encodings: positions of digits, sampled positions, and biases compared with their equations."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ... import reference
 from .claim import stated
 from .identities import HEADS, D, T, compared, drawn, qkv
 
@@ -133,38 +134,24 @@ def pair_bias(bias: str) -> str:
         torch.manual_seed(0)
         built = build_pair_positions({"name": bias}, HEADS, owner="papers").double()
     t, s = torch.tensor([[3, 70, 900]]), torch.tensor([[0, 2, 65, 880]])
-    far = (t[:, :, None] - s[:, None])[:, None].double()
-    equation = {"alibi": _alibi, "kerple": _kerple, "sandwich": _sandwich, "fire": _fire}[bias]
-    return compared(built(t, s, torch.float64), equation(built, far, t[:, None, :, None].double()))
+    return compared(built(t, s, torch.float64), _pair_equation(bias, built, t, s))
 
 
-def _alibi(bias: Any, far: Tensor, _: Tensor) -> Tensor:
-    """Write out ALiBi: m_h (j - i), m_h = 2^(-8 h / H), for keys before the query."""
-    return -torch.tensor([2.0 ** (-8 * (h + 1) / HEADS) for h in range(HEADS)]).view(-1, 1, 1) * far.abs()
-
-
-def _kerple(bias: Any, far: Tensor, _: Tensor) -> Tensor:
-    """Write out KERPLE's logarithmic form with the module's own r1 and r2."""
-    r1, r2 = (r.view(-1, 1, 1) for r in bias.rates(torch.float64))
-    return -r1 * (1 + r2 * far.abs()).log()
-
-
-def _sandwich(bias: Any, far: Tensor, _: Tensor) -> Tensor:
-    """Write out the products of sinusoids, less those at distance 0, with our factor of each head."""
-    waves = sum((far * 10_000 ** (-2 * i / 128)).cos() - 1 for i in range(1, 65))
-    return torch.tensor([8 * (h + 1) / HEADS / 128 for h in range(HEADS)]).view(-1, 1, 1) * waves
-
-
-def _fire(bias: Any, far: Tensor, t: Tensor) -> Tensor:
-    """Write out FIRE's MLP of psi(i - j) / psi(max(L, i)) with the module's own weights."""
-    limit = bias.length * bias.threshold
-    ratio = (bias.c * far.abs() + 1).log() / ((bias.c * torch.maximum(t, limit) + 1).log() + 1e-6)
-    hidden = (ratio[..., None] * bias.up + bias.up_bias).clamp_min(0)
-    return (hidden @ bias.down.T + bias.down_bias)[:, 0].movedim(-1, 1)
+def _pair_equation(bias: str, built: Any, t: Tensor, s: Tensor) -> Tensor:
+    """Compute the equation of a bias for pairs of positions with the parameters of a module."""
+    if bias == "alibi":
+        return reference.alibi(t, s, slopes=torch.tensor([2.0 ** (-8 * h / HEADS) for h in range(1, HEADS + 1)]))
+    if bias == "kerple":
+        r1, r2 = built.rates(torch.float64)
+        return reference.kerple(t, s, r1=r1, r2=r2)
+    if bias == "sandwich":
+        return reference.sandwich(t, s, heads=HEADS)
+    mlp = {name: getattr(built, name) for name in ("up", "up_bias", "down", "down_bias")}
+    return reference.fire(t, s, c=built.c, limit=built.length * built.threshold, **mlp)
 
 
 def logit_bias(bias: str) -> str:
-    """Compare a bias that reads queries and keys with its equation, in a causal row."""
+    """Compare a bias that depends on queries and keys with its equation, in a causal row."""
     from ...positions import build_logit_bias
 
     with torch.random.fork_rng(devices=[]):
@@ -174,33 +161,17 @@ def logit_bias(bias: str) -> str:
             torch.nn.init.normal_(parameter)
     q, k = drawn(1, HEADS, T, D), drawn(1, HEADS, T, D, seed=1)
     at, seen = torch.arange(T)[None], torch.ones(1, T, T, dtype=torch.bool).tril()
-    equation = {"shaw": _shaw, "cope": _cope, "cape": _cape}[bias]
-    return compared(built(q, k, at, at, seen).tril(), equation(built, q, k).tril())
+    return compared(built(q, k, at, at, seen).tril(), _logit_equation(bias, built, q, k, at, seen).tril())
 
 
-def _shaw(bias: Any, q: Tensor, k: Tensor) -> Tensor:
-    """Write out q_i p_r, r = clip(i - j), with the module's own vectors."""
-    far = torch.arange(T)[:, None] - torch.arange(T)
-    return torch.einsum("bhid,ijd->bhij", q, bias.table[far.clamp(-16, 16) + 16])
-
-
-def _cope(bias: Any, q: Tensor, k: Tensor) -> Tensor:
-    """Write out q_i e(p_ij), p the sum of the gates of j .. i, with e interpolated by hat functions."""
-    gates = (q @ k.mT).sigmoid()
-    p = torch.stack([gates.tril()[..., j:].sum(-1) for j in range(T)], -1)
-    hats = (1 - (p[..., None] - torch.arange(len(bias.table))).abs()).clamp_min(0)
-    return torch.einsum("bhid,nd,bhijn->bhij", q, bias.table, hats)
-
-
-def _cape(bias: Any, q: Tensor, k: Tensor) -> Tensor:
-    """Write out b + f(qk, b) with the module's own KERPLE bias and MLP."""
-    r1, r2 = (r.view(-1, 1, 1) for r in bias.of.rates(torch.float64))
-    far = (torch.arange(T)[:, None] - torch.arange(T)).abs().double()
-    b = (-r1 * (1 + r2 * far).log()).expand(1, HEADS, T, T)
-    both = torch.cat([q @ k.mT, b], 1).movedim(1, -1)
-    hidden = both @ bias.up.T + bias.up_bias
-    hidden = torch.where(hidden > 0, hidden, 0.01 * hidden)
-    return b + (hidden @ bias.down.T + bias.down_bias).movedim(-1, 1)
+def _logit_equation(bias: str, built: Any, q: Tensor, k: Tensor, at: Tensor, seen: Tensor) -> Tensor:
+    """Compute the equation of a bias that depends on queries and keys with the parameters of a module."""
+    if bias == "shaw":
+        return reference.shaw(q, at, at, vectors=built.table)
+    if bias == "cope":
+        return reference.cope(q, k, seen, vectors=built.table)
+    mlp = {name: getattr(built, name) for name in ("up", "up_bias", "down", "down_bias")}
+    return reference.cape(q, k, _pair_equation("kerple", built.of, at, at), **mlp)
 
 
 def _scaled(rule: str, **options: Any) -> list[float]:

@@ -17,7 +17,7 @@ from .livt_pretrain import RECIPE as _livt_pretrain
 from .points import RECIPES as _points
 from .pvt_imagenet import RECIPE as _pvt_imagenet
 from .recall import RECIPE as _recall
-from .recipe import SIZES, Recipe, Row
+from .recipe import SIZES, Recipe, Row, import_recipe
 from .recipe import find_recipe as _find
 from .segmentation import RECIPE as _segmentation
 from .sizes import amounts, described, experiment
@@ -33,6 +33,7 @@ __all__ = [
     "described",
     "experiment",
     "find_recipe",
+    "import_recipe",
 ]
 
 _ALL = (
@@ -59,5 +60,5 @@ RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
 
 
 def find_recipe(name: str) -> Recipe:
-    """Return the recipe called ``name``; a misspelt name is refused with the nearest ones."""
+    """Return the recipe called ``name``, or that of a file; a misspelt name is refused with the nearest ones."""
     return _find(name, RECIPES)

@@ -13,8 +13,8 @@ from typing import Any
 
 from ...models import ResNetConfig, ViTConfig, replace_layers
 from ..data.augment import Augment
+from ..train import ImageDataConfig
 from ..train.config import RunConfig
-from ..train.data_config import ImageDataConfig
 from .images import CIFAR_IMAGES, CIFAR_MEAN, CIFAR_STD, DEIT_AUGMENT, ImageRow, digits_training, imagenet_like
 from .recipe import Recipe
 

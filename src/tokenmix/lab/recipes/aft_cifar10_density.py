@@ -19,8 +19,8 @@ from typing import Any
 
 from ...models import ImageDensityConfig
 from ..data.augment import Augment
+from ..train import ImageDataConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
-from ..train.data_config import ImageDataConfig
 from .images import CIFAR_IMAGES, ImageRow
 from .recipe import Recipe
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from ...models import LMConfig
 from ..data.corpora import ENWIK8_BOUNDS
+from ..train import DataConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
-from ..train.data_config import DataConfig
 from .recipe import Recipe, Row, shrink_spec
 
 EPOCHS, BATCH = 100, 128

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from ...models import MODELS
 from ..data.augment import Augment
+from ..train import ImageDataConfig
 from ..train.config import RunConfig
-from ..train.data_config import ImageDataConfig
 from .images import DEIT_AUGMENT, IMAGENET_IMAGES, ImageRow, deit_training, imagenet_like
 from .recipe import Recipe
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from ...models import LMConfig, LoopConfig, in_shell
 from ..data import Synthetic
+from ..train import SyntheticDataConfig
 from ..train.config import RunConfig, TrainConfig
-from ..train.data_config import SyntheticDataConfig
 from .recipe import MUON, Recipe, shrink_spec
 
 SHAPES: dict[str, dict[str, int]] = {

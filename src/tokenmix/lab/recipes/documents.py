@@ -19,8 +19,8 @@ from functools import partial
 from typing import Any
 
 from ...models import EncoderConfig, LMConfig, Seq2SeqConfig
+from ..train import DocumentDataConfig, LabelDataConfig
 from ..train.config import RunConfig, TrainConfig
-from ..train.data_config import DocumentDataConfig, LabelDataConfig
 from .recipe import MUON, Recipe, Row, shrink_spec
 from .translation import ROWS
 

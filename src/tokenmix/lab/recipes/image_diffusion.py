@@ -18,8 +18,8 @@ from typing import Any
 
 from ...models import DiTConfig
 from ..data.augment import Augment
+from ..train import ImageDataConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
-from ..train.data_config import ImageDataConfig
 from .images import ImageRow, shrink
 from .recipe import Recipe
 

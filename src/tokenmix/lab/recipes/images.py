@@ -7,8 +7,8 @@ from typing import Any
 
 from ...models import ResNetConfig
 from ..data.augment import Augment
+from ..train import ImageDataConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
-from ..train.data_config import ImageDataConfig
 
 IMAGENET_IMAGES, CIFAR_IMAGES = 1_281_167, 50_000
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..data.long_tail import long_tail_counts
+from ..train import ImageDataConfig
 from ..train.config import RunConfig
-from ..train.data_config import ImageDataConfig
 from .aft_cifar10_classify import ATTENTION, AUGMENT, HYDRA, conv, vit
 from .images import CIFAR_IMAGES, CIFAR_MEAN, CIFAR_STD, ImageRow, digits_training, imagenet_like
 from .recipe import Recipe

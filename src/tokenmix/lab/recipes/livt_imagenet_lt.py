@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..data.augment import Augment
+from ..train import ImageDataConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
-from ..train.data_config import ImageDataConfig
 from .livt_cifar_lt import ROWS, LossRow, long_tailed_digits
 from .livt_pretrain import IMAGENET_LT_IMAGES, base
 from .recipe import Recipe

@@ -15,8 +15,8 @@ from ...models import ViTConfig, masked_autoencoder
 from ...models.named import BASE
 from ..data.augment import Augment
 from ..data.long_tail import long_tail_counts
+from ..train import ImageDataConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
-from ..train.data_config import ImageDataConfig
 from .aft_cifar10_classify import ROWS as CLASSIFY
 from .images import CIFAR_IMAGES, CIFAR_MEAN, CIFAR_STD, ImageRow, shrink
 from .livt_cifar_lt import IMBALANCE, MODELS

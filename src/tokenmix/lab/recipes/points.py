@@ -14,8 +14,8 @@ from typing import Any
 
 from ...models import PointClassifierConfig, PointSegmenterConfig
 from ..data.points import Jitter
+from ..train import PointsDataConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
-from ..train.point_data_config import PointsDataConfig
 from .recipe import Recipe, Row, shrink_spec
 
 LAYERS, DIM, POINTS, HEADS = 4, 256, 1024, 8

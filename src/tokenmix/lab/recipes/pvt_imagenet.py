@@ -11,8 +11,8 @@ from typing import Any
 
 from ...models import MODELS
 from ..data.augment import Augment
+from ..train import ImageDataConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
-from ..train.data_config import ImageDataConfig
 from .images import ImageRow, deit_training
 from .recipe import Recipe
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...models import LMConfig, in_shell
+from ..train import SyntheticDataConfig
 from ..train.config import RunConfig, TrainConfig
-from ..train.data_config import SyntheticDataConfig
 from .recipe import MUON, Recipe, Row, shrink_spec
 
 LAYERS, DIM, SEQ_LEN, HEADS = 2, 512, 512, 8

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ...errors import MixerError
 from ...models import in_shell
 from ...system.config import nearest
+from ...system.modules import import_file
 from ..train.config import OptimConfig, RunConfig
 from .sizes import described, shrunk
 from .tuned import TUNED
 
+FILE = ".py"
+"""How the name of a recipe ends that a Python file of the user's own holds."""
 SIZES = ("smoke", "gpu", "paper")
 MUON = OptimConfig(
     name="muon", betas=(0.9, 0.95), weight_decay=0.01, schedule="wsd", decay=0.6, min_lr_ratio=0.0, warmup=20
@@ -101,10 +107,35 @@ class Recipe:
 
 
 def find_recipe(name: str, recipes: dict[str, Recipe]) -> Recipe:
-    """Look up a recipe by name."""
+    """Look up a recipe by name, or that of a Python file which has been imported (``import_recipe``)."""
+    if name.endswith(FILE):
+        module = sys.modules.get(Path(name).stem)
+        if module is None or Path(getattr(module, "__file__", None) or "").resolve() != Path(name).resolve():
+            raise MixerError(f"the recipe of {name} is not imported; call import_recipe({name!r}) if you trust it.")
+        return recipe_of(module, name)
     if name not in recipes:
         raise MixerError(f"there is no recipe {name!r}; {nearest(name, recipes)}.")
     return recipes[name]
+
+
+def import_recipe(name: str) -> None:
+    """Import the Python file of a recipe, where the name is one of a file.
+
+    Raises:
+        MixerError: if the file cannot be imported, or has no recipe.
+    """
+    if name.endswith(FILE):
+        recipe_of(import_file(name, "recipe"), name)
+
+
+def recipe_of(module: ModuleType, name: str) -> Recipe:
+    """Return the ``RECIPE`` of a module; ``name`` is that of its file, for the error where there is none."""
+    found = getattr(module, "RECIPE", None)
+    if not isinstance(found, Recipe):
+        raise MixerError(
+            f"{name} has no recipe to train; give it one: RECIPE = Recipe(name, about, rows, default, build)."
+        )
+    return found
 
 
 def shrink_spec(spec: dict[str, Any], *, seq_len: int, heads: int, rank: int | None) -> dict[str, Any]:

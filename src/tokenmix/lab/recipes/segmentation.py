@@ -19,8 +19,8 @@ from ...models import MODELS, PyramidConfig, SegmentationConfig, SegmenterConfig
 from ...models.segmentation import external_head
 from ..data.augment_masks import MaskAugment
 from ..data.scenes import SCENE_CLASSES
+from ..train import MaskDataConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
-from ..train.mask_config import MaskDataConfig
 from .images import ImageRow
 from .recipe import Recipe
 

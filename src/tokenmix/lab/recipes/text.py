@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...models import LMConfig
+from ..train import DataConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
-from ..train.data_config import DataConfig
 from .recipe import Recipe, Row, shrink_spec
 
 LOCAL = {"name": "aft_local", "window": 32, "rank": 128}

@@ -21,8 +21,8 @@ from functools import partial
 from typing import Any
 
 from ...models import Seq2SeqConfig
+from ..train import PairDataConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
-from ..train.data_config import PairDataConfig
 from .recipe import MUON, Recipe, Row, shrink_spec
 
 LAYERS, DIM, HEADS, LENGTH = 6, 512, 8, 256

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import MixerError
+from ...mixers import Inputs
 from ...models.effective_attention import EXACT
 from .maps import Layer, check_vit, grid_of, look_into, on_grid, reading
 
@@ -93,7 +94,7 @@ def _along(seen: Layer, g: Tensor) -> Tensor:
     if "v" not in names:
         raise MixerError(f"focus: the output of {type(mixer).__name__} is not a sum over values; {FOCUSED}.")
     full = {"positions": None, "key_mask": None, "attn_mask": None, "grid": None, "prefix": 0, **given}
-    args, options = mixer.functional_args(x, None, **full)
+    args, options = mixer.functional_args(Inputs(x, None, **full))
     at = names.index("v")
     fixed = [a.detach() if isinstance(a, Tensor) else a for a in args]
     fixed[at] = v = fixed[at].requires_grad_()

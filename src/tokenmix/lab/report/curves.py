@@ -157,6 +157,8 @@ def _groups(runs: list[Watched], x: str, metric: str) -> dict[str, list[Curve]]:
 
 
 def _title(run: Run, metric: str) -> str:
+    if metric == "loss" and run.metric.own:  # whose evaluations have no loss
+        return f"training loss, {run.metric.loss}, smoothed"
     if metric == "loss":
         same = not run.metric.accuracy or run.metric.loss.startswith("cross-entropy")
         points = "validation" if same else "valid cross-entropy"
@@ -169,7 +171,7 @@ def _curve(run: Run, x: str, metric: str) -> tuple[Points, Points]:
     accuracy = run.metric.accuracy
     trained = of_valid = metric
     if metric == "loss":  # the field of evaluations whose unit is that of the loss
-        of_valid = "cross_entropy" if accuracy else run.metric.name
+        of_valid = "cross_entropy" if accuracy or run.metric.own else run.metric.name
     elif metric == "score":
         of_valid = run.metric.name
     steps, places = [line["step"] for line in run.train], [_place(line, x) for line in run.train]

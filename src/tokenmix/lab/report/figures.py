@@ -60,22 +60,23 @@ def loss_curves(runs: list[Run]) -> list[Picture]:
                 )
             )
         alike = [r for r in runs if r.train and r.metric.label == metric.label]  # whatever their loss in training
-        if metric.accuracy and metric == alike[0].metric and any(r.evals for r in alike):
-            pictures.append(_accuracy(alike))
+        if (metric.accuracy or metric.own) and metric == alike[0].metric and any(r.evals for r in alike):
+            pictures.append(_scores(alike))
     return pictures
 
 
-def _accuracy(runs: list[Run]) -> Picture:
-    """Draw accuracy on the validation split against steps, for runs of one metric."""
+def _scores(runs: list[Run]) -> Picture:
+    """Draw the score on the validation split against steps, in per cent if it is a share, for runs of one metric."""
     names = {"top-1": "top-1 accuracy", "mIoU": "mean intersection over union"}
-    what = names.get(runs[0].metric.label, runs[0].metric.label)
+    metric = runs[0].metric
+    what, times, unit = names.get(metric.label, metric.label), 100 if metric.accuracy else 1, " %" * metric.accuracy
 
     def draw(ax: Any) -> None:
         for i, run in enumerate(runs):
             steps, scores = evaluations(run, "step")
             ax.plot(
                 steps,
-                [100 * s for s in scores],
+                [times * s for s in scores],
                 "o-",
                 color=COLOURS[i % len(COLOURS)],
                 markersize=4,
@@ -83,11 +84,12 @@ def _accuracy(runs: list[Run]) -> Picture:
                 label=run.name,
             )
         ax.set_xlabel("step")
-        ax.set_ylabel(f"{runs[0].metric.label} on the validation split, %")
+        ax.set_ylabel(f"{metric.label} on the validation split{unit and ', %'}")
         ax.grid(alpha=0.25, linewidth=0.6)
         ax.legend(frameon=False, labelcolor="linecolor", fontsize=10)
 
-    ends = ", ".join(f"{r.name} ends at {100 * (r.last_eval('valid') or 0):.1f} %" for r in runs)
+    digits = 1 if metric.accuracy else 3
+    ends = ", ".join(f"{r.name} ends at {times * (r.last_eval('valid') or 0):.{digits}f}{unit}" for r in runs)
     return Picture(
         *both(draw, (6.4, 4.2)),
         alt=f"Line chart of {what} against training steps. {ends}.",

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...errors import MixerError
 from ...functional.layout.heads import by_head
+from ...mixers import Inputs
 from ...mixers.attention import Attention
 from ...models import MAE, ViT, evaluating
 from .biases import extra_weights, has_pair_bias
@@ -181,7 +182,7 @@ def _kinds(model: Any) -> str:
 def attention_weights(mixer: Attention, x: Tensor, **given: Any) -> Tensor:
     """Compute softmax_s(scale q_t . k_s) of softmax attention, (B, h, T, T) in float64."""
     given = {"positions": None, "key_mask": None, "attn_mask": None, **given}
-    (q, k, _), options = mixer.functional_args(x, **given)
+    (q, k, _), options = mixer.functional_args(Inputs(x, **given))
     q, k = (by_head(p.double(), n) for p, n in ((q, mixer.heads), (k, mixer.kv_heads)))
     k = k.repeat_interleave(mixer.heads // mixer.kv_heads, 1)
     scale = q.shape[-1] ** -0.5 if mixer.scale is None else mixer.scale

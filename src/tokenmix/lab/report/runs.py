@@ -48,6 +48,8 @@ class Metric:
         nats: nats in that unit.
         accuracy: whether the score is a share, of right answers or of an area, which is better the higher it is and is
             written in per cent; the evaluations then hold a ``cross_entropy`` too.
+        higher: whether it is better the higher it is without being such a share.
+        own: whether it is that of a task outside of the package, whose unit is not that of the loss.
     """
 
     name: str
@@ -55,6 +57,8 @@ class Metric:
     loss: str
     nats: float
     accuracy: bool = False
+    higher: bool = False
+    own: bool = False
 
 
 TEXT = Metric("bits_per_byte", "bits/byte", "bits per byte", math.log(2))
@@ -68,6 +72,8 @@ PARTS = Metric("instance_miou", "instance mIoU", "cross-entropy in nats", 1.0, a
 PIXELS = Metric("pixel_loss", "pixel loss", "squared error of the hidden pixels", 1.0)
 FLOW = Metric("flow_loss", "flow loss", "squared error of the velocity", 1.0)
 BY_DATA = {"synthetic": ANSWERS, "pairs": PAIRS, "documents": PAIRS, "labels": LABELS, "masks": MASKS}
+ON_MODELS = (None, "text", "images", "points")
+"""Kinds of data of which several kinds of models have different scores; the first is that of the oldest runs."""
 BY_MODEL = {
     "lm": TEXT,
     "image_density": DENSITY,
@@ -103,7 +109,7 @@ class Run:
     @property
     def metric(self) -> Metric:
         """What the run's evaluations measure."""
-        return metric_of(self.config)
+        return metric_of(self.config, self.env)
 
     def last_eval(self, split: str, metric: str | None = None) -> Any:
         """Return the last score on a split, of those on the most data; None where there is none of this metric."""
@@ -136,9 +142,18 @@ class Run:
         return max((row[key] for row in self.train if row.get(key) is not None), default=None)
 
 
-def metric_of(config: dict[str, Any]) -> Metric:
-    """Return what the evaluations of a run with this config measure."""
-    data = config.get("data", {})
+def of_own_task(config: dict[str, Any]) -> bool:
+    """Return whether a run's task is one outside of the package, of which only the run itself says how it is scored."""
+    return config.get("data", {}).get("kind") not in (*BY_DATA, *ON_MODELS)
+
+
+def metric_of(config: dict[str, Any], env: dict[str, Any]) -> Metric:
+    """Return what the evaluations of a run measure: by its config, or as its env.json has it of a task of your own."""
+    data, score = config.get("data", {}), env.get("score")
+    if of_own_task(config) and isinstance(score, dict):
+        name = str(score.get("metric"))
+        higher = bool(score.get("higher"))
+        return Metric(name, str(score.get("label", name)), "loss of the task", 1.0, higher=higher, own=True)
     found = BY_DATA.get(data.get("kind")) or BY_MODEL.get(config.get("model", {}).get("kind", "lm"), CLASSES)
     loss = str(data.get("loss", "cross_entropy"))
     if found is not CLASSES or loss == "cross_entropy":

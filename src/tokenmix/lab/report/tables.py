@@ -12,6 +12,8 @@ from ...system.text import MISSING, Table, number, size
 from ..data.long_tail import FEW, MANY, SHOTS
 from .runs import ANSWERS, CLASSES, DENSITY, FLOW, MASKS, PAIRS, PARTS, PIXELS, TEXT, Run
 
+COUNTED, RATE = ("tokens", "images", "clouds"), "_per_s"
+"""What runs count their speed in, of which columns come first, and how the field of a speed ends."""
 IOU = "the intersection over the union of a class's true and predicted pixels in the whole split, mean over the classes"
 
 
@@ -51,10 +53,11 @@ def summary_table(runs: list[Run]) -> Table:
         "optimiser": lambda run: optimiser_in(run.config),
         "parameters": lambda run: number(run.env.get("parameters"), 0),
         "steps": lambda run: number(run.largest("step"), 0),
-        "tokens": lambda run: number(run.largest("tokens"), 0),
-        "images": lambda run: number(run.largest("images"), 0),
-        "clouds": lambda run: number(run.largest("clouds"), 0),
     }
+    counted = dict.fromkeys(key.removesuffix(RATE) for run in runs for line in run.train for key in line if RATE in key)
+    units = [*COUNTED, *(unit for unit in counted if unit not in COUNTED)]
+    for unit in units:
+        columns[unit] = partial(_largest, unit=unit)
     for metric in (TEXT, DENSITY, PAIRS, PIXELS, FLOW):
         for split in ("valid", "test"):
             columns[f"{split} {metric.label}"] = partial(_score, split=split, metric=metric.name)
@@ -63,18 +66,28 @@ def summary_table(runs: list[Run]) -> Table:
             columns[f"{split} {metric.label}"] = partial(_percent, split=split, metric=metric.name)
             for shots in SHOTS if metric is CLASSES else ():
                 columns[f"{split} {shots}"] = partial(_percent, split=split, metric=f"{metric.name}_{shots}")
+    for metric in dict.fromkeys(run.metric for run in runs if run.metric.own):
+        for split in ("valid", "test"):
+            columns[f"{split} {metric.label}"] = partial(_score, split=split, metric=metric.name)
     for split in ("valid", "test"):
         columns[f"{split} {MASKS.label}"] = partial(_percent, split=split, metric=MASKS.name)
         columns[f"{split} pixels right"] = partial(_percent, split=split, metric="pixel_accuracy")
-    columns["tokens/s"] = lambda run: number(run.median("tokens_per_s"), 0)
-    columns["images/s"] = lambda run: number(run.median("images_per_s"), 0)
-    columns["clouds/s"] = lambda run: number(run.median("clouds_per_s"), 0)
+    for unit in units:
+        columns[f"{unit}/s"] = partial(_speed, unit=unit)
     columns["peak memory"] = lambda run: size(
         None if run.largest("peak_mib") is None else (run.largest("peak_mib") or 0) * 2**20
     )
     columns["state"] = lambda run: size(run.env.get("state_bytes_per_row"))
     rows = [[cell(run) for cell in columns.values()] for run in runs]
     return without_empty_columns(Table("Runs", list(columns), rows, _notes(runs)))
+
+
+def _largest(run: Run, *, unit: str) -> str:
+    return number(run.largest(unit), 0)
+
+
+def _speed(run: Run, *, unit: str) -> str:
+    return number(run.median(f"{unit}{RATE}"), 0)
 
 
 def _score(run: Run, *, split: str, metric: str) -> str:
@@ -95,6 +108,8 @@ def _notes(runs: list[Run]) -> list[str]:
         f"{label.capitalize()}: the share of correct first guesses, higher is better"
         for label in dict.fromkeys(r.metric.label for r in runs if r.metric.accuracy and r.metric not in (MASKS, PARTS))
     ]
+    for metric in dict.fromkeys(run.metric for run in runs if run.metric.own):
+        said.append(f"{metric.label.capitalize()}: {'higher' if metric.higher else 'lower'} is better")
     if any(r.metric is PARTS for r in runs):
         said.append("Instance mIoU: the mean over clouds of intersection over union of their parts, higher is better")
     said += [f"mIoU: {IOU}, higher is better"] if any(r.metric is MASKS for r in runs) else []

@@ -1,4 +1,4 @@
-"""Runs as they go on: find them in folders, read what was added to their metrics, tell what has become of them."""
+"""Follow running experiments: find run directories, tail their metrics, report their status."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...system.lock import look
 from ...system.text import named_apart
 from ..data.metrics_csv import flat
 from ..data.records import parse_records
-from .runs import Metric, Run, metric_of, on_most_data
+from .runs import Metric, Run, metric_of, of_own_task, on_most_data
 
 DEPTH = 6
 """Levels of folders in which runs are searched."""
@@ -26,7 +26,7 @@ OVERLAP = 256
 
 
 class Tail:
-    """A file of metrics that is read as it grows; one that was cut back or replaced is read again from its start."""
+    """A metrics file that is read as it grows; if it was truncated or replaced, it is read again from its start."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -35,7 +35,7 @@ class Tail:
         self._file, self._end, self._last = (0, 0), 0, b""
 
     def read(self) -> bool:
-        """Read what was added and return whether anything has changed; a last line without its end has to wait.
+        """Read new lines and return whether there were any; an incomplete last line is left for the next call.
 
         Raises:
             OSError: if there is no such file, or none that can be read.
@@ -67,6 +67,7 @@ class Watched:
         self.path, self.name = path, path.name
         self.tail = Tail(path / "metrics.jsonl")
         self.config: dict[str, Any] = {}
+        self.env: dict[str, Any] = {}
         self.state, self.trouble = "new", ""
 
     def read(self) -> bool:
@@ -75,6 +76,8 @@ class Watched:
         changed, self.trouble = False, ""
         try:
             self.config = _config(self.path / "config.json")
+            if of_own_task(self.config) and not self.env:
+                self.env = _config(self.path / "env.json")
             changed = self.tail.read()
         except OSError as why:
             missing = isinstance(why, FileNotFoundError)
@@ -122,12 +125,12 @@ class Watched:
         """The run as reports read it, without what is not in its metrics."""
         lines = self.tail.lines
         train, evals = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))
-        return Run(self.name, self.path, self.config, {}, train, evals, [], [], None)
+        return Run(self.name, self.path, self.config, self.env, train, evals, [], [], None)
 
     @property
     def metric(self) -> Metric:
         """What the run's evaluations measure."""
-        return metric_of(self.config)
+        return metric_of(self.config, self.env)
 
     @property
     def last(self) -> dict[str, Any]:
@@ -178,7 +181,7 @@ class Watched:
         evals = [e for e in self.tail.lines if e["kind"] == "eval" and e["split"] == "valid" and name in e]
         scores = [e[name] for e in on_most_data(evals)]
         scores = [s for s in scores if s == s]
-        return None if not scores else max(scores) if self.metric.accuracy else min(scores)
+        return None if not scores else max(scores) if self.metric.accuracy or self.metric.higher else min(scores)
 
 
 class Watch:

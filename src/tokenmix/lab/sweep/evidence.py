@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import mean, stdev
+from typing import Any
 
 from ...errors import MixerError
 from ...system.config import nearest
+from ..train.registry import TASKS, all_tasks
 from .results import Results
 
 LEAST_RATES, LEAST_SEEDS = 3, 3
@@ -16,14 +18,6 @@ STUDENT = {2: 12.7062, 3: 4.3027, 4: 3.1824, 5: 2.7764, 6: 2.5706, 7: 2.4469, 8:
 """The 97.5 % quantile of Student's t distribution by number of values; ``student`` knows it for more of them."""
 NORMAL = 1.959964
 """That of the normal distribution."""
-SCORED = (
-    *("data.source", "data.path", "data.split", "data.valid", "train.eval_bytes", "train.eval_images"),
-    *("data.column", "data.columns", "data.label", "data.rate", "data.whole_words"),
-    *("data.span", "data.target", "data.languages", "data.tokenizer", "data.max_tokens", "train.eval_texts"),
-    *("data.task", "data.pairs", "data.vocab", "data.held_out", "data.shortest", "data.longest", "data.pad"),
-    "data.symbols",
-)
-"""Fields that say on what a row is scored; rows of one comparison share them."""
 
 
 @dataclass(frozen=True)
@@ -140,10 +134,23 @@ def compare(results: Results, first: str, second: str) -> Comparison:
     return Comparison(mean(paired), margin, n, "better" if better else "worse")
 
 
+def scored_fields(given: dict[str, Any]) -> list[str]:
+    """Return the fields that say on what rows with these fields are scored, by the tasks of their kind of data.
+
+    Of rows whose kind is not known they are those of all tasks.
+    """
+    found: dict[str, None] = {}
+    for task in TASKS.get(given.get("data.kind", ""), all_tasks()):
+        every = (name for name in given if name.startswith("data."))
+        found |= dict.fromkeys(every if task.scored is None else task.scored)
+    return list(found)
+
+
 def _unlike(results: Results, first: str, second: str) -> list[str]:
     """List what two rows would have to share for a comparison and do not: what they are scored on, and the tokens."""
     one, other = (results.plan.given(row) for row in (first, second))
-    found = [f"the rows differ in {name}" for name in SCORED if one.get(name) != other.get(name)]
+    names = scored_fields({**one, **other})
+    found = [f"the rows differ in {name}" for name in names if one.get(name) != other.get(name)]
     seen = [sorted({r["tokens"] for r in results.finals(row) if r["score"] is not None}) for row in (first, second)]
     if results.plan.equal == "tokens" and seen[0] != seen[1]:
         each = " and ".join(", ".join(f"{n:,}" for n in row) for row in seen)

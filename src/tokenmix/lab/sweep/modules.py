@@ -1,14 +1,10 @@
-"""Python files of a sweep that register mixers of one's own."""
+"""Python files of a sweep that register mixers or tasks of one's own."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 
-from ...errors import MixerError
-from ...system.torchvision import torchvision_hint
+from ...system.modules import import_file
 
 
 def load_modules(files: Iterable[str]) -> None:
@@ -18,18 +14,4 @@ def load_modules(files: Iterable[str]) -> None:
         MixerError: for a file that does not exist or cannot be imported.
     """
     for file in files:
-        path = Path(file).resolve()
-        name = f"tokenmix_sweep_{path.stem}"
-        known = sys.modules.get(name)
-        if known is not None and known.__file__ == str(path):
-            continue
-        spec = importlib.util.spec_from_file_location(name, path)
-        if not path.is_file() or spec is None or spec.loader is None:
-            raise MixerError(f"sweep: the module {file} is not a Python file that exists.")
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except Exception as why:
-            del sys.modules[name]
-            reason = f"{type(why).__name__}: {why}"
-            raise MixerError(f"sweep: the module {file} cannot be imported ({reason}){torchvision_hint(why)}.") from why
+        import_file(file, "sweep")

@@ -30,7 +30,8 @@ class SweepPlan(Json):
     """An experiment: every row is tuned over the same rates and then repeated with the best of them over the seeds.
 
     Args:
-        recipe: name of the recipe whose rows are compared.
+        recipe: name of the recipe whose rows are compared, or a Python file with a RECIPE, relative to the working
+            directory.
         rows: the rows by name, each with its changes to the config as dotted fields, such as
             ``{"model.mixers": [{"name": "aft_simple"}]}``. A row is that of the recipe with the same name, or the one
             named by the change "row". The first is the baseline of the comparisons.
@@ -155,6 +156,10 @@ class SweepPlan(Json):
         tuning = len(self.rates) if self.tries_rates() else 0
         return len(self.rows) * (tuning + self.confirm - 1 + len(self.seeds))
 
+    def files(self) -> list[str]:
+        """Return the Python files of the user's own that the runs need: the modules, and that of the recipe."""
+        return [*self.modules, *([self.recipe] if self.recipe.endswith(".py") else [])]
+
     def given(self, row: str) -> dict[str, Any]:
         """Return the dotted fields of a row as its recipe gives them, with the changes of plan and row.
 
@@ -172,9 +177,7 @@ class SweepPlan(Json):
 
     def config(self, row: str) -> RunConfig:
         """Return the config of a row at its full length, with the first seed and the recipe's rate."""
-        config = self.without_data(row)
-        if config.data.kind in ("images", "labels", "masks", "points"):
-            config = match_data(config)
+        config = match_data(self.without_data(row))
         if config.train.steps is None:
             raise MixerError(f"sweep: row {row!r} has no train.steps; give steps.")
         return config

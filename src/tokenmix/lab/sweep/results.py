@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 from collections.abc import Container
@@ -242,11 +241,6 @@ def _joined(before: SweepPlan, plan: SweepPlan) -> SweepPlan:
     rows = plan.rows if set(before.rows) <= set(plan.rows) else before.rows | plan.rows
     seeds = plan.seeds if set(before.seeds) <= set(plan.seeds) else tuple(dict.fromkeys((*before.seeds, *plan.seeds)))
     return replace(plan, rows=rows, seeds=seeds)
-
-
-def gzip_score(data: bytes) -> float:
-    """Return the bits per byte of ``gzip -9``."""
-    return 8 * len(gzip.compress(data, 9)) / len(data)
 
 
 def spread(values: list[float]) -> float | None:

@@ -22,10 +22,9 @@ from ...system.text import size
 from ..train import RunConfig
 from ..train.stopping import asked_to_stop
 from ..train.tasks import open_task
-from ..train.text_task import TextTask
 from .modules import load_modules
 from .plan import Job, Jobs, SweepPlan, check_plan, run_key
-from .results import Record, Results, gzip_score, markdown, results_table
+from .results import Record, Results, markdown, results_table
 
 RESULTS = "results.json"
 TABLE = "table.md"
@@ -86,7 +85,7 @@ def sweep(
     file, shared = (out / RESULTS, False) if results is None else (Path(results), True)
     found = Results.open(file, plan, shared=shared)
     plan = found.plan
-    load_modules(plan.modules)
+    load_modules(plan.files())
     jobs = Jobs(plan, threads, None if init is None else Path(init))
     check_plan(jobs, processes)
     out.mkdir(parents=True, exist_ok=True)
@@ -108,11 +107,7 @@ def yardsticks(config: RunConfig) -> dict[str, float]:
     They are that of the predictor that reads nothing, in every task, and that of gzip on the bytes of a text.
     """
     task = open_task(config)
-    found = {FLOOR: round(task.floor(), 4)}
-    if isinstance(task, TextTask):
-        valid = task.corpus.split("valid")[: config.train.eval_bytes]
-        found["gzip -9"] = round(gzip_score(bytes(valid.tolist())), 4)
-    return found
+    return {FLOOR: round(task.floor(), 4), **task.yardsticks()}
 
 
 class Queue:
@@ -250,7 +245,7 @@ class Queue:
                 "lengths": self.plan.lengths if job.phase == "final" else (),
                 "final": job.phase == "final",
                 "probe": probe,
-                "modules": [str(Path(file).resolve()) for file in self.plan.modules],
+                "modules": [str(Path(file).resolve()) for file in self.plan.files()],
             },
         )
         env = os.environ | {"OMP_NUM_THREADS": str(self.jobs.threads)}

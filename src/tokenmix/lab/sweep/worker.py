@@ -10,8 +10,8 @@ import os
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import torch
@@ -21,13 +21,12 @@ from ...models import build_model
 from ...system.config import dotted_fields
 from ...system.files import write_json
 from ...system.machine import cpu_name, peak_mib, pick_device
-from ..train import DataConfig, RunConfig, SyntheticDataConfig, evaluate_run, resume, train
+from ..train import RunConfig, evaluate_run, resume, train
 from ..train.loop import Diverged
 from ..train.rundir import RunDir
 from ..train.tasks import task_of
 from ..train.text_task import streaming_cost
 from .modules import load_modules
-from .results import CLASSIFIED, WRITTEN
 
 WATCHED = 1.0
 """Seconds between two looks at whether the parent still lives."""
@@ -61,14 +60,17 @@ def run(config: RunConfig, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     else:
         folder.parent.mkdir(parents=True, exist_ok=True)
         summary = train(config, folder, limits=limits, verbose=False)
-    found = record(config, folder, summary, time.process_time() - began, job["test_bytes"])
-    if job["lengths"]:
-        found |= beyond(config, folder, job)
-    if job["final"] and config.data.kind == "pairs":
-        found |= written(config, folder)
-    if job["final"] and (found["metric"] == "top1" or config.data.kind == "labels"):
-        found |= classified(config, folder)
-    return found | ({"state_bytes": state_bytes(config)} if job["final"] and config.model.kind == "lm" else {})
+    found = record(config, folder, summary, time.process_time() - began)
+    task, lengths, test_bytes = task_of(config), tuple(job["lengths"]), job["test_bytes"]
+    evaluate = partial(evaluate_run, folder, device=config.train.device, record=False)
+    if job["final"]:
+        found |= task.tested(evaluate, test_bytes)
+    if lengths:
+        found |= task.beyond(config, lengths, evaluate, test_bytes)
+    length = task.streams(config) if job["final"] else None
+    if length is None:
+        return found
+    return found | {"state_bytes": streaming_cost(build_model(config.model), length).get("state_bytes_per_row")}
 
 
 def check_same_run(config: RunConfig, folder: Path) -> None:
@@ -88,15 +90,7 @@ def check_same_run(config: RunConfig, folder: Path) -> None:
         )
 
 
-def state_bytes(config: RunConfig) -> int | None:
-    """Return the bytes of state that one sequence of the config's length leaves; None if the model does not stream."""
-    data: Any = config.data  # of a language model
-    return streaming_cost(build_model(config.model), data.seq_len).get("state_bytes_per_row")
-
-
-def record(
-    config: RunConfig, folder: Path, summary: dict[str, Any], cpu_seconds: float, test_bytes: int | None
-) -> dict[str, Any]:
+def record(config: RunConfig, folder: Path, summary: dict[str, Any], cpu_seconds: float) -> dict[str, Any]:
     """Return what the results keep of a run."""
     opened = RunDir.open(folder)
     task = task_of(config)
@@ -105,7 +99,7 @@ def record(
     metrics = opened.read_metrics()
     times = [(line["step"], line["seconds"]) for line in metrics if line["kind"] == "train"]
     evals = [line for line in metrics if line["kind"] == "eval" and line["split"] == "valid"]
-    found = {
+    return {
         "metric": metric,
         "higher": task.higher,
         "score": summary[f"valid_{metric}"],
@@ -128,73 +122,13 @@ def record(
             for e in evals
         ],
     }
-    if test_bytes is not None and config.data.kind == "text":
-        options: dict[str, Any] = {
-            "split": "test",
-            "max_bytes": test_bytes,
-            "device": config.train.device,
-            "record": False,
-        }
-        found["test"] = evaluate_run(folder, **options).bits_per_byte
-        found["by_context"] = evaluate_run(folder, by_context=True, **options).by_context
-    return found
-
-
-def written(config: RunConfig, folder: Path) -> dict[str, float]:
-    """Score what a run writes for the sources of the test split, by name of the measure."""
-    score = evaluate_run(folder, device=config.train.device, record=False)
-    found = {name: getattr(score, name) for name in WRITTEN}
-    return {name: round(value, 3) for name, value in found.items() if value is not None}
-
-
-def classified(config: RunConfig, folder: Path) -> dict[str, float]:
-    """Return the percentage of images or texts of the test split that a run classifies rightly, by measure."""
-    score = evaluate_run(folder, device=config.train.device, record=False)
-    found = {name: getattr(score, name.removeprefix("test_"), None) for name in CLASSIFIED}
-    return {name: round(100 * value, 3) for name, value in found.items() if value is not None}
-
-
-def beyond(config: RunConfig, folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
-    """Score a run beyond the lengths of its training: as "beyond", and in detail.
-
-    On synthetic sequences that is the share of exact answers at the sizes ``plan["lengths"]`` and their pairs, where
-    the largest is beyond ``data.longest``; on text the bits per byte of bytes with more context than ``data.seq_len``,
-    from the next power of two on, in windows of the largest length, or None for a model that is not built for it.
-
-    Raises:
-        MixerError: for other data, and where nothing lies beyond.
-    """
-    lengths = tuple(plan["lengths"])
-    if isinstance(config.data, SyntheticDataConfig):
-        trained, name = config.data.longest, "data.longest"
-    elif isinstance(config.data, DataConfig):
-        trained, name = config.data.seq_len, "data.seq_len"
-    else:
-        raise MixerError(f"sweep: lengths are for text and synthetic sequences, not for {config.data.kind}.")
-    if max(lengths) <= trained:
-        raise MixerError(f"sweep: no size of lengths={list(lengths)} lies beyond {name}={trained}.")
-    options: dict[str, Any] = {"device": config.train.device, "record": False}
-    if isinstance(config.data, SyntheticDataConfig):
-        score = evaluate_run(folder, lengths=lengths, **options)
-        further = [cell.exact for cell in score.grid if max(cell.sizes) > trained]
-        return {"beyond": mean(further), "grid": [[*cell.sizes, round(cell.exact, 4)] for cell in score.grid]}
-    with torch.device("meta"):
-        longest = build_model(config.model).max_len
-    if longest is not None and longest < max(lengths):
-        return {"beyond": None}
-    options |= {"max_bytes": plan["test_bytes"]}
-    parts = evaluate_run(folder, by_context=True, seq_len=max(lengths), **options).by_context
-    later = [(most + 1 - least, bits) for least, most, bits in parts if least > trained]
-    return {"beyond": sum(n * bits for n, bits in later) / sum(n for n, _ in later), "by_context_beyond": parts}
 
 
 def probe(config: RunConfig, folder: Path) -> dict[str, Any]:
     """Train two steps and evaluate once, to measure memory and speed."""
     on_gpu = pick_device(config.train.device).type == "cuda"
     changes = {"train.steps": 2, "train.eval_every": 2, "train.save_every": 2, "optim.warmup": 0, "train.log_every": 1}
-    if config.data.kind == "text":
-        changes["train.eval_bytes"] = min(config.train.eval_bytes or 1 << 30, 4 * config.train.eval_batch * 256)
-    summary = train(config.override(changes), folder, verbose=False)
+    summary = train(config.override(changes | task_of(config).trial(config)), folder, verbose=False)
     lines = [line for line in RunDir.open(folder).read_metrics() if line["kind"] == "train"]
     return {
         "peak_mib": max(summary["peak_mib"], 0.0 if on_gpu else peak_mib(torch.device("cpu"))),

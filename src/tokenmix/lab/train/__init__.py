@@ -3,26 +3,28 @@
 from ...models.saved import load_model
 from .class_losses import CLASS_LOSSES, ClassLoss
 from .config import OptimConfig, RunConfig, TrainConfig
-from .data_config import (
-    DataConfig,
-    DocumentDataConfig,
-    ImageDataConfig,
-    LabelDataConfig,
-    PairDataConfig,
-    SyntheticDataConfig,
-)
+from .constant import Constant
 from .distill_mixers import DistillConfig, distill
+from .document_task import DocumentDataConfig
 from .evaluate import EvalResult, evaluate
-from .mask_config import MaskDataConfig
+from .image_data_config import ImageDataConfig
+from .label_task import LabelDataConfig
 from .mask_scores import MaskScore, confusion_matrix, intersection_over_union
-from .point_data_config import PointsDataConfig
+from .pair_task import PairDataConfig
+from .point_task import PointsDataConfig
+from .registry import TaskData, register_task
 from .runs import classify_run, draw_run, evaluate_run, fill_run, generate_run, load_run, sample_run, translate_run
+from .segmentation_task import MaskDataConfig
 from .start import resume, train
+from .synthetic_task import SyntheticDataConfig
+from .task import Score, Task
 from .tasks import match_data
+from .text_task import DataConfig
 
 __all__ = [
     "CLASS_LOSSES",
     "ClassLoss",
+    "Constant",
     "DataConfig",
     "DistillConfig",
     "DocumentDataConfig",
@@ -35,7 +37,10 @@ __all__ = [
     "PairDataConfig",
     "PointsDataConfig",
     "RunConfig",
+    "Score",
     "SyntheticDataConfig",
+    "Task",
+    "TaskData",
     "TrainConfig",
     "classify_run",
     "confusion_matrix",
@@ -49,6 +54,7 @@ __all__ = [
     "load_model",
     "load_run",
     "match_data",
+    "register_task",
     "resume",
     "sample_run",
     "train",

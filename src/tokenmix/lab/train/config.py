@@ -11,39 +11,14 @@ from ...models import ModelConfig, check_layers
 from ...models.saved import check_fields
 from ...system.config import Json, dotted_fields, nearest, to_json, without_removed
 from ...system.text import whole_number
-from .data_config import (
-    DataConfig,
-    DocumentDataConfig,
-    ImageDataConfig,
-    LabelDataConfig,
-    PairDataConfig,
-    SyntheticDataConfig,
-    check_documents,
-    check_images,
-    check_labels,
-    check_pairs,
-    check_synthetic,
-)
-from .mask_config import MaskDataConfig, check_masks
-from .point_data_config import PointsDataConfig, check_points
+from .registry import TaskData, default_data, find_task
 
 OPTIMIZERS = ("adamw", "muon")
 SCHEDULES = ("vaswani", "cosine", "linear", "poly", "wsd", "constant")
 ENDING = ("cosine", "linear", "poly", "wsd")  # schedules that need the number of steps
 PRECISIONS = ("fp32", "bf16")
-TRAINED_ON: dict[str, tuple[str, ...]] = {
-    "lm": ("text", "synthetic", "documents"),
-    "seq2seq": ("pairs", "documents"),
-    "encoder": ("documents", "labels"),
-    "point_classifier": ("points",),
-    "point_segmenter": ("points",),
-    "segmentation": ("masks",),
-}
-"""Kinds of data by the kind of model; the others are trained on images."""
 # Fields of train that may not change in the middle of a run.
 FIXED = ("seed", "batch_size", "precision", "distill")
-# Fields of data that may change: the data itself is compared by sha256, wherever it lies.
-MOVABLE = ("source", "target", "tokenizer", "path", "max_unpacked", "max_pixels")
 MOST_THREADS = 1024
 MOST = {"threads": MOST_THREADS, "workers": MOST_THREADS, "batch_size": 2**24}  # more fits into no machine
 SEEDS = -(1 << 63), (1 << 64) - 1  # the range that torch's generators accept
@@ -172,9 +147,10 @@ class RunConfig(Json):
 
     Args:
         model: config of the model, of the class that its ``kind`` names.
-        data: config of the data: text, synthetic sequences or documents for a language model, pairs of texts or
-            documents for an encoder-decoder, documents or labelled texts for an encoder, images with masks for a
-            segmentation model, point clouds for their classifier and their segmenter, images for the others.
+        data: config of the data, whose kind is one that a task trains the model on (``register_task``): text, synthetic
+            sequences or documents for a language model, pairs of texts or documents for an encoder-decoder, documents
+            or labelled texts for an encoder, images with masks for a segmentation model, point clouds for their
+            classifier and their segmenter, images for the others, or a kind of your own.
         optim: optimiser and schedule.
         train: loop, evaluation and checkpoints.
         recipe: name of the recipe; "" for a config of your own.
@@ -183,16 +159,7 @@ class RunConfig(Json):
     """
 
     model: ModelConfig
-    data: (
-        DataConfig
-        | ImageDataConfig
-        | SyntheticDataConfig
-        | PairDataConfig
-        | DocumentDataConfig
-        | LabelDataConfig
-        | PointsDataConfig
-        | MaskDataConfig
-    ) = field(default_factory=DataConfig)
+    data: TaskData = field(default_factory=default_data)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     recipe: str = ""
@@ -210,33 +177,7 @@ class RunConfig(Json):
                 + "without it choose 'vaswani' or 'constant'."
             )
         check_layers(getattr(self.model, "backbone", self.model))
-        wanted = TRAINED_ON.get(self.model.kind, ("images",))
-        if self.data.kind not in wanted:
-            raise MixerError(
-                f"config: a model of kind {self.model.kind!r} is trained on data of kind "
-                + f"{' or '.join(map(repr, wanted))}, got {self.data.kind!r}."
-            )
-        if self.model.kind == "mae" and self.optim.layer_decay != 1:
-            raise MixerError(
-                f"config: optim.layer_decay={self.optim.layer_decay} is for training from given weights; the layers of "
-                + "a masked autoencoder all learn at one rate: leave it at 1."
-            )
-        if isinstance(self.data, ImageDataConfig):
-            check_images(self.data, self.model)
-        elif isinstance(self.data, PairDataConfig):
-            check_pairs(self.data, self.model)
-        elif isinstance(self.data, DocumentDataConfig):
-            check_documents(self.data, self.model)
-        elif isinstance(self.data, LabelDataConfig):
-            check_labels(self.data, self.model)
-        elif isinstance(self.data, PointsDataConfig):
-            check_points(self.data, self.model)
-        elif isinstance(self.data, MaskDataConfig):
-            check_masks(self.data, self.model)
-        else:
-            _check_text(self.data.seq_len, self.model, self.train.stride)
-        if isinstance(self.data, SyntheticDataConfig):
-            check_synthetic(self.data, self.model)
+        find_task(self.data, self.model).check(self)
 
     def override(self, changes: dict[str, Any]) -> RunConfig:
         """Return the config with dotted fields replaced: ``{"model.dim": 64, "model.mixers.0.window": 32}``."""
@@ -278,10 +219,10 @@ def _place(items: list[Any], name: str, where: str) -> int:
 
 def fixed_fields(config: RunConfig) -> dict[str, Any]:
     """Return the dotted fields that may not change in the middle of a run, with their values."""
-    data = config.to_json()
+    data, movable = config.to_json(), find_task(config.data, config.model).movable
     parts = {
         "model": data["model"],
-        "data": {k: v for k, v in data["data"].items() if k not in MOVABLE},
+        "data": {k: v for k, v in data["data"].items() if k not in movable},
         "optim": data["optim"],
     }
     return dotted_fields(parts | {"train": {name: data["train"][name] for name in FIXED}})
@@ -379,10 +320,3 @@ def _check_train(config: TrainConfig) -> None:
     for name in ("sample_bytes", "samples", "workers", "distill"):
         if getattr(config, name) < 0:
             raise MixerError(f"config: train.{name} must be >= 0, got {getattr(config, name)}.")
-
-
-def _check_text(seq_len: int, model: Any, stride: int | None) -> None:
-    if not 1 <= seq_len <= model.max_len:
-        raise MixerError(f"config: data.seq_len must be in 1..model.max_len={model.max_len}, got {seq_len}.")
-    if stride is not None and not 1 <= stride <= seq_len:
-        raise MixerError(f"config: train.stride must be in 1..data.seq_len={seq_len}, got {stride}.")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from ...errors import MixerError
 from ...models import evaluating
 from ...system.files import whole_file
 from ...system.machine import autocast
-from ..data.documents import open_documents
+from ..data.documents import DOCUMENT_SETS, open_documents
 from ..data.masking import corrupt_spans, mask_tokens
 from ..data.packing import PackedRows
 from ..data.pair_sampler import IGNORED, LengthBuckets, padded, pair_batch
@@ -26,11 +26,51 @@ from ..data.sampler import MASK as ALL_BITS
 from ..data.sampler import mix64
 from ..data.subwords import END, PAD, SPECIAL, START, Subwords
 from .config import RunConfig
-from .subword_task import SubwordTask, token_count, token_loss, token_nats
+from .registry import TaskData
+from .subword_task import SubwordTask, check_source, check_subwords, read_tokenizer, token_count, token_loss, token_nats
 from .task import Inputs, read_by
 
 SHOWN, LIKELY = 8, 3
 """Texts of the validation split that a run writes at each evaluation, and guesses at each of their masks."""
+
+
+@dataclass(frozen=True)
+class DocumentDataConfig(TaskData):
+    """Documents, cut into subwords. What is learnt depends on the model.
+
+    A language model predicts the next subword; an encoder without classes the subwords that were masked; an
+    encoder-decoder the spans that were replaced by sentinels.
+
+    Args:
+        source: "stdlib" (files of Python's standard library, the default), a folder, a table or a file; see
+            ``data.open_documents``.
+        path: where that folder, table or file lies, if ``source`` is only its name, as in the plan of a sweep.
+        column: column of a table that holds the text; None: "text", "sentence", "document", or the only one.
+        split: proportions of train, validation and test of documents that are not split yet; None: 90/5/5.
+        tokenizer: path of a ready ``tokenizer.json``; None: that of the run in ``train.init``, if it has one, else
+            byte-level BPE of ``model.vocab`` tokens is trained on the training split. The run keeps a copy either way.
+        max_tokens: most tokens of a text with its start and end, from 3 to the model's ``max_len``. Longer documents
+            are cut into several texts.
+        batch_tokens: most tokens in a batch, with padding; None: no limit but ``train.batch_size`` texts.
+        packed: put several texts, each of which sees itself only, into each of ``train.batch_size`` rows of
+            ``max_tokens`` in place of padding; not for encoder-decoders.
+        rate: share of the tokens that is masked, or replaced by sentinels, in (0, 1).
+        whole_words: mask all tokens of a word together.
+        span: mean length of a span that a sentinel replaces, at least 1.
+    """
+
+    source: str = "stdlib"
+    path: str | None = None
+    column: str | None = None
+    split: tuple[float, ...] | None = None
+    tokenizer: str | None = None
+    max_tokens: int = 128
+    batch_tokens: int | None = None
+    packed: bool = False
+    rate: float = 0.15
+    whole_words: bool = True
+    span: float = 3.0
+    kind: ClassVar[str] = "documents"
 
 
 class PackedBatch(NamedTuple):
@@ -97,6 +137,22 @@ class DocumentScore:
 class DocumentTask(SubwordTask):
     """Train a model on documents, without labels."""
 
+    config = DocumentDataConfig
+    movable = ("source", "path", "tokenizer")
+    sets = DOCUMENT_SETS
+    scored = (
+        *("data.source", "data.path", "data.split", "data.column", "data.rate", "data.whole_words", "data.span"),
+        *("data.tokenizer", "data.max_tokens", "train.eval_texts"),
+    )
+    reads = ("eval_texts", "samples")
+    reads_with: ClassVar[dict[str, tuple[str, tuple[str, ...]]]] = {
+        "train.samples": ("model.kind", ("lm",)),
+        "data.rate": ("model.kind", ("encoder", "seq2seq")),
+        "data.whole_words": ("model.kind", ("encoder",)),
+        "data.span": ("model.kind", ("seq2seq",)),
+    }
+    packs: ClassVar[bool] = True
+    """Whether several texts may stand in one row."""
     metric = "cross_entropy"
     options = ("max_texts",)
 
@@ -109,6 +165,28 @@ class DocumentTask(SubwordTask):
             return pieces, PackedRows(lengths, most=data.max_tokens, batch_size=loop.batch_size, seed=loop.seed)
         column = torch.tensor(lengths)[:, None]
         return pieces, LengthBuckets(column, batch_size=loop.batch_size, batch_tokens=data.batch_tokens, seed=loop.seed)
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        """Refuse options of documents that are out of range."""
+        data: Any = config.data
+        model: Any = config.model
+        check_subwords(data, model, 3)
+        if getattr(model, "classes", 0):
+            raise MixerError(
+                f"config: an encoder with model.classes={model.classes} is trained on data of kind 'labels'; documents "
+                + "are for one that predicts tokens, classes=0."
+            )
+        if data.packed and (data.batch_tokens is not None or not cls.packs):
+            why = "an encoder-decoder" if not cls.packs else f"data.batch_tokens={data.batch_tokens}"
+            raise MixerError(
+                f"config: data.packed fills train.batch_size rows of data.max_tokens, which {why} does not take; "
+                + "choose one of the two."
+            )
+        if not 0 < data.rate < 1:
+            raise MixerError(f"config: data.rate must be in (0, 1), got {data.rate}.")
+        if data.span < 1:
+            raise MixerError(f"config: data.span must be at least 1, got {data.span}.")
 
     def open_text(self) -> Rows:
         data = self.data
@@ -182,7 +260,7 @@ class DocumentTask(SubwordTask):
         if not count:
             raise MixerError(f"eval: the split {split} of {self.text.name} holds nothing to predict.")
         size = sum(len(text.encode()) for (text,) in self.text.split(split)[:max_texts])
-        per_byte = nats / math.log(2) / size if self.model.kind == "lm" else None
+        per_byte = nats / math.log(2) / size if self.writes == "write" else None
         seconds = time.perf_counter() - began
         return DocumentScore(nats / count, count, len(documents), seconds, right / count, per_byte)
 
@@ -193,6 +271,9 @@ class DocumentTask(SubwordTask):
 class NextTask(DocumentTask):
     """Predict the next subword, with a language model."""
 
+    models = ("lm",)
+    writes, framed = "write", (True, False)
+
     def example(self, pieces: list[list[int]], generators: list[torch.Generator]) -> tuple[Tensor, Tensor]:
         tokens, mask = padded(pieces)
         return tokens[:, :-1], tokens[:, 1:].masked_fill(~mask[:, 1:], IGNORED)
@@ -201,6 +282,19 @@ class NextTask(DocumentTask):
         tokens, starts = packed_rows(rows, self.data.max_tokens)
         nothing = starts | (tokens == PAD)  # no token predicts the start of the next text, or padding
         return PackedBatch(tokens[:, :-1], starts[:, :-1]), tokens[:, 1:].masked_fill(nothing[:, 1:], IGNORED)
+
+    @classmethod
+    def streams(cls, config: RunConfig) -> int:
+        return cast(DocumentDataConfig, config.data).max_tokens
+
+    @classmethod
+    def continued(
+        cls, config: RunConfig, run: Path, model: Any, prompt: bytes, n: int | None, **sampling: Any
+    ) -> bytes:
+        if n is not None:
+            raise MixerError(f"sample: the model of {run} counts subwords, not bytes; leave the number of bytes out.")
+        most, text = cast(DocumentDataConfig, config.data).max_tokens, prompt.decode(errors="replace")
+        return continue_text(model, read_tokenizer(run), text, most, **sampling).encode()
 
     def sample(self, model: Any, folder: Path, step: int) -> None:
         """Let the model begin a text."""
@@ -215,6 +309,9 @@ class NextTask(DocumentTask):
 
 class MaskedTask(DocumentTask):
     """Predict masked subwords, with an encoder."""
+
+    models = ("encoder",)
+    writes, framed = "fill", (True, True)
 
     def __init__(self, config: RunConfig, folder: Path | None = None):
         super().__init__(config, folder)
@@ -270,6 +367,9 @@ class MaskedTask(DocumentTask):
 class SpanTask(DocumentTask):
     """Write the spans that sentinels stand for, with an encoder-decoder."""
 
+    models = ("seq2seq",)
+    writes = "translate"
+    packs = False
     sentinels = 100
 
     def example(self, pieces: list[list[int]], generators: list[torch.Generator]) -> tuple[Any, Tensor]:
@@ -280,6 +380,19 @@ class SpanTask(DocumentTask):
             pairs.append(corrupt_spans(tokens, each, sentinels=known, rate=data.rate, mean=data.span))
         sources, targets = zip(*pairs, strict=True)
         return pair_batch(list(sources), list(targets))
+
+    @classmethod
+    def translated(cls, config: RunConfig, run: Path, model: Any, text: str, **sampling: Any) -> str:
+        subwords, most = read_tokenizer(run), cast(DocumentDataConfig, config.data).max_tokens
+        tokens = subwords.encode_marked(text)
+        check_source(tokens, most)
+        if not set(tokens) & set(subwords.sentinels):
+            raise MixerError(
+                "sample: the text must have a sentinel to fill in, such as <extra_0>; give it with --prompt."
+            )
+        source = torch.tensor([[*tokens, END]], device=next(model.parameters()).device)
+        said: list[int] = model.generate(source, most, **sampling)[0].tolist()
+        return subwords.decode_marked(said[: said.index(END)] if END in said else said)
 
 
 def packed_rows(rows: list[list[list[int]]], length: int) -> tuple[Tensor, Tensor]:

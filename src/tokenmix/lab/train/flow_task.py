@@ -19,6 +19,7 @@ from ..data.augment import ImageSampler, as_bytes, eval_batches, moments
 from ..data.augment_ops import generator
 from .config import RunConfig
 from .constant import Zeros
+from .image_data_config import ImageDataConfig
 from .image_tasks import ImageTask, write_grid
 from .task import read_by
 
@@ -77,6 +78,8 @@ class FlowTask(ImageTask):
     Pixels are normalised to -1..1 unless the config says otherwise.
     """
 
+    models = ("dit",)
+    writes = "generate"
     metric = "flow_loss"
     options = ("max_images",)
 
@@ -91,6 +94,31 @@ class FlowTask(ImageTask):
         self.check_samples()
         options = {**self.sampling, **self.pixels, "image_size": self.model.image_size}
         self.sampler = ImageSampler(self.images.split("train"), classes=classes, **options)
+
+    @classmethod
+    def check_loss(cls, data: ImageDataConfig) -> None:
+        """Refuse what belongs to classifiers, and what would change the images that a diffusion transformer learns."""
+        how = data.augment
+        given = {"data.loss": data.loss != "cross_entropy", "data.smoothing": data.smoothing}
+        given |= {f"data.augment.{name}": getattr(how, name) for name in ("mixup", "cutmix", "erasing", "randaugment")}
+        wrong = [name for name, value in given.items() if value]
+        if wrong:
+            raise MixerError(
+                "config: a diffusion transformer learns images as they are and has one loss; leave out "
+                + f"{', '.join(wrong)}."
+            )
+
+    @classmethod
+    def check_sides(cls, name: str, sides: tuple[int, int] | None, patch: int) -> None:
+        if sides is not None and min(sides) < patch:
+            raise MixerError(
+                f"config: the images {name} are {sides[0]} x {sides[1]}, smaller than a patch of {patch} x {patch}; "
+                + "set a smaller model.patch."
+            )
+
+    @classmethod
+    def told_classes(cls, model: Any, classes: int) -> int:
+        return classes if model.classes else 0
 
     @property
     def pixels(self) -> dict[str, Any]:

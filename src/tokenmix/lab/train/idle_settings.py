@@ -2,35 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
-from ..data import CHARACTER_TASKS
 from .config import ENDING, OptimConfig, RunConfig, TrainConfig
-
-READ_BY = {
-    "eval_bytes": ("text",),
-    "stride": ("text",),
-    "sample_bytes": ("text",),
-    "eval_images": ("images", "masks"),
-    "eval_texts": ("pairs", "documents", "labels"),
-    "workers": ("images", "masks"),
-    "samples": ("images", "masks", "documents", "pairs"),
-}
-"""Fields of train that only some kinds of data know."""
-
-CHARACTERS = tuple(CHARACTER_TASKS)
-READ_WITH = {
-    ("images", "train.samples"): ("model.kind", ("image_density", "dit")),
-    ("documents", "train.samples"): ("model.kind", ("lm",)),
-    ("documents", "data.rate"): ("model.kind", ("encoder", "seq2seq")),
-    ("documents", "data.whole_words"): ("model.kind", ("encoder",)),
-    ("documents", "data.span"): ("model.kind", ("seq2seq",)),
-    ("synthetic", "data.pairs"): ("data.task", ("recall",)),
-    ("synthetic", "data.shortest"): ("data.task", CHARACTERS),
-    ("synthetic", "data.longest"): ("data.task", CHARACTERS),
-    ("synthetic", "data.symbols"): ("data.task", ("copy", "reverse", "selective_copy")),
-}
-"""By kind of data, fields that are only read with some values of another one."""
+from .registry import all_tasks, find_task
 
 
 def idle_settings(config: RunConfig, ranks: int = 1) -> list[str]:
@@ -39,7 +15,7 @@ def idle_settings(config: RunConfig, ranks: int = 1) -> list[str]:
     Args:
         ranks: processes that train together.
     """
-    found = [*_of_steps(config), *_of_optim(config.optim), *_of_kind(config)]
+    found = [*_of_steps(config), *_of_optim(config.optim), *_of_task(config)]
     if ranks == 1 and config.train.shard == "fsdp":
         found.append("train.shard='fsdp' is only for several processes (torchrun)")
     return found
@@ -83,17 +59,16 @@ def _of_optim(optim: OptimConfig) -> list[str]:
     return found
 
 
-def _of_kind(config: RunConfig) -> list[str]:
-    train, usual, kind = config.train, TrainConfig(), config.data.kind
-    found = [
-        f"train.{name}={getattr(train, name)} is only for data of kind {' or '.join(kinds)}"
-        for name, kinds in READ_BY.items()
-        if kind not in kinds and _is_set(train, usual, name)
-    ]
-    for (of, field), (other, values) in READ_WITH.items():
+def _of_task(config: RunConfig) -> list[str]:
+    train, usual, task, found = config.train, TrainConfig(), find_task(config.data, config.model), []
+    for name in (field.name for field in fields(train)):
+        kinds = dict.fromkeys(each.config.kind for each in all_tasks() if name in each.reads)
+        if kinds and name not in task.reads and _is_set(train, usual, name):
+            found.append(f"train.{name}={getattr(train, name)} is only for data of kind {' or '.join(kinds)}")
+    for field, (other, values) in task.reads_with.items():
         (part, name), (where, which) = field.split("."), other.split(".")
         given: Any = getattr(config, part)
-        if of == kind and getattr(getattr(config, where), which) not in values and _is_set(given, type(given)(), name):
+        if getattr(getattr(config, where), which) not in values and _is_set(given, type(given)(), name):
             found.append(f"{field}={getattr(given, name)!r} is only for {other} {' or '.join(values)}")
     if train.teacher is None and _is_set(train, usual, "distill"):
         found.append(f"train.distill={train.distill} is only for train.teacher")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,15 +20,16 @@ from ...system.files import whole_file
 from ...system.machine import autocast
 from ..data.augment import ImageSampler, eval_batches, stream
 from ..data.bounds import Bounds
-from ..data.images import ImageData, open_images, shrunk
+from ..data.images import IMAGE_SETS, ImageData, open_images, shrunk
 from ..data.inventory import Inventory
 from ..data.long_tail import FEW, MANY, SHOTS, class_counts, long_tailed, shots_of
 from ..data.pixels import PixelSampler, pixel_batches, to_pixels
-from .class_losses import ClassLoss
+from .class_losses import ClassLoss, check_class_loss
 from .config import RunConfig
 from .constant import Constant, shares
-from .data_config import ImageDataConfig
-from .task import Task, check_unchanged
+from .image_data_config import ImageDataConfig, check_images, check_tau
+from .registry import TaskData
+from .task import Evaluate, Task, check_unchanged, per_cent
 from .text_task import streaming_cost
 
 STEPS_AHEAD = 100_000  # steps to plan ahead when only time limits the run
@@ -86,6 +87,16 @@ class DensityScore:
 class ImageTask(Task):
     """What classification, density and segmentation have in common: the image set."""
 
+    config: ClassVar[type[TaskData]] = ImageDataConfig
+    movable: ClassVar[tuple[str, ...]] = ("source", "path", "max_unpacked", "max_pixels")
+    matches = True
+    sets: ClassVar[Collection[str]] = IMAGE_SETS
+    downloads: ClassVar[Collection[str]] = IMAGE_SETS.keys() - {"digits"}
+    scored: ClassVar[tuple[str, ...] | None] = ("data.source", "data.path", "data.valid", "train.eval_images")
+    reads = ("eval_images", "workers", "samples")
+    reads_with: ClassVar[dict[str, tuple[str, tuple[str, ...]]]] = {
+        "train.samples": ("model.kind", ("image_density", "dit"))
+    }
     unit = "images"
     sampler: Any
     images: Any
@@ -95,6 +106,41 @@ class ImageTask(Task):
         self.images = self.open_images()
         self.ahead: Iterator[Any] | None = None
         self.next_step = -1
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        """Refuse options of images that are out of range, and a loss that the model is not trained with."""
+        data: Any = config.data
+        check_images(data)
+        check_class_loss(data.loss)
+        cls.check_loss(data)
+        check_tau(data)
+
+    @classmethod
+    def check_loss(cls, data: ImageDataConfig) -> None:
+        """Refuse a loss, or options of it, that the model is not trained with."""
+
+    @classmethod
+    def match(cls, config: RunConfig) -> RunConfig:
+        """Return the config with the model's classes, channels and size taken from its images.
+
+        Sizes are rounded down to whole patches; for a set of files of different sizes the model keeps its own.
+        """
+        images, model = open_set(cast(ImageDataConfig, config.data), None), cast(Any, config.model)
+        sides, patch = images.split("train").size, getattr(model, "patch", 1)
+        cls.check_sides(images.name, sides, patch)
+        size = model.image_size if sides is None else tuple(max(n // patch, 1) * patch for n in sides)
+        classes = cls.told_classes(model, len(images.classes))
+        return replace(config, model=replace(model, channels=images.channels, classes=classes, image_size=size))
+
+    @classmethod
+    def check_sides(cls, name: str, sides: tuple[int, int] | None, patch: int) -> None:
+        """Refuse images that are too small for the patches of the model."""
+
+    @classmethod
+    def told_classes(cls, model: Any, classes: int) -> int:
+        """Return how many classes a model has that is trained on images of this many."""
+        return classes
 
     def open_images(self) -> Any:
         """Open the image set of the config."""
@@ -125,9 +171,6 @@ class ImageTask(Task):
     def check_same(self, env: dict[str, Any]) -> None:
         check_unchanged("images", env.get("images"), self.images.describe())
 
-    def units(self) -> int:
-        return self.train.batch_size
-
     def while_training(self) -> dict[str, Any]:
         return {"max_images": self.train.eval_images}
 
@@ -151,6 +194,7 @@ class ImageTask(Task):
 class ClassifyTask(ImageTask):
     """Train an image classifier."""
 
+    models = ("vit", "pyramid", "eamlp", "resnet")
     metric = "top1"
     higher = True
     options = ("image_size", "max_images")
@@ -214,6 +258,10 @@ class ClassifyTask(ImageTask):
         by_shots = {f"top1_{s}": hit / of for s, hit, of in zip(SHOTS, *of_shots.tolist(), strict=True) if of}
         return ClassScore(right / n, within / n, nats / n, n, sides, time.perf_counter() - began, **by_shots)
 
+    @classmethod
+    def tested(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
+        return per_cent(evaluate(), "top1", *(f"top1_{shots}" for shots in SHOTS))
+
     def constant(self) -> Constant:
         """Return the model that gives every image the shares of the classes among the training images."""
         return Constant((torch.tensor(self.counts).clamp_min(0.5) / sum(self.counts)).log(), self.places)
@@ -230,6 +278,8 @@ class ClassifyTask(ImageTask):
 class DensityTask(ImageTask):
     """Train an autoregressive model of sub-pixels."""
 
+    models = ("image_density",)
+    writes = "draw"
     metric = "bits_per_dim"
     options = ("max_images",)
 
@@ -237,6 +287,20 @@ class DensityTask(ImageTask):
         super().__init__(config, folder)
         self.check_samples()
         self.sampler = PixelSampler(self.images.split("train"), size=self.model.size, **self.sampling)
+
+    @classmethod
+    def check_loss(cls, data: ImageDataConfig) -> None:
+        if data.loss != "cross_entropy":
+            raise MixerError(
+                f"config: data.loss={data.loss!r} is for classifiers; a model of kind 'image_density' has "
+                + "cross_entropy."
+            )
+
+    @classmethod
+    def match(cls, config: RunConfig) -> RunConfig:
+        images, model = open_set(cast(ImageDataConfig, config.data), None), cast(Any, config.model)
+        size = images.split("train").size or model.size
+        return replace(config, model=replace(model, channels=images.channels, size=size))
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         tokens = self.prepared_batch(step)
@@ -296,29 +360,6 @@ class DensityTask(ImageTask):
 
     def model_facts(self, model: Any) -> dict[str, Any]:
         return streaming_cost(model)
-
-
-def match_image_data(config: RunConfig) -> RunConfig:
-    """Return the config with the model's classes, channels and size taken from its images.
-
-    Sizes are rounded down to whole patches; for a set of files of different sizes the model keeps its own.
-    """
-    data: Any = config.data
-    model: Any = config.model
-    images = open_set(data, None)
-    sides = images.split("train").size
-    if model.kind == "image_density":
-        return replace(config, model=replace(model, channels=images.channels, size=sides or model.size))
-    patch = getattr(model, "patch", 1)
-    if model.kind == "dit" and sides is not None and min(sides) < patch:
-        raise MixerError(
-            f"config: the images {images.name} are {sides[0]} x {sides[1]}, smaller than a patch of {patch} x {patch}; "
-            + "set a smaller model.patch."
-        )
-    size = model.image_size if sides is None else tuple(max(n // patch, 1) * patch for n in sides)
-    untold = model.kind == "mae" or (model.kind == "dit" and not model.classes)
-    classes = 0 if untold else len(images.classes)
-    return replace(config, model=replace(model, channels=images.channels, classes=classes, image_size=size))
 
 
 def open_set(data: ImageDataConfig, channels: int | None) -> ImageData:

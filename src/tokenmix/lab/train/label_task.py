@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,19 +17,49 @@ from torch import Tensor
 from ...errors import MixerError
 from ...models import evaluating
 from ...system.machine import autocast
-from ..data.labelled import open_labelled
+from ..data.labelled import LABELLED_SETS, open_labelled
 from ..data.pair_sampler import LengthBuckets, padded
 from ..data.rows import Rows
 from ..data.subwords import END, START
 from .config import RunConfig
-from .data_config import LabelDataConfig
+from .registry import TaskData
 from .rundir import RunDir
-from .subword_task import SubwordTask, recorded
-from .task import read_by
+from .subword_task import SubwordTask, check_subwords, recorded
+from .task import Evaluate, per_cent, read_by
 
 LABELS = "labels.json"
 READ: dict[str, tuple[Rows, list[str]]] = {}
 """The labelled texts that ``labels_of`` has read last, as a million rows take seconds: by config and state of files."""
+
+
+@dataclass(frozen=True)
+class LabelDataConfig(TaskData):
+    """Labelled texts, or labelled pairs of texts, for an encoder with classes.
+
+    Args:
+        source: a name in ``data.LABELLED_SETS`` ("docstring_match", the default), a table, or a folder with a table for
+            each split; see ``data.open_labelled``.
+        path: where that table or folder lies, if ``source`` is only its name, as in the plan of a sweep.
+        columns: one column of texts, or two for pairs; None: "sentence", "text", "premise" and "hypothesis", and so on,
+            as the table has them.
+        label: column of the labels.
+        split: proportions of train, validation and test of rows that are not split yet; None: 90/5/5.
+        tokenizer: path of a ready ``tokenizer.json``; None: that of the run in ``train.init``, if it has one, else
+            byte-level BPE of ``model.vocab`` tokens is trained on the training split. The run keeps a copy either way.
+        max_tokens: most tokens of a row with its start and ends, from 4 to the model's ``max_len``. Longer texts are
+            cut; of a pair, the longer text first.
+        batch_tokens: most tokens in a batch, with padding; None: no limit but ``train.batch_size`` rows.
+    """
+
+    source: str = "docstring_match"
+    path: str | None = None
+    columns: tuple[str, ...] | None = None
+    label: str = "label"
+    split: tuple[float, ...] | None = None
+    tokenizer: str | None = None
+    max_tokens: int = 128
+    batch_tokens: int | None = None
+    kind: ClassVar[str] = "labels"
 
 
 class TextBatch(NamedTuple):
@@ -99,6 +129,17 @@ def read_labels(run: Path) -> Labels:
 class LabelTask(SubwordTask):
     """Train an encoder to tell the class of a text, or of a pair of texts."""
 
+    config = LabelDataConfig
+    models = ("encoder",)
+    movable = ("source", "path", "tokenizer")
+    writes, framed = "classify", (True, True)
+    sets = LABELLED_SETS
+    scored = (
+        *("data.source", "data.path", "data.split", "data.columns", "data.label", "data.tokenizer", "data.max_tokens"),
+        "train.eval_texts",
+    )
+    reads = ("eval_texts",)
+    matches = True
     metric = "accuracy"
     higher = True
     options = ("max_texts",)
@@ -122,6 +163,22 @@ class LabelTask(SubwordTask):
         return tokens, LengthBuckets(
             lengths, batch_size=loop.batch_size, batch_tokens=self.data.batch_tokens, seed=loop.seed
         )
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        """Refuse options of labelled texts that are out of range."""
+        data: Any = config.data
+        model: Any = config.model
+        check_subwords(data, model, 4)
+        if not model.classes:
+            raise MixerError(
+                "config: labelled texts need model.classes; give their number, or --data, which determines it. An "
+                + "encoder without classes is trained on data of kind 'documents'."
+            )
+
+    @classmethod
+    def match(cls, config: RunConfig) -> RunConfig:
+        return config.override({"model.classes": len(labels_of(config))})
 
     def open_text(self) -> Rows:
         rows, self.labels = opened(self.data)
@@ -182,6 +239,14 @@ class LabelTask(SubwordTask):
         return LabelScore(
             **agreement(wanted, said), cross_entropy=nats, texts=len(rows), seconds=time.perf_counter() - began
         )
+
+    @classmethod
+    def tested(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
+        return per_cent(evaluate(), "accuracy")
+
+    @classmethod
+    def label_names(cls, run: Path) -> list[str]:
+        return read_labels(run).labels
 
     def while_training(self) -> dict[str, Any]:
         return {"max_texts": self.train.eval_texts}

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...errors import MixerError
 from ...models import evaluating
 from ...models.mae import hidden_patches, kept_count, pixel_loss, pixel_targets
 from ...system.machine import autocast
@@ -19,6 +20,7 @@ from ..data.augment_ops import generator
 from ..data.masking import draws_of, kept_patches
 from .config import RunConfig
 from .constant import Zeros
+from .image_data_config import ImageDataConfig
 from .image_tasks import ImageTask
 from .task import read_by
 
@@ -67,6 +69,7 @@ class MaskedScore:
 class MaskedImageTask(ImageTask):
     """Train a masked autoencoder. Labels are not read."""
 
+    models = ("mae",)
     metric = "pixel_loss"
     options = ("max_images",)
 
@@ -76,6 +79,28 @@ class MaskedImageTask(ImageTask):
         self.sampler = ImageSampler(self.images.split("train"), classes=len(self.images.classes), **options)
         self.patches = prod(self.model.grid)
         self.kept = kept_count(self.patches, self.model.mask_ratio)
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        if config.optim.layer_decay != 1:
+            raise MixerError(
+                f"config: optim.layer_decay={config.optim.layer_decay} is for training from given weights; the layers "
+                + "of a masked autoencoder all learn at one rate: leave it at 1."
+            )
+        super().check(config)
+
+    @classmethod
+    def check_loss(cls, data: ImageDataConfig) -> None:
+        if data.loss != "cross_entropy" or data.smoothing or data.augment.mixup or data.augment.cutmix:
+            raise MixerError(
+                "config: a masked autoencoder has no labels; leave out data.loss, data.smoothing, data.augment.mixup "
+                + f"and data.augment.cutmix, got {data.loss!r}, {data.smoothing}, {data.augment.mixup}, "
+                + f"{data.augment.cutmix}."
+            )
+
+    @classmethod
+    def told_classes(cls, model: Any, classes: int) -> int:
+        return 0
 
     def batch(self, step: int) -> tuple[MaskedImages, Tensor]:
         images, _ = self.prepared_batch(step)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -20,12 +20,55 @@ from ...system.files import whole_file
 from ...system.machine import autocast
 from ..data.dialogues import fitted
 from ..data.pair_sampler import LengthBuckets, PairBatch, padded, pair_batch
-from ..data.parallel import ParallelText, open_parallel
+from ..data.parallel import PARALLEL_SETS, ParallelText, open_parallel
 from ..data.subwords import END, Subwords
 from .config import RunConfig
-from .data_config import PairDataConfig
-from .subword_task import SubwordTask, token_count, token_loss, token_nats
-from .task import read_by
+from .registry import TaskData
+from .subword_task import SubwordTask, check_source, check_subwords, read_tokenizer, token_count, token_loss, token_nats
+from .task import Evaluate, read_by
+
+METRICS = ("bleu", "chrf", "rouge")
+
+
+@dataclass(frozen=True)
+class PairDataConfig(TaskData):
+    """Pairs of texts for an encoder-decoder.
+
+    Args:
+        source: a name in ``data.PARALLEL_SETS`` ("grammar", "docstrings"), a folder, a table, a file of dialogues or of
+            sources; see ``data.open_parallel``. None: to be given (``--data``).
+        path: where that folder, table or file lies, if ``source`` is only its name, as in the plan of a sweep.
+        target: file with one target per line, where ``source`` is a file with one source per line.
+        languages: endings of a folder's files, or columns of a table: source, then target. None: those there are, if
+            they are two.
+        version: what follows the split in the names of a folder's tables or dialogues, such as "self_original"; None:
+            there is one file for each split.
+        split: proportions of train, validation and test of pairs that are not split yet; None: 90/5/5.
+        tokenizer: path of a ready ``tokenizer.json``; None: byte-level BPE of ``model.vocab`` tokens is trained on the
+            training pairs. The run keeps a copy either way.
+        max_tokens: most tokens of a source, and of a target, with the end, from 2 to the model's ``max_len``. Longer
+            pairs are left out in training, and cut in evaluation. Of a dialogue, what fits is read: the last turn, the
+            persona sentences, and as many turns before it.
+        cut_sources: whether longer sources are cut in training too; pairs with a longer target are left out.
+        batch_tokens: most tokens in a batch, of sources and targets together with their padding; None: no limit but
+            ``train.batch_size`` pairs.
+        smoothing: label smoothing in training, in [0, 1); 0: none.
+        metrics: what is computed of the texts that the model writes: "bleu", "chrf", "rouge".
+    """
+
+    source: str | None = None
+    path: str | None = None
+    target: str | None = None
+    languages: tuple[str, ...] | None = None
+    version: str | None = None
+    split: tuple[float, ...] | None = None
+    tokenizer: str | None = None
+    max_tokens: int = 64
+    cut_sources: bool = False
+    batch_tokens: int | None = None
+    smoothing: float = 0.1
+    metrics: tuple[str, ...] = ("bleu", "chrf")
+    kind: ClassVar[str] = "pairs"
 
 
 @dataclass(frozen=True)
@@ -88,6 +131,16 @@ class Pool(NamedTuple):
 class PairTask(SubwordTask):
     """Train an encoder-decoder on pairs of texts. Training pairs are encoded once they are asked for."""
 
+    config = PairDataConfig
+    models = ("seq2seq",)
+    movable = ("source", "path", "target", "tokenizer")
+    writes = "translate"
+    sets = PARALLEL_SETS
+    scored = (
+        *("data.source", "data.path", "data.split", "data.target", "data.languages", "data.tokenizer"),
+        *("data.max_tokens", "train.eval_texts"),
+    )
+    reads = ("eval_texts", "samples")
     text: ParallelText
     metric = "cross_entropy"
     options = ("beams", "length_penalty", "max_texts", "written")
@@ -95,6 +148,18 @@ class PairTask(SubwordTask):
     def __init__(self, config: RunConfig, folder: Path | None = None):
         super().__init__(config, folder)
         self.encoded: dict[str, tuple[list[list[int]], list[list[int]]]] = {}
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        """Refuse options of pairs that are out of range."""
+        data: Any = config.data
+        model: Any = config.model
+        check_subwords(data, model, 2)
+        if not 0 <= data.smoothing < 1:
+            raise MixerError(f"config: data.smoothing must be in [0, 1), got {data.smoothing}.")
+        for name in data.metrics:
+            if name not in METRICS:
+                raise MixerError(f"config: data.metrics has no {name!r}; choose among {', '.join(METRICS)}.")
 
     def open_text(self) -> ParallelText:
         data: PairDataConfig = self.data
@@ -209,6 +274,20 @@ class PairTask(SubwordTask):
         """Return the text that the model writes for each source, given as tokens."""
         given: dict[str, Any] = {"rows": self.train.eval_batch, **options}
         return write_texts(model, self.subwords, sources, self.data.max_tokens, **given)
+
+    @classmethod
+    def tested(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
+        """Score what the model writes for the sources of the test split."""
+        score = evaluate()
+        found = {name: getattr(score, name) for name in ("bleu", "chrf", "rouge_l")}
+        return {name: round(value, 3) for name, value in found.items() if value is not None}
+
+    @classmethod
+    def translated(cls, config: RunConfig, run: Path, model: Any, text: str, **sampling: Any) -> str:
+        subwords, most = read_tokenizer(run), cast(PairDataConfig, config.data).max_tokens
+        tokens = subwords.encode(text.strip())
+        check_source(tokens, most)
+        return write_texts(model, subwords, [tokens], most, **sampling)[0]
 
     def while_training(self) -> dict[str, Any]:
         return {"beams": 0, "max_texts": self.train.eval_texts}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +16,42 @@ from ...errors import MixerError
 from ...models import evaluating
 from ...system.machine import autocast
 from ..data.inventory import Inventory
-from ..data.points import Cloud, PointSampler, PointSet, stacked
+from ..data.points import POINT_SETS, Cloud, Jitter, PointSampler, PointSet, open_points, stacked
 from .config import RunConfig
-from .task import Inputs, Task, check_unchanged, read_by
+from .registry import TaskData
+from .task import Inputs, Task, read_by
+
+
+@dataclass(frozen=True)
+class PointsDataConfig(TaskData):
+    """Point clouds for a classifier, or for a segmenter of parts.
+
+    Args:
+        source: "solids" (synthetic, for classification), "objects" (synthetic, with parts), or a folder: ModelNet40's,
+            or ShapeNet's parts; see ``data.open_points``.
+        points: N, points drawn from each cloud.
+        valid: share of the training clouds of a folder held out for validation, in (0, 1), where there are none, and
+            as many for the test where there are none.
+        layout: "classes" or "splits": what the first folders are; None: told by their names; see ``data.open_points``.
+        clouds: clouds for training of a synthetic set.
+        held_out: clouds for validation of a synthetic set, and as many others for its test.
+        jitter: how clouds are changed in training: noise, scale, shift, drop, rotate.
+    """
+
+    source: str = "solids"
+    points: int = 1024
+    valid: float = 0.1
+    layout: str | None = None
+    clouds: int = 1000
+    held_out: int = 200
+    jitter: Jitter = field(default_factory=Jitter)
+    kind: ClassVar[str] = "points"
+
+    def open(self) -> PointSet:
+        """Open the set."""
+        return open_points(
+            self.source, valid=self.valid, layout=self.layout, clouds=self.clouds, held_out=self.held_out
+        )
 
 
 class PointBatch(NamedTuple):
@@ -85,6 +118,11 @@ class PartScore:
 class PointTask(Task):
     """What both tasks on point clouds have in common: the set."""
 
+    config = PointsDataConfig
+    movable = ("source",)
+    sets = POINT_SETS
+    scored = ("data.source", "data.valid", "data.held_out")
+    matches = True
     unit = "clouds"
     higher = True
 
@@ -98,20 +136,30 @@ class PointTask(Task):
             self.set, points=data.points, batch_size=loop.batch_size, seed=loop.seed, jitter=data.jitter
         )
 
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        """Refuse options of point clouds that are out of range."""
+        data: Any = config.data
+        model: Any = config.model
+        if data.points < model.least():
+            raise MixerError(
+                f"config: data.points={data.points}, but model.samples={list(model.samples)} and model.neighbours="
+                + f"{list(model.neighbours)} need clouds of at least {model.least()} points."
+            )
+
+    @classmethod
+    def match(cls, config: RunConfig) -> RunConfig:
+        data: Any = config.data
+        model: Any = config.model
+        found = data.open()
+        parts = {"parts": max(found.labels, 2)} if hasattr(model, "parts") else {}
+        return replace(config, model=replace(model, classes=len(found.classes), **parts))
+
     def facts(self) -> dict[str, Any]:
         return {"clouds": self.set.describe()}
 
     def inventory(self) -> Inventory | None:
         return self.set.inventory
-
-    def check_same(self, env: dict[str, Any]) -> None:
-        check_unchanged("clouds", env.get("clouds"), self.set.describe())
-
-    def units(self) -> int:
-        return self.train.batch_size
-
-    def while_training(self) -> dict[str, Any]:
-        return {}
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs.float().flatten(0, -2), targets.flatten())
@@ -133,6 +181,7 @@ class PointTask(Task):
 class PointClassTask(PointTask):
     """Train a classifier of clouds."""
 
+    models = ("point_classifier",)
     metric = "accuracy"
     outputs, places = "classes", 0
 
@@ -162,6 +211,7 @@ class PointClassTask(PointTask):
 class PartTask(PointTask):
     """Train a segmenter of the parts of clouds."""
 
+    models = ("point_segmenter",)
     metric = "instance_miou"
     outputs = "parts"
 
@@ -243,12 +293,3 @@ def check_fits(data: PointSet, model: Any) -> None:
             f"config: model.parts={parts}, but {data.name} has {data.labels} labels of parts; set model.parts="
             + f"{data.labels}, or give --data, which does."
         )
-
-
-def match_points(config: RunConfig) -> RunConfig:
-    """Return the config with the model's classes and parts taken from its clouds."""
-    data: Any = config.data
-    model: Any = config.model
-    found = data.open()
-    parts = {"parts": max(found.labels, 2)} if hasattr(model, "parts") else {}
-    return replace(config, model=replace(model, classes=len(found.classes), **parts))

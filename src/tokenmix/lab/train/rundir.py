@@ -156,6 +156,7 @@ def _wrong_env(env: Any) -> str | None:
         "synthetic": dict,
         "texts": dict,
         "inventory": dict,
+        "score": dict,
         "config": str,
     }.items():
         if not isinstance(env.get(name, shape()), shape):

@@ -19,16 +19,12 @@ from ...system.machine import pick_device
 from ..data.metrics_csv import append_csv
 from ..data.subwords import END, MASK, SPECIAL, START
 from .config import RunConfig, check_seed, check_unchanged
-from .data_config import DocumentDataConfig, LabelDataConfig, PairDataConfig, SyntheticDataConfig
-from .document_task import continue_text, likely
+from .document_task import DocumentDataConfig, likely
 from .flow_task import draw_images, in_turn
-from .label_task import joined, read_labels
-from .pair_task import write_texts
+from .label_task import LabelDataConfig, joined, read_labels
 from .rundir import RunDir
 from .subword_task import read_tokenizer
-from .synthetic_task import answer
-from .tasks import open_task
-from .text_task import continue_bytes
+from .tasks import open_task, task_of
 
 DRAW = "density models and diffusion transformers do (`tokenmix train image_diffusion`)"
 
@@ -145,22 +141,13 @@ def sample_run(
     """
     check_seed(seed, "sample: seed")
     model, config = load_run(path, step=step, device=device)
-    if config.model.kind != "lm":
+    task = task_of(config)
+    if task.writes != "write":
         raise MixerError(
             f"{path} holds a model of kind {config.model.kind!r}, which generates no text; a language model does."
         )
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    if isinstance(config.data, SyntheticDataConfig):
-        return answer(model, config.data.task, prompt, 2 * len(prompt) + 8 if n is None else n, **sampling)
-    if isinstance(config.data, DocumentDataConfig):
-        if n is not None:
-            raise MixerError(f"sample: the model of {path} counts subwords, not bytes; leave the number of bytes out.")
-        words = read_tokenizer(Path(path))
-        return continue_text(model, words, prompt.decode(errors="replace"), config.data.max_tokens, **sampling).encode()
-    if n is None:
-        longest: Any = model.max_len
-        n = 500 if longest is None else max(1, min(500, longest - len(prompt)))
-    return continue_bytes(model, prompt, n, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    return task.continued(config, Path(path), model, prompt, n, **sampling)
 
 
 def translate_run(
@@ -186,25 +173,10 @@ def translate_run(
     """
     check_seed(sampling.get("seed"), "sample: seed")
     model, config = load_run(path, step=step, device=device)
-    if config.model.kind != "seq2seq":
+    task = task_of(config)
+    if task.writes != "translate":
         raise MixerError(f"{path} holds a model of kind {config.model.kind!r}, not an encoder-decoder.")
-    subwords, data = read_tokenizer(Path(path)), cast(PairDataConfig, config.data)
-    spans = isinstance(config.data, DocumentDataConfig)
-    tokens = subwords.encode_marked(text) if spans else subwords.encode(text.strip())
-    if not tokens or len(tokens) >= data.max_tokens:
-        raise MixerError(
-            f"sample: the source must have 1 to {data.max_tokens - 1} subwords (data.max_tokens), got {len(tokens)}; "
-            + "give it with --prompt."
-        )
-    if spans:
-        if not set(tokens) & set(subwords.sentinels):
-            raise MixerError(
-                "sample: the text must have a sentinel to fill in, such as <extra_0>; give it with --prompt."
-            )
-        source = torch.tensor([[*tokens, END]], device=next(model.parameters()).device)
-        said: list[int] = cast(Any, model).generate(source, data.max_tokens, beams=beams, **sampling)[0].tolist()
-        return subwords.decode_marked(said[: said.index(END)] if END in said else said)
-    return write_texts(model, subwords, [tokens], data.max_tokens, beams=beams, **sampling)[0]
+    return task.translated(config, Path(path), model, text, beams=beams, **sampling)
 
 
 def fill_run(
@@ -222,16 +194,16 @@ def fill_run(
         MixerError: if the run holds no masked model, and for a text without a mask or longer than those of training.
     """
     model, config = load_run(path, step=step, device=device)
-    if config.model.kind != "encoder" or not isinstance(config.data, DocumentDataConfig):
+    if task_of(config).writes != "fill":
         raise MixerError(f"{path} holds no encoder of masked texts, which `tokenmix train masked` makes.")
     if n < 1:
         raise MixerError(f"sample: the number of guesses must be at least 1, got {n}.")
-    words = read_tokenizer(Path(path))
+    words, most = read_tokenizer(Path(path)), cast(DocumentDataConfig, config.data).max_tokens
     tokens = [START, *words.encode_marked(text), END]
     places = [i for i, token in enumerate(tokens) if token == MASK]
-    if not places or len(tokens) > config.data.max_tokens:
+    if not places or len(tokens) > most:
         raise MixerError(
-            f"sample: the text must have a {SPECIAL[MASK]} to fill in, and at most {config.data.max_tokens - 2} "
+            f"sample: the text must have a {SPECIAL[MASK]} to fill in, and at most {most - 2} "
             + f"subwords, got {len(tokens) - 2} and {len(places)} masks; give it with --prompt."
         )
     return likely(model, torch.tensor([tokens]), torch.tensor(places), words, n)
@@ -247,7 +219,7 @@ def classify_run(
         MixerError: if the run holds no classifier of texts, and for another number of texts than it was trained on.
     """
     model, config = load_run(path, step=step, device=device)
-    if not isinstance(config.data, LabelDataConfig):
+    if task_of(config).writes != "classify":
         raise MixerError(f"{path} holds no classifier of texts, which `tokenmix train sentences` makes.")
     found = read_labels(Path(path))
     if len(texts) != found.texts or not all(text.strip() for text in texts):
@@ -256,7 +228,7 @@ def classify_run(
             + f"{len([text for text in texts if text.strip()])}; give --prompt, with a tab between two texts."
         )
     words = read_tokenizer(Path(path))
-    tokens = joined([words.encode(text.strip()) for text in texts], config.data.max_tokens)
+    tokens = joined([words.encode(text.strip()) for text in texts], cast(LabelDataConfig, config.data).max_tokens)
     shares = model(torch.tensor([tokens], device=next(model.parameters()).device))[0].float().softmax(-1).tolist()
     return sorted(zip(found.labels, shares, strict=True), key=lambda each: -each[1])
 
@@ -276,8 +248,9 @@ def draw_run(
         complete: sample only the lower halves of images of the test split; these images follow the completed ones.
     """
     model, config = load_run(path, step=step, device=device)
-    if config.model.kind != "image_density":
-        says = "generate_run samples" if config.model.kind == "dit" else f"generates no images; {DRAW}"
+    writes = task_of(config).writes
+    if writes != "draw":
+        says = "generate_run samples" if writes == "generate" else f"generates no images; {DRAW}"
         raise MixerError(f"{path} holds a model of kind {config.model.kind!r}, which {says}.")
     _check_drawing(n, sampling.get("seed"))
     density: Any = model
@@ -308,7 +281,7 @@ def generate_run(
             range.
     """
     model, config = load_run(path, step=step, device=device)
-    if config.model.kind != "dit":
+    if task_of(config).writes != "generate":
         raise MixerError(f"{path} holds a model of kind {config.model.kind!r}, which is no diffusion transformer.")
     _check_drawing(n, sampling.get("seed"))
     known: list[str] = RunDir.open(path).env().get("class_names", [])

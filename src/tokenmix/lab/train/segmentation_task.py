@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +17,49 @@ from ...models import evaluating
 from ...models.images import both_sides
 from ...models.segmentation import on_grid
 from ...system.machine import autocast
-from ..data.augment_masks import MaskSampler, mask_batches, resized
-from ..data.masks import MaskData, coloured, open_masks
+from ..data.augment_masks import MaskAugment, MaskSampler, mask_batches, resized
+from ..data.bounds import MAX_PIXELS
+from ..data.masks import MASK_SETS, MaskData, coloured, open_masks
 from ..data.pair_sampler import IGNORED
 from .config import RunConfig
 from .image_tasks import ImageTask, write_grid
 from .mask_scores import MaskScore, accuracies, confusion_matrix, intersection_over_union
+from .registry import TaskData
+
+
+@dataclass(frozen=True)
+class MaskDataConfig(TaskData):
+    """Images with masks of classes, for a segmentation model.
+
+    Args:
+        source: "scenes" (synthetic, the default), or a folder of images/ and masks/; see ``data.open_masks``. None: to
+            be given (``--data``).
+        scenes: training scenes, at least 10; a tenth as many are for validation, and as many for the test. They have
+            the model's image size.
+        valid: share of the images of a folder without splits that is held out for validation, and again for the test,
+            above 0 and below 0.5.
+        ignore: label in masks of pixels that are neither learned nor scored; None: every label is a class.
+        first_label: label in masks of the first class, 0 or more (ADE20K: 1, with 0 ignored).
+        empty_classes: accept classes without a pixel in the training masks.
+        turn_masks: whether masks are turned as the EXIF orientation of their image says, being drawn on the image as it
+            is stored (true), or were drawn on the upright image (false); None: told by the sizes, or refused.
+        augment: what happens to training images and masks.
+        mean, std: of each channel, for normalisation; None: ImageNet's for 3 channels, 0.5 for grey.
+        max_pixels: most pixels of an image file.
+    """
+
+    source: str | None = "scenes"
+    scenes: int = 2000
+    valid: float = 0.1
+    ignore: int | None = 255
+    first_label: int = 0
+    empty_classes: bool = False
+    turn_masks: bool | None = None
+    augment: MaskAugment = field(default_factory=MaskAugment)
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    max_pixels: int = MAX_PIXELS
+    kind: ClassVar[str] = "masks"
 
 
 class SegmentationTask(ImageTask):
@@ -30,6 +68,13 @@ class SegmentationTask(ImageTask):
     The loss is the mean over the pixels of a batch that have a class of -log softmax(z)[c].
     """
 
+    config = MaskDataConfig
+    models = ("segmentation",)
+    movable = ("source", "max_pixels")
+    sets = MASK_SETS
+    downloads = ()
+    scored = ("data.source", "data.valid", "train.eval_images")
+    reads_with: ClassVar[dict[str, tuple[str, tuple[str, ...]]]] = {}
     metric = "miou"
     higher = True
     options = ("image_size", "max_images")
@@ -47,6 +92,26 @@ class SegmentationTask(ImageTask):
         self.sampler = MaskSampler(
             self.images.split("train"), image_size=self.model.image_size, **self.pixels, **self.sampling
         )
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        """Refuse options of images with masks that are out of range."""
+        data: Any = config.data
+        model: Any = config.model
+        if not 0 < data.valid < 0.5:
+            raise MixerError(f"config: data.valid must be above 0 and below 0.5, got {data.valid}.")
+        if data.first_label < 0 or (data.ignore is not None and data.ignore < 0):
+            raise MixerError(
+                f"config: data.first_label and data.ignore must be 0 or more, got {data.first_label} and {data.ignore}."
+            )
+        if data.scenes < 10:
+            raise MixerError(f"config: data.scenes must be at least 10, got {data.scenes}.")
+        if model.classes < 2:
+            raise MixerError(f"config: model.head.classes must be at least 2, got {model.classes}.")
+
+    @classmethod
+    def match(cls, config: RunConfig) -> RunConfig:
+        return config.override({"model.head.classes": len(open_mask_set(config.data, config.model).classes)})
 
     def open_images(self) -> MaskData:
         return open_mask_set(self.data, self.model)
@@ -146,8 +211,3 @@ def open_mask_set(data: Any, model: Any) -> MaskData:
         turn_masks=data.turn_masks,
         max_pixels=data.max_pixels,
     )
-
-
-def match_mask_data(config: RunConfig) -> RunConfig:
-    """Return the config with the model's classes taken from its masks."""
-    return config.override({"model.head.classes": len(open_mask_set(config.data, config.model).classes)})

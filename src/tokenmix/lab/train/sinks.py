@@ -1,4 +1,4 @@
-"""Further places where the metrics of a run go: metrics.csv and TensorBoard. metrics.jsonl stays the truth."""
+"""Further outputs of a run's metrics: metrics.csv and TensorBoard. metrics.jsonl is authoritative."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_SCALARS = ("kind", "split", "phase", "step", "image_size")
 
 
 class Sink(Protocol):
-    """A place where the metrics of a run go. What it does must not change the run's numbers."""
+    """An output of a run's metrics, which must not change the run's numbers."""
 
     def add(self, line: dict[str, Any]) -> None:
         """Take a line that has just been added to metrics.jsonl."""

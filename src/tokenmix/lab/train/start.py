@@ -55,7 +55,7 @@ def train(
         with says_what_is_left(Path(out)), torch_threads(config.train.threads):
             trainer = Trainer(config, RunDir(out), device, verbose=verbose, limits=limits, world=world)
             env = environment(trainer.task.facts(), device)
-            env |= {**trainer.facts, "resumed": []}
+            env |= {**trainer.facts, "score": trainer.task.score(), "resumed": []}
             read, lines = trainer.task.inventory(), [about] * bool(about)
             if read is not None:
                 env["inventory"] = read.to_json()

@@ -15,7 +15,7 @@ from ...system.files import check_own
 from ..data.inventory import Inventory
 from ..data.pair_sampler import IGNORED
 from ..data.rows import Rows
-from ..data.subwords import Subwords
+from ..data.subwords import END, START, Subwords
 from .config import RunConfig
 from .rundir import RunDir
 from .task import Task
@@ -64,9 +64,35 @@ def token_count(targets: Tensor) -> int:
     return int((targets != IGNORED).sum())
 
 
+def check_subwords(data: Any, model: Any, least: int) -> None:
+    """Refuse sizes of texts in subwords that are out of range; ``least`` is the shortest ``max_tokens``."""
+    if not least <= data.max_tokens <= model.max_len:
+        raise MixerError(
+            f"config: data.max_tokens must be in {least}..model.max_len={model.max_len}, got {data.max_tokens}."
+        )
+    if data.batch_tokens is not None and data.batch_tokens < 4:
+        raise MixerError(f"config: data.batch_tokens must be at least 4, got {data.batch_tokens}.")
+    ends = getattr(model, "start", START), getattr(model, "end", END)
+    if ends != (START, END):
+        raise MixerError(
+            f"config: tokenizers start a text with token {START} and end it with token {END}; model.start and "
+            + f"model.end must be these, got {ends[0]} and {ends[1]}."
+        )
+
+
+def check_source(tokens: list[int], most: int) -> None:
+    """Refuse a source for an encoder-decoder that is empty, or longer than those of training."""
+    if not tokens or len(tokens) >= most:
+        raise MixerError(
+            f"sample: the source must have 1 to {most - 1} subwords (data.max_tokens), got {len(tokens)}; "
+            + "give it with --prompt."
+        )
+
+
 class SubwordTask(Task):
     """A task on texts that are cut into subwords."""
 
+    tokens = "subwords"
     sentinels = 0
     text: Rows
 

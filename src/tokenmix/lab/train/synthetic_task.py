@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import mean
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +20,11 @@ from ...models import evaluating
 from ...system.machine import autocast
 from ..data.characters import CHARACTER_TASKS, CHARACTERS, text_of
 from ..data.recall import IGNORED
+from ..data.synthetic import Synthetic
 from .config import RunConfig
-from .task import Task
-from .text_task import streaming_cost
+from .registry import TaskData
+from .task import Evaluate, Task
+from .text_task import check_beyond, check_length, streaming_cost
 
 
 @dataclass(frozen=True)
@@ -101,9 +104,76 @@ def _passes(model: Any, passes: int | None) -> Iterator[None]:
         model.loop.times = before
 
 
+@dataclass(frozen=True)
+class SyntheticDataConfig(TaskData):
+    """Sequences for a language model that are drawn while it trains, and two sets that are held out.
+
+    Args:
+        task: "recall" (multi-query associative recall, see ``data.recall_batch``, the default), or one of
+            ``data.CHARACTER_TASKS``: "addition", "multiplication", "sort", "copy", "reverse", "parity",
+            "selective_copy", "passkey".
+        seq_len: tokens per sequence of "recall", and the most of the other tasks, from 1 to the model's ``max_len``.
+        pairs: pairs of key and value in a sequence of "recall", at least 1.
+        shortest: smallest size of the other tasks (digits, symbols, numbers), at least 1.
+        longest: largest size in training; ``tokenmix eval --lengths`` goes beyond.
+        pad: "addition" and "multiplication": whether numbers are padded with zeros to one length.
+        symbols: "copy", "reverse" and "selective_copy": number of different symbols, at least 2.
+        examples: number of sequences that training goes through again and again, at least 1 and kept in memory; None:
+            every batch is drawn anew.
+        vocab: number of tokens in the vocabulary, at most the model's; None: the model's.
+        held_out: sequences of the validation split, and of the test split, at least 1.
+    """
+
+    task: str = "recall"
+    seq_len: int = 64
+    pairs: int = 8
+    shortest: int = 1
+    longest: int = 8
+    pad: bool = False
+    symbols: int = 10
+    examples: int | None = None
+    vocab: int | None = None
+    held_out: int = 512
+    kind: ClassVar[str] = "synthetic"
+
+    def sequences(self, vocab: int) -> Synthetic:
+        """Return the sequences for a model with this vocabulary.
+
+        Raises:
+            MixerError: for an unknown task, or sizes that do not fit it.
+        """
+        try:
+            return Synthetic(
+                self.task,
+                seq_len=self.seq_len,
+                vocab=vocab if self.vocab is None else self.vocab,
+                pairs=self.pairs,
+                shortest=self.shortest,
+                longest=self.longest,
+                pad=self.pad,
+                symbols=self.symbols,
+                examples=self.examples,
+            )
+        except MixerError as why:
+            raise MixerError(f"config: data: {why}") from None
+
+
 class SyntheticTask(Task):
     """Train a language model on sequences that are drawn as it goes on."""
 
+    config = SyntheticDataConfig
+    models = ("lm",)
+    writes, temperature, tokens = "write", 0.0, "characters"
+    scored = (
+        *("data.task", "data.pairs", "data.vocab", "data.held_out", "data.shortest", "data.longest", "data.pad"),
+        "data.symbols",
+    )
+    reads_with: ClassVar[dict[str, tuple[str, tuple[str, ...]]]] = {
+        "data.pairs": ("data.task", ("recall",)),
+        "data.shortest": ("data.task", tuple(CHARACTER_TASKS)),
+        "data.longest": ("data.task", tuple(CHARACTER_TASKS)),
+        "data.symbols": ("data.task", ("copy", "reverse", "selective_copy")),
+    }
     metric = "accuracy"
     higher = True
     options = ("lengths", "samples", "passes")
@@ -111,6 +181,23 @@ class SyntheticTask(Task):
     def __init__(self, config: RunConfig, folder: Path | None = None):
         super().__init__(config, folder)
         self.sequences = self.data.sequences(self.model.vocab)
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        """Refuse sequences that a model cannot read or that cannot be drawn."""
+        check_length(config)
+        data: Any = config.data
+        model: Any = config.model
+        if data.held_out < 1:
+            raise MixerError(f"config: data.held_out must be positive, got {data.held_out}.")
+        if data.vocab is not None and data.vocab > model.vocab:
+            raise MixerError(f"config: data.vocab must be at most model.vocab={model.vocab}, got {data.vocab}.")
+        data.sequences(model.vocab)
+
+    @classmethod
+    def fields_of(cls, data: Any, given: str) -> dict[str, Any]:
+        """Return the field of the name of the task."""
+        return {"data.task": given}
 
     def facts(self) -> dict[str, Any]:
         data, drawn = self.data, self.sequences
@@ -221,8 +308,27 @@ class SyntheticTask(Task):
         tokens, targets = (torch.cat(parts)[:count] for parts in zip(*drawn, strict=True))
         return tokens, targets
 
-    def while_training(self) -> dict[str, Any]:
-        return {}
+    @classmethod
+    def continued(
+        cls, config: RunConfig, run: Path, model: Any, prompt: bytes, n: int | None, **sampling: Any
+    ) -> bytes:
+        most = 2 * len(prompt) + 8 if n is None else n
+        return answer(model, cast(SyntheticDataConfig, config.data).task, prompt, most, **sampling)
+
+    @classmethod
+    def beyond(
+        cls, config: RunConfig, lengths: tuple[int, ...], evaluate: Evaluate, test_bytes: int | None
+    ) -> dict[str, Any]:
+        """Return the share of exact answers at these sizes and their pairs, where the largest is beyond training."""
+        trained = cast(SyntheticDataConfig, config.data).longest
+        check_beyond(lengths, trained, "data.longest")
+        score = evaluate(lengths=lengths)
+        further = [cell.exact for cell in score.grid if max(cell.sizes) > trained]
+        return {"beyond": mean(further), "grid": [[*cell.sizes, round(cell.exact, 4)] for cell in score.grid]}
+
+    @classmethod
+    def streams(cls, config: RunConfig) -> int:
+        return cast(SyntheticDataConfig, config.data).seq_len
 
     def model_facts(self, model: Any) -> dict[str, Any]:
         return streaming_cost(model, self.sequences.longest_row())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -10,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
+from ..data.augment_ops import generator
 from ..data.inventory import Inventory
 from .config import RunConfig
 from .constant import Constant, shares
+from .registry import TaskData
 
 Inputs = Tensor | tuple[Tensor, ...]
 """What a model reads: one tensor, or a named tuple of its arguments."""
@@ -53,6 +56,16 @@ def _shown(fact: Any) -> str:
     return f"{fact[:16]}..." if isinstance(fact, str) and len(fact) > 16 else str(fact)
 
 
+Evaluate = Callable[..., Any]
+"""Scores a run that has ended; the options are those of ``evaluate_run``, without the run."""
+
+
+def per_cent(score: Any, *names: str) -> dict[str, float]:
+    """Return the shares of a score on the test split that are not None, in per cent, as a sweep records them."""
+    found = {f"test_{name}": getattr(score, name) for name in names}
+    return {name: round(100 * share, 3) for name, share in found.items() if share is not None}
+
+
 class Score(Protocol):
     """The result of an evaluation: a dataclass whose fields go into metrics.jsonl."""
 
@@ -61,11 +74,30 @@ class Score(Protocol):
 
 
 class Task(ABC):
-    """Data, loss and score of one kind of model.
+    """One kind of data and what a model learns of it: config, batches, loss, score, and all that is said of them.
+
+    A subclass becomes known by ``register_task``. What the loop calls are methods; what others ask before any data is
+    opened are attributes and class methods.
 
     Args:
+        config: the config of the data.
+        models: kinds of models that are trained so.
+        movable: fields of that config that may change in the middle of a run, as where the data lies.
+        matches: whether sizes of the model follow from the data; see ``match``.
+        sets: the named sets of data, which ``--data`` takes beside paths.
+        downloads: those of them that are downloaded, for which a path is that of a local copy.
+        reads: fields of ``train`` that only some kinds of data know, and this one does.
+        writes: how a model is sampled by `tokenmix sample`: "write" (continue a prompt), "translate", "fill" (masks),
+            "classify" (a text), "draw" (images), "generate" (images from noise); "": it is not.
+        temperature: at which a prompt is continued by default.
+        tokens: what the tokens of texts are: "bytes", "characters" or "subwords"; "": there are none.
+        framed: whether a text of subwords has a start token, and whether it has an end token.
+        scored: fields of the config that say on what a row of a sweep is scored; rows of one comparison share them.
+            None: all fields of the data.
+        reads_with: fields of the config that are only read with some values of another one: that field, and these.
         metric: field of the score that decides which checkpoint is the best.
         higher: whether higher scores are better.
+        label: what a report calls the score; "": the metric's own name.
         unit: what speed is counted in.
         options: what ``evaluate`` takes beside the model and the split.
         shares_tokens: whether inputs and targets are (B, T), and the loss of a part of the columns is that of a part of
@@ -75,8 +107,22 @@ class Task(ABC):
         folder: (of the constructor) an existing run, which holds the task's own files; None: for a new run.
     """
 
+    config: ClassVar[type[TaskData]]
+    models: ClassVar[tuple[str, ...]] = ()
+    movable: ClassVar[tuple[str, ...]] = ()
+    matches: ClassVar[bool] = False
+    sets: ClassVar[Collection[str]] = ()
+    downloads: ClassVar[Collection[str]] = ()
+    reads: ClassVar[tuple[str, ...]] = ()
+    writes: ClassVar[str] = ""
+    temperature: ClassVar[float] = 0.8
+    tokens: ClassVar[str] = ""
+    framed: ClassVar[tuple[bool, bool]] = (False, False)
+    scored: ClassVar[tuple[str, ...] | None] = None
+    reads_with: ClassVar[dict[str, tuple[str, tuple[str, ...]]]] = {}
     metric: ClassVar[str]
     higher: ClassVar[bool] = False
+    label: ClassVar[str] = ""
     unit: ClassVar[str] = "tokens"
     options: ClassVar[tuple[str, ...]] = ()
     shares_tokens: ClassVar[bool] = False
@@ -89,25 +135,58 @@ class Task(ABC):
         self.model: Any = config.model
         self.data: Any = config.data
 
+    @staticmethod
+    def generator(*numbers: int) -> torch.Generator:
+        """Return a generator of random numbers that is a function of these, such as the seed and the step."""
+        return generator(*numbers)
+
+    @classmethod  # noqa: B027  (optional)
+    def check(cls, config: RunConfig) -> None:
+        """Refuse options of the data that are out of range, or that the model is not trained with."""
+
+    @classmethod
+    def fields_of(cls, data: Any, given: str) -> dict[str, Any]:
+        """Return the fields of the config that ``--data`` sets.
+
+        A name sets ``data.source``, and so does a path, unless the config names a set that is usually downloaded: then
+        the path is that of a local copy, and sets ``data.path``.
+        """
+        if given in cls.sets:
+            return {"data.source": given}
+        found = Path(given).expanduser()
+        path = str(found.resolve()) if found.exists() else given  # errors about a missing path quote it as it was typed
+        return {"data.path" if cls.downloads and data.source in cls.downloads else "data.source": path}
+
+    @classmethod
+    def score(cls) -> dict[str, Any]:
+        """Return what env.json records of the score, for reports, which do not import tasks."""
+        return {"metric": cls.metric, "label": cls.label or cls.metric.replace("_", " "), "higher": cls.higher}
+
+    @classmethod
+    def match(cls, config: RunConfig) -> RunConfig:
+        """Return the config with sizes of the model, such as its classes, taken from the data."""
+        return config
+
     def files(self) -> dict[str, str]:
         """Return the files, by name, that a run needs beside its checkpoints; they are written into a new run."""
         return {}
 
-    @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Return what env.json records of the data."""
+        """Return what env.json records of the data, by names that no other task has."""
+        return {}
 
     def inventory(self) -> Inventory | None:
         """Return what was found of the user's data and what was left out; None: there is nothing to say."""
         return None
 
-    @abstractmethod
     def check_same(self, env: dict[str, Any]) -> None:
-        """Refuse data that is not what the run was trained on."""
+        """Refuse data that is not what the run was trained on; by default, data of other facts."""
+        for what, now in self.facts().items():
+            check_unchanged(what, env.get(what), {"name": what, **now})
 
-    @abstractmethod
     def units(self) -> int:
-        """Return the number of tokens or images per step."""
+        """Return the number of tokens or images per step; by default, of examples."""
+        return self.train.batch_size
 
     @abstractmethod
     def batch(self, step: int) -> tuple[Inputs, Tensor]:
@@ -132,9 +211,9 @@ class Task(ABC):
     def evaluate(self, model: Any, split: str, /, *args: Any, **options: Any) -> Any:
         """Score the model on a split, or on the part of it that the options select."""
 
-    @abstractmethod
     def while_training(self) -> dict[str, Any]:
         """Return the options of the evaluations during training."""
+        return {}
 
     def constant(self) -> nn.Module:
         """Return the model that reads nothing, and says of every target what share of those of training it is."""
@@ -145,9 +224,61 @@ class Task(ABC):
         found: float = getattr(self.evaluate(self.constant(), "valid", **self.while_training()), self.metric)
         return found
 
+    def yardsticks(self) -> dict[str, float]:
+        """Return further floors by name: scores, on the same part of validation, of what learns nothing."""
+        return {}
+
+    @classmethod
+    def tested(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
+        """Return what a sweep records of the test split for a final run; by default nothing.
+
+        Args:
+            evaluate: scores the run.
+            test_bytes: leading bytes of the split that a text is scored on; None: no test of texts.
+        """
+        return {}
+
+    @classmethod
+    def beyond(
+        cls, config: RunConfig, lengths: tuple[int, ...], evaluate: Evaluate, test_bytes: int | None
+    ) -> dict[str, Any]:
+        """Score a run beyond the lengths of its training: as "beyond", and in detail.
+
+        Raises:
+            MixerError: where the data has no lengths, or none of these lies beyond.
+        """
+        raise MixerError(f"sweep: lengths are for text and synthetic sequences, not for {cls.config.kind}.")
+
+    @classmethod
+    def streams(cls, config: RunConfig) -> int | None:
+        """Return the length of a sequence, of a language model whose state after it is recorded; None: of others."""
+        return None
+
+    @classmethod
+    def trial(cls, config: RunConfig) -> dict[str, Any]:
+        """Return changes to the config that make a trial of two steps shorter."""
+        return {}
+
     def better(self, score: float, best: float | None) -> bool:
         """Return whether a score is the best so far."""
         return best is None or (score > best if self.higher else score < best)
+
+    @classmethod
+    def label_names(cls, run: Path) -> list[str]:
+        """Return the names of the classes of texts that a run keeps; [] where its model classifies none."""
+        return []
+
+    @classmethod
+    def continued(
+        cls, config: RunConfig, run: Path, model: Any, prompt: bytes, n: int | None, **sampling: Any
+    ) -> bytes:
+        """Return a prompt and what a run's language model writes after it; see ``sample_run``."""
+        raise NotImplementedError
+
+    @classmethod
+    def translated(cls, config: RunConfig, run: Path, model: Any, text: str, **sampling: Any) -> str:
+        """Return what a run's encoder-decoder writes for a source; see ``translate_run``."""
+        raise NotImplementedError
 
     def sample(self, model: Any, folder: Path, step: int) -> None:  # noqa: B027  (optional)
         """Write samples of the model into the folder, if this task makes any."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,15 +15,15 @@ from torch import Tensor
 
 from ...errors import MixerError
 from ...mixers import Mixer, state_bytes
-from ...models import evaluating
+from ...models import build_model, evaluating
 from ...positions.rotary import rescaled
 from ...system.files import whole_file
-from ..data import Bounds, Corpus, Sampler, open_corpus
+from ..data import CORPORA, Bounds, Corpus, Sampler, open_corpus
 from ..data.inventory import Inventory
 from .config import RunConfig
-from .data_config import DataConfig
 from .evaluate import EvalResult, evaluate
-from .task import Task
+from .registry import TaskData
+from .task import Evaluate, Task
 
 SAMPLE_PROMPT = 32
 
@@ -34,9 +35,49 @@ def open_data(config: DataConfig) -> Corpus:
     return corpus
 
 
+@dataclass(frozen=True)
+class DataConfig(TaskData):
+    """The corpus of a language model.
+
+    Args:
+        source: "stdlib" (the Python sources on this machine, the default), "enwik8", or the path of a text file or
+            folder.
+        path: local copy of enwik8 (raw, .gz or .zip); None: downloaded. Only allowed with ``source="enwik8"``.
+        split: proportions of train, validation and test, such as [90, 5, 5]; None: 90/5/5. enwik8 always has its
+            official 90M/5M/5M bytes.
+        seq_len: bytes per training sequence, from 1 to the model's ``max_len``.
+        max_unpacked: bytes that an archive may unpack to, at least 1; None: 64 MiB or 100 times the archive's size,
+            whichever is more.
+    """
+
+    source: str = "stdlib"
+    path: str | None = None
+    split: tuple[float, ...] | None = None
+    seq_len: int = 256
+    max_unpacked: int | None = None
+    kind: ClassVar[str] = "text"
+
+
+def check_length(config: RunConfig) -> None:
+    """Refuse sequences that are longer than the model's, and windows that leave tokens out."""
+    data, model, stride = cast(Any, config.data), cast(Any, config.model), config.train.stride
+    if not 1 <= data.seq_len <= model.max_len:
+        raise MixerError(f"config: data.seq_len must be in 1..model.max_len={model.max_len}, got {data.seq_len}.")
+    if stride is not None and not 1 <= stride <= data.seq_len:
+        raise MixerError(f"config: train.stride must be in 1..data.seq_len={data.seq_len}, got {stride}.")
+
+
 class TextTask(Task):
     """Train a language model on a corpus."""
 
+    config = DataConfig
+    models = ("lm",)
+    movable = ("source", "path", "max_unpacked")
+    writes, tokens = "write", "bytes"
+    sets = CORPORA
+    downloads = ("enwik8",)
+    scored = ("data.source", "data.path", "data.split", "train.eval_bytes")
+    reads = ("eval_bytes", "stride", "sample_bytes")
     metric = "bits_per_byte"
     options = ("stride", "seq_len", "max_bytes", "by_context", "scaling", "resize")
     shares_tokens = True
@@ -50,6 +91,11 @@ class TextTask(Task):
             batch_size=self.train.batch_size,
             seed=self.train.seed,
         )
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        """Refuse lengths that the model does not have."""
+        check_length(config)
 
     def facts(self) -> dict[str, Any]:
         corpus = self.corpus
@@ -126,6 +172,52 @@ class TextTask(Task):
         with rescaled(model, scaling, old=self.data.seq_len, new=given["seq_len"]) as rule:
             return replace(evaluate(model, self.corpus.split(split), **given), scaling=rule)
 
+    def yardsticks(self) -> dict[str, float]:
+        valid = self.corpus.split("valid")[: self.train.eval_bytes]
+        return {"gzip -9": round(gzip_score(bytes(valid.tolist())), 4)}
+
+    @classmethod
+    def tested(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
+        if test_bytes is None:
+            return {}
+        options: dict[str, Any] = {"split": "test", "max_bytes": test_bytes}
+        whole, parts = evaluate(**options), evaluate(by_context=True, **options)
+        return {"test": whole.bits_per_byte, "by_context": parts.by_context}
+
+    @classmethod
+    def beyond(
+        cls, config: RunConfig, lengths: tuple[int, ...], evaluate: Evaluate, test_bytes: int | None
+    ) -> dict[str, Any]:
+        """Score bytes with more context than ``data.seq_len``, from the next power of two on, in bits.
+
+        The windows have the largest length. None for a model that is not built for it.
+        """
+        trained = cast(DataConfig, config.data).seq_len
+        check_beyond(lengths, trained, "data.seq_len")
+        with torch.device("meta"):
+            longest: Any = build_model(config.model).max_len
+        if longest is not None and longest < max(lengths):
+            return {"beyond": None}
+        parts = evaluate(by_context=True, seq_len=max(lengths), max_bytes=test_bytes).by_context
+        later = [(most + 1 - least, bits) for least, most, bits in parts if least > trained]
+        return {"beyond": sum(n * bits for n, bits in later) / sum(n for n, _ in later), "by_context_beyond": parts}
+
+    @classmethod
+    def streams(cls, config: RunConfig) -> int:
+        return cast(DataConfig, config.data).seq_len
+
+    @classmethod
+    def trial(cls, config: RunConfig) -> dict[str, Any]:
+        return {"train.eval_bytes": min(config.train.eval_bytes or 1 << 30, 4 * config.train.eval_batch * 256)}
+
+    @classmethod
+    def continued(
+        cls, config: RunConfig, run: Path, model: Any, prompt: bytes, n: int | None, **sampling: Any
+    ) -> bytes:
+        if n is None:
+            n = 500 if model.max_len is None else max(1, min(500, model.max_len - len(prompt)))
+        return continue_bytes(model, prompt, n, **sampling)
+
     def while_training(self) -> dict[str, Any]:
         return {"stride": self.train.stride, "max_bytes": self.train.eval_bytes}
 
@@ -144,6 +236,17 @@ class TextTask(Task):
 
     def model_facts(self, model: Any) -> dict[str, Any]:
         return streaming_cost(model)
+
+
+def check_beyond(lengths: tuple[int, ...], trained: int, name: str) -> None:
+    """Refuse lengths of which none lies beyond that of training, the field ``name``."""
+    if max(lengths) <= trained:
+        raise MixerError(f"sweep: no size of lengths={list(lengths)} lies beyond {name}={trained}.")
+
+
+def gzip_score(data: bytes) -> float:
+    """Return the bits per byte of ``gzip -9``."""
+    return 8 * len(gzip.compress(data, 9)) / len(data)
 
 
 def continue_bytes(model: Any, prompt: bytes, n: int, **sampling: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""The processes that train one model together, as one of them sees them."""
+"""The group of processes that train one model together, seen from this process."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from .config import RunConfig
 from .task import Inputs, Task
 
 REACHING = timedelta(seconds=16)
-"""How long torch tries to reach the meeting point before it tries again; in all it waits up to thrice that."""
+"""Timeout of one attempt to reach the rendezvous address; torch makes up to three."""
 JOINING = timedelta(seconds=40)
-"""How long a rank that has reached it waits for the others."""
+"""How long a rank waits there for the others."""
 PATIENCE = timedelta(minutes=10)
-"""How long it waits for them later; who dies on the same machine is noticed at once."""
+"""Timeout of later exchanges; the death of a process on the same machine is noticed at once."""
 PARTING = timedelta(seconds=10)
-"""How long a rank that failed waits for the others to say why they end."""
+"""How long a failed rank waits for the errors of the others."""
 
 
 class World:
-    """A process that trains alone. ``Joined`` overrides what needs the others.
+    """A process that trains alone. ``Joined`` overrides everything that needs communication.
 
     Attributes:
         rank: which of the processes this is; the first one, 0, writes the run directory.
@@ -43,11 +43,11 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Return whether this process writes what all have in common."""
+        """Return whether this process writes the run directory."""
         return self.rank == 0
 
     def check(self, config: RunConfig, task: Task, model: nn.Module, device: torch.device) -> None:
-        """Refuse a run that these processes cannot share."""
+        """Raise an error if these processes cannot share this run."""
         cp = config.train.context_parallel
         if cp > 1:
             raise MixerError(
@@ -56,17 +56,17 @@ class World:
             )
 
     def spread(self, model: nn.Module) -> None:
-        """Leave to each rank its part of the weights, if they are sharded."""
+        """Shard the weights over the ranks, if the config asks for it."""
 
     def gather_in(self, model: nn.Module) -> None:
-        """Drop the parts of other ranks that an evaluation left."""
+        """Free the weights of other ranks that an evaluation gathered."""
 
     def share(self, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor]:
         """Return this rank's share of a batch."""
         return inputs, targets
 
     def reading(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-        """Within this block ``model`` reads this rank's share."""
+        """Return a context in which ``model`` reads this rank's share of each sequence."""
         return contextlib.nullcontext()
 
     def total(self, number: Tensor) -> Tensor:
@@ -74,25 +74,25 @@ class World:
         return number
 
     def sum_gradients(self, model: nn.Module) -> None:
-        """Make every gradient the sum over all ranks."""
+        """Sum every gradient over all ranks."""
 
     def of_first(self, number: float) -> float:
-        """Return the number that the first rank has."""
+        """Broadcast a number from the first rank."""
         return number
 
     def most(self, number: int) -> int:
-        """Return the largest number of any rank."""
+        """Return the maximum of a number over all ranks."""
         return number
 
     def said(self, text: str) -> list[str]:
-        """Return what every rank says."""
+        """All-gather a text; return one for each rank."""
         return [text]
 
     def wait(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks reach this point."""
 
     def begin(self, model: nn.Module, seed: int, step: int) -> None:
-        """Begin a step: seed what is random in it, where that cannot go on from the step before."""
+        """Begin a step: seed its random numbers, if the layout forbids continuing those of the step before."""
 
 
 class Joined(World):
@@ -221,8 +221,8 @@ def _check_tokens(world: Joined, config: RunConfig, task: Task, model: nn.Module
         _refuse(
             world, f"share the tokens of text only, got data of kind {config.data.kind!r}; set context_parallel to 1"
         )
-    if config.data.seq_len < cp:  # type: ignore[union-attr]  # text has a length
-        _refuse(world, f"need a token each, got data.seq_len={config.data.seq_len} for {cp} of them")  # type: ignore[union-attr]
+    if config.data.seq_len < cp:  # type: ignore[attr-defined]  # text has a length
+        _refuse(world, f"need a token each, got data.seq_len={config.data.seq_len} for {cp} of them")  # type: ignore[attr-defined]
     if getattr(config.model, "sample_positions", None) is not None:
         _refuse(world, "cannot sample positions of a share; set context_parallel to 1")
     with world.reading(model):  # refuses mixers whose sequences cannot be shared

@@ -1,10 +1,11 @@
-"""Auxiliary losses, which routing and compressive mixers ask the trainer to add to its loss."""
+"""Auxiliary losses of routing and compressive mixers, which the trainer adds to its loss."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from torch import Tensor
 
@@ -12,10 +13,14 @@ from ...kernels.recompute import SETTINGS, Setting
 
 
 class _Blocks(threading.local):
-    """The open blocks of a thread, outermost first; None: one that collects nothing. ``torch.compile`` guards on it."""
+    """The open blocks of a thread, outermost first, of which None collects nothing; whether the innermost collects.
+
+    ``torch.compile`` guards on both.
+    """
 
     def __init__(self) -> None:
         self.open: list[dict[str, Tensor] | None] = []
+        self.collects = False
 
 
 _blocks = _Blocks()
@@ -35,15 +40,15 @@ def aux_losses() -> Iterator[dict[str, Tensor]]:
 
 @contextmanager
 def _opened(losses: dict[str, Tensor] | None) -> Iterator[None]:
-    _blocks.open.append(losses)
+    _set_open([*_blocks.open, losses])
     try:
         yield
     finally:  # blocks of generators may end in any order
-        _blocks.open = [each for each in _blocks.open if each is not losses]
+        _set_open([each for each in _blocks.open if each is not losses])
 
 
-def _collects() -> bool:
-    return bool(_blocks.open) and _blocks.open[-1] is not None
+def _set_open(blocks: list[dict[str, Tensor] | None]) -> None:
+    _blocks.open, _blocks.collects = blocks, bool(blocks) and blocks[-1] is not None
 
 
 @contextmanager
@@ -53,7 +58,7 @@ def _collecting(collects: bool) -> Iterator[None]:
         yield
 
 
-SETTINGS.append(Setting(_collects, _collecting))
+SETTINGS.append(Setting(partial(getattr, _blocks, "collects"), _collecting))  # read for every token: no frame
 
 
 def add_aux_loss(name: str, compute: Callable[[], Tensor]) -> None:

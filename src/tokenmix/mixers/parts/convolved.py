@@ -16,10 +16,11 @@ from ...functional.layout.masks import valid_mask
 from ...functional.layout.positions import position_gaps
 from ...functional.sums.gates import Gate
 from ...functional.sums.softmax import FLOOR
-from ..base import QKVO, Arguments, Mixer, register_state, token_positions
+from ..base import QKVO, Arguments, Inputs, register_state, token_positions
+from ..segments import Segmented
 from .aft import add_projections
 from .history import empty_window, join_rings, ring_bytes
-from .options import at_least, check_positive, true_or_false
+from .options import at_least, check_positive
 from .shared import check_positions, check_rising_after, ring_chunk
 from .short_conv import ShortConv
 from .token_norm import RMSNorm
@@ -46,14 +47,13 @@ class ConvolvedState(NamedTuple):
     position: Tensor
 
 
-class ConvolvedAFT(Mixer):
+class ConvolvedAFT(Segmented):
     """Abstract base of AFT with a short convolution on queries, keys and values, normalised keys, and decays.
 
     A subclass adds its parameters, and says with ``weights`` what its functional form takes after q, k and v.
     """
 
     supports_causal = supports_streaming = True
-    supports_segments = True
     knows_positions = True
     carries = QKVO
     chunk: ClassVar[Callable[..., Any]]
@@ -78,7 +78,6 @@ class ConvolvedAFT(Mixer):
         at_least(self, 1, kernel_size=self.kernel_size)
         if self.kernel_size % 2 == 0 and not self.causal:
             self.refuse(f"kernel_size must be odd unless causal=True, got {kernel_size!r}")
-        true_or_false(self, key_norm=key_norm)
         add_projections(self, key_width=self.dim, gate=gate, qkv_bias=qkv_bias, out_bias=out_bias)
         self.width = self.dim * (2 if gate is None else 3)
         self.conv = ShortConv(self.width, self.kernel_size, causal=self.causal) if self.kernel_size > 1 else None
@@ -96,7 +95,7 @@ class ConvolvedAFT(Mixer):
 
     @abstractmethod
     def weights(self, x: Tensor, gaps: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Return what the functional form takes after q, k and v.
+        """Return the arguments of the functional form after q, k and v.
 
         Args:
             x: (B, T, D).
@@ -107,18 +106,9 @@ class ConvolvedAFT(Mixer):
     def options(self) -> dict[str, Any]:
         """Return the options of the functional form, besides ``causal`` and ``key_mask``."""
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of the functional form for this input: (positional, keyword)."""
+        x, positions, key_mask = inputs.x, inputs.positions, inputs.key_mask
         qkv = self._projected(x)
         if self.conv is not None:
             qkv = self.conv(qkv, positions=positions, key_mask=key_mask)
@@ -134,8 +124,9 @@ class ConvolvedAFT(Mixer):
 
     def _projected(self, x: Tensor) -> Tensor:
         """Return queries, keys and values side by side (B, T, 3 D); 2 D without queries."""
-        names = ("q_proj", "k_proj", "v_proj") if self.gate is not None else ("k_proj", "v_proj")
-        return torch.cat([self.get_submodule(name)(x) for name in names], -1)
+        if self.gate is None:
+            return torch.cat([self.k_proj(x), self.v_proj(x)], -1)
+        return torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
 
     def _split(self, x: Tensor, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values; without a gate x in place of the queries, whose shape alone is used."""

@@ -15,13 +15,6 @@ def at_least(mixer: Mixer, low: int, **options: Any) -> None:
             mixer.refuse(f"{name} must be an integer >= {low}, got {value!r}")
 
 
-def true_or_false(mixer: Mixer, **options: Any) -> None:
-    """Refuse options that are not bools: any non-empty string of a command line would be truthy."""
-    for name, value in options.items():
-        if not isinstance(value, bool):
-            mixer.refuse(f"{name} must be True or False, got {value!r}")
-
-
 def one_of(mixer: Mixer, names: tuple[Any, ...], **options: Any) -> None:
     """Refuse options that are not among ``names``."""
     for name, value in options.items():

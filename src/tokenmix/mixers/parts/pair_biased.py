@@ -15,7 +15,7 @@ from ...functional.sums.softmax import Sums, over_visible, split_heads64
 from ...functional.sums.weights import Dense
 from ...positions import PairPositions, build_pair_positions
 from ..base import Mixer
-from ..key_blocks import KeyBlock
+from ..key_blocks import KeyBlock, KeyBlocks
 from .aft import check_pair_bias, queries
 from .pair_bias import PairBias, pair_positions_of
 
@@ -113,7 +113,7 @@ class PairBiased(Mixer):
         return self.bias(far, torch.zeros_like(far), x.dtype).view(*gaps.shape, 1).expand(*x.shape).to(x.dtype)
 
 
-class FullBlocks(PairBiased):
+class FullBlocks(KeyBlocks, PairBiased):
     """The blocks of keys of AFT-full whose bias does not decay."""
 
     gate: Gate | None

@@ -28,7 +28,7 @@ def build_distance_bias(mixer: Any, spec: dict[str, Any] | None, heads: int) -> 
 
 
 def added(bias: PairPositions | None, x: Tensor) -> dict[str, Any]:
-    """Return what a bias adds to the logits of x, as functional forms take it; nothing without a bias."""
+    """Return the bias of the logits of x as arguments of a functional form, empty without a bias."""
     return {} if bias is None else {"added": lambda far: bias(far, None, x.dtype)}
 
 

@@ -18,7 +18,7 @@ from ...functional.short_conv import in_a_row
 from ...kernels.backend import watched
 from ..base import Mixer, State, chunk_positions
 from .hands_out import ReadLinear
-from .options import check_heads, true_or_false
+from .options import check_heads
 
 NOWHERE = -(1 << 62)  # below every position
 
@@ -30,7 +30,6 @@ def add_projections(mixer: Mixer, *, heads: int, qkv_bias: bool, out_bias: bool,
         read: names of the projections whose weights the mixer also reads.
     """
     check_heads(mixer, heads)
-    true_or_false(mixer, qkv_bias=qkv_bias, out_bias=out_bias)
     for name in ("q_proj", "k_proj", "v_proj"):
         mixer.register_module(name, (ReadLinear if name in read else nn.Linear)(mixer.dim, mixer.dim, bias=qkv_bias))
     mixer.register_module("out_proj", nn.Linear(mixer.dim, mixer.dim, bias=out_bias))
@@ -146,12 +145,13 @@ def ring_chunk(
         pairs: whether tokens in a row are weighed pair by pair. If not, they are one piece where the graph keeps what
             is computed, as pieces would save no memory.
     """
-    if ring:
+    if ring and positions is not None:
         check_positions(mixer, positions, key_mask, rising=True, past=(state.valid, state.positions))
     query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
-    holes, beside = ring and has_holes(state.valid, key_mask), (query_positions, valid_mask(x, key_mask))
+    holes = ring and key_mask is not None and has_holes(state.valid, key_mask)
+    beside = query_positions, valid_mask(x, key_mask)
     mix_piece = partial(mixer._mix_piece, holes=True) if holes else mixer._mix_piece
-    whole = not (pairs or holes or watched()) and torch.is_grad_enabled()
+    whole = torch.is_grad_enabled() and not (pairs or holes or watched())
     if whole and in_a_row(torch.cat([state.valid, beside[1]], 1), torch.cat([state.positions, beside[0]], 1)):
         y, state = mix_piece(x, state, *beside)
     else:

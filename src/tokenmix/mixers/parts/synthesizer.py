@@ -263,12 +263,12 @@ def explicit_positions(x: Tensor, positions: Tensor | None, key_mask: Tensor | N
 
 
 def build_pair_bias(mixer: Mixer, spec: dict[str, Any] | None, heads: int) -> PairPositions | None:
-    """Build what ``pair_bias`` names."""
+    """Build the bias that ``pair_bias`` specifies."""
     return None if spec is None else build_pair_positions(spec, heads, owner=type(mixer).__name__, option="pair_bias")
 
 
 def pair_logits(bias: PairPositions | None, x: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
-    """Return what a bias adds to the logits of x over itself, as functional forms take it; none without a bias."""
+    """Return the bias of the logits of x over itself as arguments of a functional form, empty without a bias."""
     if bias is None:
         return {}
     if positions is None:

@@ -42,7 +42,7 @@ from ..functional.layout.masks import allowed, zero_masked
 from ..functional.sums.nonfinite import hides
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import at_least_float32, exact
-from ..mixers.base import QKVO, About, Arguments, Mixer, register_state
+from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.shared import add_projections, largest_dot, valid_mask
 
@@ -121,21 +121,12 @@ class CLASS(Mixer):
         add_projections(self, heads=heads, qkv_bias=qkv_bias, out_bias=out_bias)
         self.heads = heads
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``NAME`` for this input."""
-        keys = x if context is None else context
-        options = {"heads": self.heads, "causal": self.causal, "key_mask": key_mask, "attn_mask": attn_mask}
-        return (self.q_proj(x), self.k_proj(keys), self.v_proj(keys)), options
+        keys = inputs.keys
+        options = {"heads": self.heads, "causal": self.causal}
+        options |= {"key_mask": inputs.key_mask, "attn_mask": inputs.attn_mask}
+        return (self.q_proj(inputs.x), self.k_proj(keys), self.v_proj(keys)), options
 
     def mixing_cost(self, T: int) -> MixingCost:
         products = 4 * T * T * self.dim

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from ..functional.layout.masks import zero_masked
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import at_least_float32
-from ..mixers.base import About, Arguments, Mixer, register_state
+from ..mixers.base import About, Arguments, Inputs, Mixer, register_state
 from ..mixers.cost import MixingCost
 
 
@@ -105,19 +105,9 @@ class CLASS(Mixer):
         self.v_proj = nn.Linear(dim, dim, bias=qkv_bias)
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``NAME`` for this input."""
-        return (self.v_proj(x),), {"causal": self.causal, "key_mask": key_mask}
+        return (self.v_proj(inputs.x),), {"causal": self.causal, "key_mask": inputs.key_mask}
 
     def mixing_cost(self, T: int) -> MixingCost:
         return MixingCost(flops=2 * T * self.dim, counted=0, activations=6 * T * self.dim, state=4 * self.dim + 4)

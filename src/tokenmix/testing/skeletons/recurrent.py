@@ -49,7 +49,7 @@ from ..functional.layout.masks import zero_masked
 from ..functional.sums.nonfinite import hides, honest_chunk
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import at_least_float32, exact
-from ..mixers.base import QKVO, About, Arguments, Mixer, register_state
+from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.shared import add_projections
 
@@ -174,21 +174,12 @@ class CLASS(Mixer):
         with torch.no_grad():
             self.start.copy_(torch.linspace(1.0, 5.0, self.heads))
 
-    def functional_args(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        grid: tuple[int, ...] | None = None,
-        prefix: int = 0,
-    ) -> Arguments:
+    def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``NAME`` for this input."""
+        x = inputs.x
         keep = self.keep_proj(x) + self.start
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x), keep
-        return args, {"heads": self.heads, "causal": True, "key_mask": key_mask}
+        return args, {"heads": self.heads, "causal": True, "key_mask": inputs.key_mask}
 
     def mixing_cost(self, T: int) -> MixingCost:
         size = self.dim * self.dim // self.heads  # numbers of one state
@@ -201,7 +192,7 @@ class CLASS(Mixer):
         return CLASSState(memory)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
-        args, _ = self.functional_args(x)
+        args, _ = self.functional_args(Inputs(x))
         y, after = next_tokens(*args, state.memory, heads=self.heads, key_mask=key_mask)
         return self.out_proj(y), CLASSState(*after)
 '''
