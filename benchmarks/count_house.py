@@ -1,4 +1,5 @@
-"""Count the house: lines, rooms, arrows, levels and circles of both halves, verbs, fields of configs, public names.
+"""Count the house: lines, rooms, arrows, levels and circles of both halves, verbs, fields of configs, public names,
+functions whose name is one participle or adverb, ``Any`` in annotations.
 
 ``python -m benchmarks.count_house [CHECKOUT ...]`` prints a table with a column for each checkout.
 """
@@ -6,10 +7,19 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+BARE = re.compile(r"_?[a-z]+(ed|ing|ly|ught|old|aid|ept|own)")
+"""Names of functions that are one participle or adverb, and the few nouns and verbs that end like one."""
+OTHERS = re.compile(
+    "_?(across|after|again|alike|alone|along|anew|apart|around|away|before|behind|below|beside|between|beyond|blind"
+    "|broken|built|drawn|found|given|held|honest|inside|itself|later|least|lone|lost|made|met|most|near|now|of|on|once"
+    "|over|risen|seen|shrunk|some|spoilt|taken|then|together|under|unlike|upright|within|without|written|wrong)"
+)
+"""Those that are another participle, an adverb or a preposition."""
 sys.path.append(str(ROOT / "tests"))
 from import_graph import Graph, Imports, circles, height, nodes  # noqa: E402
 
@@ -23,6 +33,8 @@ def counts(root: Path) -> dict[str, int]:
     lab = {name for name in rooms if name.startswith("lab/")}
     library, laboratory = (_within(rooms, half) for half in (rooms.keys() - lab, lab))
     lines = {file: (source / file).read_text().count("\n") for file in files}
+    trees = [ast.parse((source / file).read_text()) for file in files]
+    names = [name for tree in trees for name in function_names(tree)]
     return {
         "lines of Python, library": sum(n for file, n in lines.items() if not file.startswith("lab/")),
         "lines of Python, laboratory": sum(n for file, n in lines.items() if file.startswith("lab/")),
@@ -38,7 +50,28 @@ def counts(root: Path) -> dict[str, int]:
         "verbs": len(verbs(source)),
         "fields of configs": sum(map(len, config_fields(source).values())),
         "public names": sum(map(_public_names, map(source.joinpath, files))),
+        "functions and methods": len(names),
+        "functions named by a participle": sum(map(bool, map(BARE.fullmatch, names))),
+        "functions named by an adverb or the like": sum(map(bool, map(OTHERS.fullmatch, names))),
+        "Any in annotations": sum(map(count_any, trees)),
     }
+
+
+def function_names(tree: ast.Module) -> list[str]:
+    """Return the names of all functions and methods of a file, nested ones too."""
+    return [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def count_any(tree: ast.Module) -> int:
+    """Count ``Any`` in the annotations of arguments, results and variables."""
+    annotations = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg | ast.AnnAssign):
+            annotations.append(node.annotation)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            annotations.append(node.returns)
+    found = [each for annotation in annotations if annotation is not None for each in ast.walk(annotation)]
+    return sum(isinstance(each, ast.Name) and each.id == "Any" for each in found)
 
 
 def _within(rooms: Graph, half: set[str]) -> Graph:

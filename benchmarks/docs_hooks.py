@@ -13,8 +13,8 @@ from typing import Any
 
 from tokenmix.lab.papers.ours import measured_sweep
 from tokenmix.lab.report.taxonomy import MARK, page_of, taxonomy
-from tokenmix.lab.sweep.page import comparison_table
 from tokenmix.lab.sweep.results import markdown, results_table
+from tokenmix.lab.sweep.sweep_page import comparison_table
 from tokenmix.mixers import CORE, MIXERS
 from tokenmix.system.text import number
 

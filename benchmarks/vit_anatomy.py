@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from tokenmix.lab.anatomy import dissect
+from tokenmix.lab.anatomy.anatomy_page import write_page
 from tokenmix.lab.anatomy.images import load_images
 from tokenmix.lab.anatomy.loading import open_subject
-from tokenmix.lab.anatomy.page import write_page
 from tokenmix.lab.bench.roofline import machine
 from tokenmix.lab.recipes import find_recipe
 from tokenmix.lab.report.runs import read_run

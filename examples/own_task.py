@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from tokenmix.lab.recipes import Recipe, Row
 from tokenmix.lab.train import Constant, OptimConfig, RunConfig, Task, TaskData, TrainConfig, register_task
-from tokenmix.models import EncoderConfig, evaluating
+from tokenmix.models import EncoderConfig, evaluation_mode
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class CountLetters(Task):
 
     def evaluate(self, model, split):
         began, (letters, counts) = time.perf_counter(), self.draw(self.data.held_out, len(split), -1)
-        with evaluating(model), torch.no_grad():
+        with evaluation_mode(model), torch.no_grad():
             said = model(letters.to(next(model.parameters()).device))[:, 0].cpu()
         return CountScore(float((said - counts).abs().mean()), time.perf_counter() - began)
 

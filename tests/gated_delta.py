@@ -17,9 +17,9 @@ from tokenmix.mixers import (
     at_least_float32,
     by_head,
     exact,
-    hides,
-    honest_chunk,
+    guard_nonfinite,
     join_heads,
+    propagate_nonfinite_chunk,
     register_state,
     zero_masked,
 )
@@ -56,7 +56,7 @@ def walk(
 
 
 @exact
-@hides("k", "v", "keep", "write", asks="q")
+@guard_nonfinite("k", "v", "keep", "write", asks="q")
 def gated_delta(
     q: Tensor,
     k: Tensor,
@@ -84,7 +84,7 @@ def gated_delta_chunk(
     def form(q: Tensor, *keys: Tensor) -> tuple[Tensor, tuple[Tensor]]:
         return walk(q, *keys, memory, heads, key_mask)
 
-    return honest_chunk(form, q, k, v, keep, write, key_mask=key_mask)
+    return propagate_nonfinite_chunk(form, q, k, v, keep, write, key_mask=key_mask)
 
 
 class GatedDelta(Mixer):

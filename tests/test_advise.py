@@ -23,9 +23,9 @@ from tokenmix.lab.advise import Share, bound, first_length, load_host, measuring
 from tokenmix.lab.advise import advice as advice_module
 from tokenmix.lab.advise import advise as ask
 from tokenmix.lab.advise.advice import Advice, Skipped, expected_peak
-from tokenmix.lab.advise.amdahl import expected, share_for
+from tokenmix.lab.advise.amdahl import expected_seconds, share_for
 from tokenmix.lab.advise.attention_modules import modules_of, torch_projections
-from tokenmix.lab.advise.candidates import OWN, Row, parse_candidates
+from tokenmix.lab.advise.candidates import OWN, Candidate, parse_candidates
 from tokenmix.lab.advise.compare import Comparison, Speed
 from tokenmix.lab.advise.decoding import decode
 from tokenmix.lab.advise.distill import check_distillation, chosen_spec
@@ -117,7 +117,7 @@ def test_the_first_length_is_where_the_formula_says():
 
 
 def test_what_a_longer_input_takes():
-    assert expected(10.0, 4.0, 100, 200) == 6 * 2 + 4 * 4
+    assert expected_seconds(10.0, 4.0, 100, 200) == 6 * 2 + 4 * 4
     assert expected_peak([share(100, 0.1, peak=None)], 200) is None
     assert expected_peak([share(100, 0.1, peak=100, without=60)], 200) == 60 * 2 + 40 * 4
     linear = [share(100, 0.1, peak=100), share(200, 0.1, peak=200)]
@@ -186,8 +186,8 @@ def test_the_mixing_of_attention_rises_with_length_in_work():
     for n in (16, 64, 256):
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             clock = Clock([m.module for m in modules_of(model, "lm")])
-            clock._now = lambda counter=counter: float(counter.get_total_flops())
-            with clock.running():
+            clock._read_time = lambda counter=counter: float(counter.get_total_flops())
+            with clock.measure_pass():
                 model(torch.zeros(1, n, dtype=torch.long))
         shares.append(clock.seconds()[0] / counter.get_total_flops())
     assert 0 < shares[0] < shares[1] < shares[2] < 1
@@ -321,17 +321,21 @@ def test_yes_is_said_with_its_beginning():
 
 
 def test_findings_follow_from_the_rows():
-    rows = [Row(OWN, 256, 1.0, 1.0, 9), Row("hydra", 256, 0.8, 1.25, 9), Row("linear", 256, 0.5, 2.0, 9)]
+    rows = [
+        Candidate(OWN, 256, 1.0, 1.0, 9),
+        Candidate("hydra", 256, 0.8, 1.25, 9),
+        Candidate("linear", 256, 0.5, 2.0, 9),
+    ]
     assert "linear makes the model 2.00x as fast at 256" in findings(found(share(256, 0.5), rows=rows))[2]
-    slow = [rows[0], Row("hydra", 256, 2.0, 0.5, 9)]
+    slow = [rows[0], Candidate("hydra", 256, 2.0, 0.5, 9)]
     assert findings(found(share(256, 0.5), rows=slow))[2].startswith("None of the candidates")
     assert findings(found(share(256, 0.5)))[1].startswith("Memory: at 256 the peak of a pass would be up to 40 % lower")
     small = share(256, 0.5, peak=1 << 19, without=1 << 18)
     assert len(findings(found(small))) == 1, "a quarter of a MiB is the noise of resident memory, no saving"
 
 
-def timed(mixer: str, speedup: float, least: float, most: float, saved: int = 0) -> Row:
-    return Row(mixer, 256, 1 / speedup, speedup, 9, least=least, most=most, saved=saved)
+def timed(mixer: str, speedup: float, least: float, most: float, saved: int = 0) -> Candidate:
+    return Candidate(mixer, 256, 1 / speedup, speedup, 9, least=least, most=most, saved=saved)
 
 
 def test_noise_is_no_speed_up():
@@ -555,14 +559,14 @@ def test_a_factory_may_bring_inputs(monkeypatch, capsys):
 
 
 def test_names_and_folders_are_found(tmp_path):
-    assert load_host("deit_tiny", {"layers": 1, "image_size": [32, 32]}).inputs.usual(32) == [32, 64]
+    assert load_host("deit_tiny", {"layers": 1, "image_size": [32, 32]}).inputs.usual_lengths(32) == [32, 64]
     assert type(load_host("bert", json.loads(BERT[1])).model).__name__ == "BertModel"
     assert load_host("timm:deit_tiny_patch16_224", {"depth": 1}).origin == "timm"
     make("bert").save_pretrained(tmp_path / "saved")
     host = load_host(str(tmp_path / "saved"))
     assert (host.notes, host.inputs.limit) == ((), 40)
     assert load_host(str(tmp_path / "saved"), {"max_position_embeddings": 80}).inputs.limit == 80
-    assert load_host(str(tmp_path / "saved"), {"max_position_embeddings": 80}).inputs.usual() == [80]
+    assert load_host(str(tmp_path / "saved"), {"max_position_embeddings": 80}).inputs.usual_lengths() == [80]
 
 
 def test_wrong_commands(tmp_path, capsys, monkeypatch):

@@ -47,7 +47,7 @@ def test_the_sums_over_a_grid_equal_the_dense_form(monkeypatch, grid, prefix, si
         up = torch.randn(found.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         grads = torch.autograd.grad(found, given, up)
         with monkeypatch.context() as patch:
-            patch.setattr(form, "exporting", lambda: True)  # exported programs take the dense form
+            patch.setattr(form, "is_exporting", lambda: True)  # exported programs take the dense form
             wanted = aft_conv(*given, key_mask=key_mask, **options)
         for a, b in zip((found, *grads), (wanted, *torch.autograd.grad(wanted, given, up)), strict=True):
             assert (a - b).abs().max().item() <= BY_DTYPE[torch.float64] * max(1.0, b.abs().max().item())

@@ -10,7 +10,7 @@ import torch
 
 from tokenmix import MixerError, build_mixer, functional, use_backend
 from tokenmix.functional.aft_forget import decayed_sums
-from tokenmix.functional.short_conv import short_conv_chunk, tapped
+from tokenmix.functional.short_conv import convolve_positions, short_conv_chunk
 from tokenmix.kernels.cpu import decode
 from tokenmix.mixers.parts.short_conv import ShortConv
 
@@ -204,7 +204,7 @@ def test_many_new_tokens_in_a_row_are_one_convolution(gap):
     positions[2, 20:] += gap
     valid = torch.arange(43) >= torch.tensor([0, 1, 9])[:, None]
     past = tokens[:, :3], valid[:, :3], positions[:, :3]
-    with mock.patch("tokenmix.functional.short_conv.tapped", wraps=tapped) as spy:
+    with mock.patch("tokenmix.functional.short_conv.convolve_positions", wraps=convolve_positions) as spy:
         y, _ = short_conv_chunk(tokens[:, 3:], weight, valid[:, 3:], positions[:, 3:], past)
     assert spy.called == bool(gap)
     want = torch.zeros_like(y)

@@ -27,10 +27,10 @@ from test_vision_pictures import make, pictures_of
 from tokenmix import MixerError
 from tokenmix.lab import cli
 from tokenmix.lab.anatomy import dissect, looks, lost, outliers, probes, read
+from tokenmix.lab.anatomy.anatomy_page import summary, write_page
 from tokenmix.lab.anatomy.images import Images, load_images
 from tokenmix.lab.anatomy.loading import open_subject
 from tokenmix.lab.anatomy.ours import our_vit
-from tokenmix.lab.anatomy.page import summary, write_page
 from tokenmix.lab.anatomy.theirs import their_vit
 from tokenmix.lab.data.augment import Augment
 from tokenmix.lab.report.maps import attention_weights, look_into

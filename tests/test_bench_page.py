@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from tokenmix.lab.bench.page import MARKED, renew, table
+from tokenmix.lab.bench.bench_page import MARKED, renew, table
 from tokenmix.lab.bench.plot import plot
 
 ROOT = Path(__file__).parent.parent
@@ -30,7 +30,7 @@ def test_the_tables_of_a_page_are_those_of_the_recorded_results(page):
     text = (ROOT / page).read_text()
     assert text.count("<!-- speed: ") == len(MARKED.findall(text)) > 0
     assert renew(text, ROOT / "benchmarks" / "results") == text, (
-        f"renew it: python -m tokenmix.lab.bench.page benchmarks/results {page}"
+        f"renew it: python -m tokenmix.lab.bench.bench_page benchmarks/results {page}"
     )
 
 

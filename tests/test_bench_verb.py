@@ -21,7 +21,7 @@ from tokenmix.lab.bench import cases as subjects
 from tokenmix.lab.bench import correctness as gate
 from tokenmix.lab.bench import roofline as limits
 from tokenmix.lab.bench import run, timing
-from tokenmix.lab.bench.cases import SDPA, Subject, build, needed_bytes, parse_subjects, prepare
+from tokenmix.lab.bench.cases import SDPA, BenchSubject, build, needed_bytes, parse_subjects, prepare
 from tokenmix.lab.bench.flops import Setting, Work
 from tokenmix.lab.bench.peers import PEERS
 from tokenmix.lab.bench.table import text
@@ -226,8 +226,8 @@ def test_a_wrong_gradient_is_refused():
 
     right = functional.hydra
     with mock.patch.object(functional, "hydra", mutated(right, lambda q, k, v, **o: right(q, Halved.apply(k), v, **o))):
-        assert gate.gate(Subject("hydra"), SMALL).passed
-        assert not gate.gate(Subject("hydra"), replace(SMALL, backward=True)).passed
+        assert gate.gate(BenchSubject("hydra"), SMALL).passed
+        assert not gate.gate(BenchSubject("hydra"), replace(SMALL, backward=True)).passed
 
 
 @pytest.mark.parametrize("name", ["aft_simple", "aft_local:window=8", "attention", SDPA])
@@ -271,7 +271,7 @@ def test_a_leak_from_the_future_is_wrong():
 
     peer = replace(PEERS["performer_pytorch.SelfAttention"], package="torch", make=lambda *a, **o: Leaky())
     with mock.patch.dict(PEERS, {"leaky": peer}):
-        verdict = gate.gate(Subject("leaky"), replace(SMALL, level="layer"))
+        verdict = gate.gate(BenchSubject("leaky"), replace(SMALL, level="layer"))
     assert not verdict.passed
     assert "future" in verdict.case
 
@@ -280,7 +280,7 @@ def test_a_peer_that_is_missing_is_named():
     with mock.patch.dict(
         PEERS, {"missing": replace(PEERS["linformer.LinformerSelfAttention"], package="tokenmix-no-such-package")}
     ):
-        entry = run.Entry(Subject("missing"))
+        entry = run.Entry(BenchSubject("missing"))
         run._judge(entry, replace(SMALL, level="layer"))
     assert (entry.status, entry.why) == (
         "skipped",
@@ -417,23 +417,23 @@ def test_subjects_are_written_as_they_are_read():
 
 @pytest.mark.parametrize("name", [n for n in MIXERS if n != "axial"])
 def test_any_mixer_can_be_measured(name):
-    subject, s = Subject(name), replace(SMALL, backward=True)
+    subject, s = BenchSubject(name), replace(SMALL, backward=True)
     assert needed_bytes(subject, s, kernel=False) > 0
     with subject.scope():
         prepared = prepare(subject, s if hasattr(MIXERS[name], "functional_args") else replace(s, level="layer"))
         prepared.call()
-    assert prepared.work.moved > 0
+    assert prepared.work.bytes_moved > 0
 
 
 def test_work_counts_what_must_move_and_be_computed():
-    with Subject("aft_simple").scope():
+    with BenchSubject("aft_simple").scope():
         forward, both = (
-            prepare(Subject("aft_simple"), Setting("op", 32, 2, 16, 2, backward=b)).work for b in (False, True)
+            prepare(BenchSubject("aft_simple"), Setting("op", 32, 2, 16, 2, backward=b)).work for b in (False, True)
         )
-        attention = prepare(Subject(SDPA), Setting("op", 32, 2, 16, 2)).work
+        attention = prepare(BenchSubject(SDPA), Setting("op", 32, 2, 16, 2)).work
     tensor = 2 * 32 * 16 * 4
     assert (forward.read, forward.written) == (3 * tensor, tensor)
-    assert (both.read, both.written, both.moved) == (7 * tensor, 4 * tensor, 11 * tensor)
+    assert (both.read, both.written, both.bytes_moved) == (7 * tensor, 4 * tensor, 11 * tensor)
     assert (forward.held, both.held) == (4 * tensor, 4 * tensor)
     assert attention.flops == pytest.approx(4 * 2 * 32 * 32 * 16 * 33 / 64)  # causal: only the pairs at or behind
 
@@ -455,12 +455,12 @@ def test_what_would_not_fit_or_end_is_skipped(capsys, monkeypatch):
 
 def test_decoding_without_projections_mixes_the_features_themselves():
     s = Setting("decode", 6, 2, 8, 2)
-    with Subject("aft_simple").scope():
-        assert torch.isfinite(prepare(Subject("aft_simple"), s).call()[0]).all()
-    kept = build(Subject("aft_simple"), s)
+    with BenchSubject("aft_simple").scope():
+        assert torch.isfinite(prepare(BenchSubject("aft_simple"), s).call()[0]).all()
+    kept = build(BenchSubject("aft_simple"), s)
     assert hasattr(kept.q_proj, "weight")
     with pytest.raises(MixerError, match="cannot be separated"):
-        prepare(Subject("routing"), s)
+        prepare(BenchSubject("routing"), s)
 
 
 # --- mistakes

@@ -11,7 +11,7 @@ import cases
 import foreign_mixers
 from gated_delta import GatedDelta, equation
 from tokenmix import MIXERS, MixerError, build_mixer, register_mixer
-from tokenmix.lab.bench.cases import Setting, Subject, is_causal
+from tokenmix.lab.bench.cases import BenchSubject, Setting, is_causal
 from tokenmix.lab.cli import main
 from tokenmix.lab.cli.doctor import diagnose
 from tokenmix.lab.report.taxonomy import readme_table, taxonomy
@@ -121,8 +121,8 @@ def test_lists_and_tables_say_so(capsys, tmp_path):
 
 def test_bench_runs_it_causally():
     for causal in (False, True):
-        assert is_causal(Subject(NAME), Setting("op", 32, 2, 16, 2, causal=causal)) is True
-    assert is_causal(Subject("fourier"), Setting("op", 32, 2, 16, 2)) is False
+        assert is_causal(BenchSubject(NAME), Setting("op", 32, 2, 16, 2, causal=causal)) is True
+    assert is_causal(BenchSubject("fourier"), Setting("op", 32, 2, 16, 2)) is False
 
 
 def test_bench_measures_it(capsys):

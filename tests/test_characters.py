@@ -88,10 +88,10 @@ def test_padded_operands_have_one_length():
 
 def test_carries_run_through_the_whole_number():
     """999 + 1: draws hardly ever hold a long carry, so it is put in by hand."""
-    from tokenmix.lab.data.characters import _carried
+    from tokenmix.lab.data.characters import _carry_tens
 
-    assert _carried(torch.tensor([[10, 9, 9, 0]])).tolist() == [[0, 0, 0, 1]]
-    assert _carried(torch.tensor([[81 * 4, 81 * 3, 0, 0]])).tolist() == [[4, 5, 7, 2]]
+    assert _carry_tens(torch.tensor([[10, 9, 9, 0]])).tolist() == [[0, 0, 0, 1]]
+    assert _carry_tens(torch.tensor([[81 * 4, 81 * 3, 0, 0]])).tolist() == [[4, 5, 7, 2]]
 
 
 def test_more_symbols_than_digits():

@@ -18,7 +18,7 @@ from tokenmix.mixers import Attention
 from tokenmix.system.torchvision import REPAIR, torchvision_hint
 from tokenmix.testing import ContractError, check_mixer, main_check, run_promises
 from tokenmix.testing.device import on_device
-from tokenmix.testing.report import HINT, SHOWN, Broken, collecting, same
+from tokenmix.testing.report import HINT, SHOWN, Broken, collect_failures, same
 from tokenmix.testing.subject import leaf_names
 from tokenmix.testing.suite import find_subject
 
@@ -69,7 +69,7 @@ class TestEveryInput:
         with pytest.raises(Broken, match="off by"):
             same(one, two, "they differ")
         found: list[str] = []
-        with collecting(found):
+        with collect_failures(found):
             same(one, two, "they differ")
             same(one, two[:1], "they differ")
         assert [text.partition(":")[2][:7] for text in found] == [" off by", " shape "]

@@ -174,7 +174,10 @@ def test_xpos_is_its_closed_form_near_and_far(t, s):
     at = torch.tensor([[t]]), torch.tensor([[s]])
     middle = torch.tensor([(t + s) // 2])
     (rq,), (rk,) = xpos(at[0], q[None, None]), xpos(at[1], k[None, None])
-    got = xpos.faded(rq[:, None], at[0], middle, key=False) @ xpos.faded(rk[:, None], at[1], middle, key=True).mT
+    got = (
+        xpos.decay_features(rq[:, None], at[0], middle, key=False)
+        @ xpos.decay_features(rk[:, None], at[1], middle, key=True).mT
+    )
     want = faded_score(xpos, q, k, t, s)
     assert float(got) == pytest.approx(want, rel=1e-5, abs=1e-9)
 

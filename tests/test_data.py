@@ -20,7 +20,7 @@ import torch
 from tokenmix import MixerError
 from tokenmix.lab.data import Bounds, Corpus, Sampler, cache, corpora, open_corpus
 from tokenmix.lab.data.cache import write_chunks
-from tokenmix.lab.data.sampler import mix64, permuted, permuted_ranks
+from tokenmix.lab.data.sampler import mix64, permute_index, permuted_ranks
 from tokenmix.system.files import whole_file
 
 
@@ -218,7 +218,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 65, 1000])
 def test_the_order_of_an_epoch_is_a_permutation(n):
-    orders = [[permuted(i, n, key) for i in range(n)] for key in (1, 2)]
+    orders = [[permute_index(i, n, key) for i in range(n)] for key in (1, 2)]
     assert all(sorted(order) == list(range(n)) for order in orders)
     assert n < 7 or (orders[0] != orders[1] and orders[0] != list(range(n)))
 
@@ -227,7 +227,7 @@ def test_the_order_of_an_epoch_is_a_permutation(n):
 def test_ranks_together_are_permuted_as_each_alone(n):
     ranks = torch.arange(min(n, 300)).flip(0)
     for key in (0, mix64(5), (1 << 64) - 1):
-        assert permuted_ranks(ranks, n, key).tolist() == [permuted(i, n, key) for i in ranks.tolist()]
+        assert permuted_ranks(ranks, n, key).tolist() == [permute_index(i, n, key) for i in ranks.tolist()]
     assert permuted_ranks(ranks[:0], n, 1).tolist() == []
 
 

@@ -19,7 +19,7 @@ from tokenmix.lab import demo
 from tokenmix.lab.bench import Decoding
 from tokenmix.lab.demo.lanes import interrupts_later
 from tokenmix.lab.demo.plan import RATES
-from tokenmix.lab.demo.tables import ALONE, SPREAD, against_gzip, best, fastest, ranking
+from tokenmix.lab.demo.tables import ALONE, SPREAD, against_gzip, best_names, fastest, rank_names
 from tokenmix.lab.report import read_run
 from tokenmix.system.machine import busy_cores
 
@@ -84,10 +84,10 @@ def test_the_page_opens_with_one_picture_then_text_then_who_wins(shown):
 
 def test_a_difference_within_the_spread_is_none():
     gap = 0.8 * SPREAD
-    said = ranking({"b": 2.0 + gap, "a": 2.0, "c": 2.0 + 2 * gap, "d": None})
+    said = rank_names({"b": 2.0 + gap, "a": 2.0, "c": 2.0 + 2 * gap, "d": None})
     assert said == f"a (2.000), no difference to b ({2 + gap:.3f}), then c ({2 + 2 * gap:.3f})"
-    assert best({"b": 2.0 + gap, "a": 2.0, "c": 2.0 + 2 * gap}, plus=SPREAD) == {"a", "b"}
-    assert best({"a": 1.0, "b": 1.04, "c": 1.06}, times=1.05) == {"a", "b"}
+    assert best_names({"b": 2.0 + gap, "a": 2.0, "c": 2.0 + 2 * gap}, plus=SPREAD) == {"a", "b"}
+    assert best_names({"a": 1.0, "b": 1.04, "c": 1.06}, times=1.05) == {"a", "b"}
 
 
 PAGES = {
@@ -103,7 +103,7 @@ PAGES = {
 def test_three_seeds_say_the_same(machine, monkeypatch):
     names = ("attention", "aft_forget", "aft_local", "hybrid")
     pages = [dict(zip(names, scores, strict=True)) for scores in PAGES[machine]]
-    orders = {re.sub(r" \(.*?\)", "", ranking(page)) for page in pages}
+    orders = {re.sub(r" \(.*?\)", "", rank_names(page)) for page in pages}
     assert orders == {"attention, no difference to aft_forget, no difference to aft_local, then hybrid"}
     monkeypatch.setattr("tokenmix.lab.demo.tables.yardsticks", lambda plan: {"gzip -9": 2.276})
     said = {against_gzip(TINY, page, ["aft_forget", "aft_local"]) for page in pages}

@@ -38,7 +38,7 @@ def test_more_lanes_leave_more_time_for_each_model():
 def test_the_sweep_that_tuned_the_rates_trains_the_models_of_the_demo():
     sweep = SweepPlan.from_json(json.loads((BENCHMARKS / "sweeps" / SWEEP).read_text()))
     results = Results.open(BENCHMARKS / "results" / SWEEP, sweep)
-    assert {name: results.leading(row)[0] for name, row in ROWS.items()} == RATES  # of short runs
+    assert {name: results.leading_rates(row)[0] for name, row in ROWS.items()} == RATES  # of short runs
     for name, row in ROWS.items():
         tuned, shown = sweep.config(row), Plan().run(name, Schedule(sweep.steps, 1))
         assert tuned.model == shown.model

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from cases import CASES, subject_of
 from tokenmix import MIXERS
 from tokenmix.functional.sums.fused_attention import fused_attention
-from tokenmix.functional.sums.nonfinite import put_back
+from tokenmix.functional.sums.nonfinite import add_nan_mask
 
 FUSED = ("attention", "linformer", "memory_compressed", "set", "spatial_reduction", "simplified_attention")
 
@@ -97,7 +97,7 @@ def test_a_gradient_that_is_not_needed_stays_none():
     """Some versions of torch call the hooks of an output with None."""
     mark = torch.tensor([[[float("nan")], [0.0]]])
     y = torch.ones(1, 2, 1, requires_grad=True) * 2
-    put_back(y, mark)
+    add_nan_mask(y, mark)
     (hook,) = y._backward_hooks.values()
     assert hook(None) is None
     assert hook(torch.ones(1, 2, 1)).isnan().flatten().tolist() == [True, False]

@@ -9,7 +9,7 @@ import pytest
 from tokenmix import MixerError
 from tokenmix.lab.cli import main
 from tokenmix.lab.data import Subwords, open_parallel
-from tokenmix.lab.data.dialogues import fitted, is_dialogues, read_dialogues
+from tokenmix.lab.data.dialogues import fit_parts, is_dialogues, read_dialogues
 from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.train import evaluate_run, train, translate_run
 from tokenmix.lab.train.pair_task import PairTask
@@ -130,7 +130,7 @@ def test_what_fits_is_the_last_turn_the_personas_and_then_the_turns_before_it():
     def count(part):
         return len(part.split())
 
-    assert fitted(source, 100, count) == source
+    assert fit_parts(source, 100, count) == source
     cut = {
         0: "them: e",
         2: "them: e",
@@ -140,7 +140,7 @@ def test_what_fits_is_the_last_turn_the_personas_and_then_the_turns_before_it():
         14: "your persona: p partner's persona: q them: c you: d them: e",
         15: "your persona: p partner's persona: q you: b b them: c you: d them: e",
     }
-    assert {most: fitted(source, most, count) for most in cut} == cut
+    assert {most: fit_parts(source, most, count) for most in cut} == cut
 
 
 def test_sources_are_as_long_as_they_may_be(tmp_path):

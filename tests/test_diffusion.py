@@ -34,7 +34,7 @@ from tokenmix.lab.train.flow_task import BUCKETS
 from tokenmix.lab.train.rundir import RunDir
 from tokenmix.lab.train.tasks import open_task
 from tokenmix.models import DiTConfig, build_model
-from tokenmix.models.flow import guided, noised, path_velocity, solve_flow, squared_errors
+from tokenmix.models.flow import add_noise, guide_velocity, path_velocity, solve_flow, squared_errors
 
 RECIPE = RECIPES["image_diffusion"]
 CONV = {"name": "aft_conv", "heads": 4, "kernel_size": 3}
@@ -92,16 +92,16 @@ def test_draws_are_those_that_the_flow_says():
     assert abs(float(e.mean())) < 5 / n**0.5
     assert abs(float(e.var()) - 1) < 5 * (2 / n) ** 0.5
     assert abs(float((classes == 10).float().mean()) - 0.1) < 5 * (0.09 / 2000) ** 0.5
-    assert torch.allclose(x_t, noised(images, e, time), atol=1e-5)
+    assert torch.allclose(x_t, add_noise(images, e, time), atol=1e-5)
     assert not torch.equal(open_task(config()).batch(0)[1], open_task(config()).batch(1)[1])
 
 
 def test_a_path_runs_from_images_to_noise_at_its_velocity():
     x, e = torch.randn(2, 3, 4, 4, 4, dtype=torch.float64)
-    assert torch.equal(noised(x, e, torch.zeros(3)), x)
-    assert torch.equal(noised(x, e, torch.ones(3)), e)
+    assert torch.equal(add_noise(x, e, torch.zeros(3)), x)
+    assert torch.equal(add_noise(x, e, torch.ones(3)), e)
     h, t = 1e-3, torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64)
-    slope = (noised(x, e, t + h) - noised(x, e, t - h)) / (2 * h)
+    slope = (add_noise(x, e, t + h) - add_noise(x, e, t - h)) / (2 * h)
     assert torch.allclose(slope, path_velocity(x, e), atol=1e-9)
     assert squared_errors(x, e).tolist() == pytest.approx([float(((x - e)[i] ** 2).mean()) for i in range(3)])
 
@@ -134,9 +134,9 @@ def test_the_solver_reaches_the_mean_and_the_variance_of_gaussian_images(solver,
 
 def test_guidance_goes_beyond_the_class_by_its_weight():
     a, b = torch.randn(2, 5)
-    assert torch.equal(guided(a, b, 0.0), b)
-    assert torch.allclose(guided(a, b, 1.0), a)
-    assert torch.allclose(guided(a, b, 3.0), a + 2 * (a - b), atol=1e-6)
+    assert torch.equal(guide_velocity(a, b, 0.0), b)
+    assert torch.allclose(guide_velocity(a, b, 1.0), a)
+    assert torch.allclose(guide_velocity(a, b, 3.0), a + 2 * (a - b), atol=1e-6)
 
 
 def test_samples_follow_the_guided_velocity():

@@ -11,7 +11,7 @@ from tokenmix import MixerError
 from tokenmix.models import LM, LMConfig, LoopConfig, in_shell
 from tokenmix.positions import SAMPLERS, AbacusPositions, CoupledPositions, SinusoidalPositions
 from tokenmix.positions.digits import digit_places
-from tokenmix.positions.samplers import jittered, sampled
+from tokenmix.positions.samplers import jitter_positions, sample_positions
 
 ATTENTION, SIMPLE = {"name": "attention", "heads": 2}, {"name": "aft_simple"}
 ABACUS, COUPLED = ({"name": name, "digits": [0, 9], "max_len": 64, "max_offset": 20} for name in ("abacus", "coupled"))
@@ -242,7 +242,7 @@ def test_cape_jitters_what_is_added_and_leaves_the_mixers_alone():
     got = lm.train()(tokens)
     assert seen == [None, None]
     torch.manual_seed(3)
-    at = sampled(cape, torch.arange(9).expand(4, 9), "test")
+    at = sample_positions(cape, torch.arange(9).expand(4, 9), "test")
     x = plain.embed(tokens) + SinusoidalPositions(16)(at).float()
     assert torch.equal(got, plain.logits(plain.norm(plain.blocks[0](x))))
 
@@ -250,18 +250,18 @@ def test_cape_jitters_what_is_added_and_leaves_the_mixers_alone():
 def test_cape_draws_within_its_bounds_and_evenly():
     torch.manual_seed(0)
     at = torch.arange(50).expand(20_000, 50)
-    shifted = jittered(at, global_shift=4.0, local_shift=0.0, scale=1.0) - at
+    shifted = jitter_positions(at, global_shift=4.0, local_shift=0.0, scale=1.0) - at
     assert float((shifted - shifted[:, :1]).abs().max()) < 1e-12
     assert float(shifted.abs().max()) <= 4 < 4.01 * float(shifted.abs().max())
-    moved = jittered(at, global_shift=0.0, local_shift=0.5, scale=1.0)
+    moved = jitter_positions(at, global_shift=0.0, local_shift=0.5, scale=1.0)
     assert bool((moved.diff(dim=1) > 0).all())
     assert float((moved - at).abs().max()) <= 0.5
     assert float((moved - at).std()) == pytest.approx(12**-0.5, rel=0.01)
-    grown = (jittered(at, global_shift=0.0, local_shift=0.0, scale=2.0)[:, 1:] / at[:, 1:]).log2()
+    grown = (jitter_positions(at, global_shift=0.0, local_shift=0.0, scale=2.0)[:, 1:] / at[:, 1:]).log2()
     assert float((grown - grown[:, :1]).abs().max()) < 1e-12
     assert float(grown.abs().max()) <= 1
     assert float(grown.mean()) == pytest.approx(0, abs=0.02)
-    assert torch.equal(jittered(at[:2], global_shift=0.0, local_shift=0.0, scale=1.0), at[:2].double())
+    assert torch.equal(jitter_positions(at[:2], global_shift=0.0, local_shift=0.0, scale=1.0), at[:2].double())
 
 
 # --- what is refused

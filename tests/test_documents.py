@@ -20,7 +20,7 @@ from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.report import write_report
 from tokenmix.lab.train import classify_run, evaluate_run, fill_run, load_run, match_data, resume, sample_run, train
 from tokenmix.lab.train.document_task import chosen_of, packed_rows
-from tokenmix.lab.train.label_task import joined
+from tokenmix.lab.train.label_task import join_texts
 from tokenmix.lab.train.tasks import open_task
 from tokenmix.models import LM, Encoder, EncoderConfig, LMConfig
 from tokenmix.models.looped import LoopConfig
@@ -472,7 +472,7 @@ def test_f1_and_correlation_are_those_of_the_definition(labelled):
 @pytest.mark.parametrize("sizes", [(3,), (30,), (5, 4), (30, 4), (4, 30), (20, 25), (25, 25), (9, 9)])
 def test_of_a_pair_the_longer_text_is_cut(sizes):
     texts = [[10 + i] * n for i, n in enumerate(sizes)]
-    row = joined(texts, 20)
+    row = join_texts(texts, 20)
     kept = [row.count(10 + i) for i in range(len(sizes))]
     room = 20 - 1 - len(sizes)
     assert row[0] == START

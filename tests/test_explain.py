@@ -14,7 +14,7 @@ from tokenmix.lab import cli
 from tokenmix.lab.data.grammar import sentence_pairs
 from tokenmix.lab.explain import Explained, explain, render, runs, translation, write_page
 from tokenmix.lab.explain.example import END, START, train_example
-from tokenmix.lab.explain.page import LANGUAGES, SCRIPTS, array, words
+from tokenmix.lab.explain.explain_page import LANGUAGES, SCRIPTS, array, words
 from tokenmix.models.seq2seq import Seq2Seq, Seq2SeqConfig
 
 TEXT = "The black cat drank the milk"
@@ -216,7 +216,7 @@ def test_wrong_languages_and_large_pages_are_one_line(found, tmp_path, monkeypat
         render([found], "fr")
     with pytest.raises(MixerError, match="give at least one run"):
         render([])
-    monkeypatch.setattr("tokenmix.lab.explain.page.LARGEST", 1000)
+    monkeypatch.setattr("tokenmix.lab.explain.explain_page.LARGEST", 1000)
     with pytest.raises(MixerError, match="give a shorter text or fewer runs"):
         write_page([found], tmp_path / "page.html")
 

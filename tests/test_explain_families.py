@@ -13,8 +13,8 @@ from test_explain_text import LENGTH, NEAR, TEXT, data_of, language_model
 from tokenmix import MIXERS, MixerError, build_mixer
 from tokenmix.lab.explain import explain, render
 from tokenmix.lab.explain.characters import Bytes
+from tokenmix.lab.explain.explain_page import LANGUAGES, words
 from tokenmix.lab.explain.families import family
-from tokenmix.lab.explain.page import LANGUAGES, words
 from tokenmix.lab.report.pictures import effective_attention
 from tokenmix.mixers import Inputs
 

@@ -27,7 +27,7 @@ def products(monkeypatch, *, faster: bool, rounds: bool) -> SimpleNamespace:
                 x, w, g = (a.bfloat16().float() for a in (x, w, g))
         return x @ w.mT, g @ w, g.mT @ x
 
-    monkeypatch.setattr(module, "_setting", lambda: setting)
+    monkeypatch.setattr(module, "_matmul_setting", lambda: setting)
     monkeypatch.setattr(module, "_products", computed)
     monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
     return setting
@@ -68,7 +68,7 @@ def test_an_error_inside_undoes_it_too(monkeypatch):
 
 
 def test_without_the_switch_nothing_changes(monkeypatch):
-    monkeypatch.setattr(module, "_setting", lambda: None)
+    monkeypatch.setattr(module, "_matmul_setting", lambda: None)
     with module.fast_linear() as found:
         assert found.used == "usual"
         assert "no oneDNN" in found.why

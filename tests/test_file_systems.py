@@ -34,10 +34,10 @@ def test_a_file_system_without_locks_is_told_once_and_holds_nobody_up(tmp_path, 
     monkeypatch.setattr(lock.fcntl, "flock", raising(number))
     with (
         pytest.warns(UserWarning, match="this file system gives no locks .*start only one"),
-        lock.locked(tmp_path, "another process is training"),
+        lock.hold_lock(tmp_path, "another process is training"),
     ):
-        assert lock.look(tmp_path) == (None, {"state": "running", "why": ""})
-    with lock.alone(tmp_path):
+        assert lock.read_lock(tmp_path) == (None, {"state": "running", "why": ""})
+    with lock.enter_alone(tmp_path):
         pass
 
 
@@ -46,7 +46,7 @@ def test_a_lock_that_is_held_is_respected(tmp_path, monkeypatch, number):
     monkeypatch.setattr(lock.fcntl, "flock", raising(number))
     with (
         pytest.raises(MixerError, match="another process is training"),
-        lock.locked(tmp_path, "another process is training"),
+        lock.hold_lock(tmp_path, "another process is training"),
     ):
         pass
 
@@ -107,9 +107,9 @@ GONE = [errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENOMEM]
 @pytest.mark.parametrize("number", GONE)
 def test_a_disk_that_is_gone_is_no_file_system_without_locks(tmp_path, monkeypatch, number):
     monkeypatch.setattr(lock.fcntl, "flock", raising(number))
-    with pytest.raises(OSError, match=os.strerror(number)), lock.locked(tmp_path, "busy"):
+    with pytest.raises(OSError, match=os.strerror(number)), lock.hold_lock(tmp_path, "busy"):
         pass
-    assert lock.look(tmp_path)[0] is None
+    assert lock.read_lock(tmp_path)[0] is None
 
 
 @pytest.mark.parametrize("number", GONE)
@@ -136,7 +136,7 @@ def test_a_full_disk_is_one_line_whatever_library_wrote(tmp_path, said):
 
 IN_PLACE = {
     "lab/report/taxonomy.py": "a page of the documentation",
-    "lab/bench/page.py": "a page of the documentation",
+    "lab/bench/bench_page.py": "a page of the documentation",
     "lab/papers/ours.py": "a page of the documentation",
     "lab/papers/__main__.py": "a page of the documentation",
     "testing/new_mixer.py": "a source of this library",

@@ -33,7 +33,7 @@ def device(monkeypatch) -> str:
     if AVAILABLE:
         return "cuda"
     monkeypatch.setattr(graphed, "DEVICE", "cpu")
-    monkeypatch.setattr(graphed, "graphed", lambda call: (call(), call)[1])  # a call at capture, as there
+    monkeypatch.setattr(graphed, "capture_graph", lambda call: (call(), call)[1])  # a call at capture, as there
     return "cpu"
 
 

@@ -176,8 +176,8 @@ def test_seq2seq_streams_at_the_right_positions(cross, monkeypatch):
         alone = model(x[row : row + 1, PADS[row] :], None, ids[row : row + 1, n:], use_cache=False).logits[0]
         close(whole[row, n:], alone)
         close(streamed[row, n:], alone)
-    crossed = layers.TokenMixLayer._crossed
-    monkeypatch.setattr(layers.TokenMixLayer, "_crossed", staticmethod(lambda *args: crossed(*args[:-1], None)))
+    crossed = layers.TokenMixLayer._mix_cross
+    monkeypatch.setattr(layers.TokenMixLayer, "_mix_cross", staticmethod(lambda *args: crossed(*args[:-1], None)))
     assert (chunks_over_context(model, x, mask, ids * ids_mask, ids_mask) - streamed)[
         ids_mask.bool()
     ].abs().max() > 1e-2, "a bug that must be seen"

@@ -19,7 +19,7 @@ from image_sets import cifar, folder, idx, noise, save, tiny_imagenet
 from tokenmix import MixerError
 from tokenmix.lab.data import cache, open_images
 from tokenmix.lab.data.image_downloads import OFFICIAL, Official
-from tokenmix.lab.data.images import shrunk
+from tokenmix.lab.data.images import shrink_images
 
 
 @pytest.fixture(autouse=True)
@@ -238,16 +238,16 @@ def test_shrinking_averages_squares_of_every_split(tmp_path):
     pixels, labels = noise(30, 8, 12, 3), np.arange(30) % 3
     np.savez(tmp_path / "s.npz", x_train=pixels, y_train=labels, x_test=pixels[:6], y_test=labels[:6])
     whole = open_images(str(tmp_path / "s.npz"))
-    small = shrunk(whole, 4)
+    small = shrink_images(whole, 4)
     means = pixels[:6].astype(np.float64).reshape(6, 2, 4, 3, 4, 3).mean((2, 4)).round()
     assert np.array_equal(small.split("test").pixels.permute(0, 2, 3, 1).numpy(), means)
     assert [small.split(name).size for name in ("train", "valid", "test")] == [(2, 3)] * 3
     assert torch.equal(small.split("train").labels, whole.split("train").labels)
-    assert len({whole.fingerprint, small.fingerprint, shrunk(whole, 2).fingerprint}) == 3
+    assert len({whole.fingerprint, small.fingerprint, shrink_images(whole, 2).fingerprint}) == 3
     with pytest.raises(MixerError, match=r"shrink: the images of s are 8 x 12, no multiples of 5"):
-        shrunk(whole, 5)
+        shrink_images(whole, 5)
     with pytest.raises(MixerError, match="has images of different sizes"):
-        shrunk(open_images(str(folder(tmp_path / "f", size=lambda i: (6 + i, 7)))), 2)
+        shrink_images(open_images(str(folder(tmp_path / "f", size=lambda i: (6 + i, 7)))), 2)
 
 
 def test_what_is_held_out_is_fixed_and_even(tmp_path):

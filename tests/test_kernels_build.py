@@ -228,7 +228,7 @@ def test_a_library_that_was_cut_off_is_refused(package):
     whole = library.read_bytes()
     for part in (0.0, 1e-5, 0.1, 0.9, 0.9999, 0.5):
         library.write_bytes(whole[: int(part * len(whole))])
-        assert not build.whole(library)
+        assert not build.is_complete(library)
     found = tried(package)  # in a process of its own: loading it would kill this one
     assert found["auto"]
     assert "damaged" in found["error"]
@@ -373,9 +373,9 @@ def test_the_doctor_says_what_helps(monkeypatch):
 def test_huge_pages_are_asked_for_inside_large_results_only(monkeypatch):
     asked: list[tuple[int, int, int]] = []
     monkeypatch.setattr(cpu, "_madvise", lambda *a: asked.append(a))
-    assert cpu.new((3, 5), torch.bfloat16).shape == (3, 5)
+    assert cpu.empty_result((3, 5), torch.bfloat16).shape == (3, 5)
     assert not asked
-    a = cpu.new((1025, 1024))
+    a = cpu.empty_result((1025, 1024))
     ((start, size, _),) = asked
     assert start % mmap.PAGESIZE == 0
     assert a.data_ptr() <= start < a.data_ptr() + mmap.PAGESIZE

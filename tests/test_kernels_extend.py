@@ -14,7 +14,7 @@ from tokenmix import functional, use_backend
 from tokenmix.functional.aft_chunk import absorb, aft_simple_chunk, empty_past
 from tokenmix.functional.aft_forget import aft_forget_chunk
 from tokenmix.functional.linear import linear_chunk
-from tokenmix.functional.sums.features import nothing
+from tokenmix.functional.sums.features import empty_features
 from tokenmix.functional.sums.kernel_attention import extend_chunk
 from tokenmix.kernels import cpu
 from tokenmix.mixers import build_mixer
@@ -136,7 +136,7 @@ def test_cuts_change_nothing(form, cuts):
     weights = torch.linspace(-1.0, 1.0, B * L * D, dtype=torch.float64).view(B, L, D)
     want = torch.autograd.grad((WHOLE[form](*wide, causal=True) * weights).sum(), wide, materialize_grads=True)
     leaves = [a.clone().requires_grad_() for a in inputs]
-    state: Any = nothing(B, HEADS, E, E) if form == "linear" else empty_past(B, D, D)
+    state: Any = empty_features(B, HEADS, E, E) if form == "linear" else empty_past(B, D, D)
     state, outputs = [torch.zeros_like(state[1])] * 2 if form == "hydra" else state, []
     for start, stop in pairwise((0, *cuts, L)):
         y, state = FORMS[form](*(a[:, start:stop] for a in leaves), state)

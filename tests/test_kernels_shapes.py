@@ -8,7 +8,7 @@ import torch
 from tokenmix import MixerError
 from tokenmix.kernels import cpu
 from tokenmix.kernels.operator import OPERATORS
-from tokenmix.kernels.shapes import declared
+from tokenmix.kernels.shapes import parse_declaration
 from tokenmix.kernels.tokenwise import rms_norm, rotate, silu_gate
 
 SIZES = {"B": 2, "T": 6, "S": 6, "R": 6, "D": 8, "h": 8, "H": 8, "W": 1, "L": 3, "s": 3, "e": 8, "m": 2, "C": 2}
@@ -107,7 +107,7 @@ def test_the_functions_around_them_refuse_too():
 
 
 def test_a_declaration_is_read():
-    q, w, mask, x = declared("q?(B,T,D) w(B|1,T):float mask?!(B):bool x(*,D)")
+    q, w, mask, x = parse_declaration("q?(B,T,D) w(B|1,T):float mask?!(B):bool x(*,D)")
     assert (q.optional, q.differentiable, q.dims, q.same) == (True, True, ("B", "T", "D"), True)
     assert (w.may_be_1, w.same, w.dtype) == ((True, False), False, None)
     assert (mask.differentiable, mask.dtype) == (False, torch.bool)

@@ -22,7 +22,7 @@ from tokenmix.lab.train.loop import Trainer
 from tokenmix.lab.train.rundir import RunDir
 from tokenmix.lab.train.sinks import wait_for_later_name
 from tokenmix.models import LMConfig
-from tokenmix.system.lock import locked, look
+from tokenmix.system.lock import hold_lock, read_lock
 
 TIMING = {"seconds", "tokens_per_s", "peak_mib", "eval_seconds"}
 
@@ -284,14 +284,14 @@ def test_sigkill_leaves_logs_that_can_be_read(text, tmp_path):
     ("why", "state"), [(None, "ended"), (KeyboardInterrupt(), "stopped"), (MixerError("the loss\nis nan"), "failed")]
 )
 def test_a_lock_says_how_its_holder_ended(tmp_path, why, state):
-    assert look(tmp_path) == (False, {"state": "", "why": ""})
+    assert read_lock(tmp_path) == (False, {"state": "", "why": ""})
 
     def hold():
-        with locked(tmp_path, "busy"):
-            assert look(tmp_path) == (True, {"state": "running", "why": ""})
-            with pytest.raises(MixerError, match="busy"), locked(tmp_path, "busy"):
+        with hold_lock(tmp_path, "busy"):
+            assert read_lock(tmp_path) == (True, {"state": "running", "why": ""})
+            with pytest.raises(MixerError, match="busy"), hold_lock(tmp_path, "busy"):
                 pass
-            assert look(tmp_path)[1]["state"] == "running"
+            assert read_lock(tmp_path)[1]["state"] == "running"
             if why is not None:
                 raise why
 
@@ -300,7 +300,7 @@ def test_a_lock_says_how_its_holder_ended(tmp_path, why, state):
     else:
         with pytest.raises(type(why)):
             hold()
-    assert look(tmp_path) == (False, {"state": state, "why": "the loss is nan" if state == "failed" else ""})
+    assert read_lock(tmp_path) == (False, {"state": state, "why": "the loss is nan" if state == "failed" else ""})
 
 
 def test_who_only_looks_keeps_nobody_out(tmp_path):
@@ -308,17 +308,17 @@ def test_who_only_looks_keeps_nobody_out(tmp_path):
     import fcntl
     import threading
 
-    with locked(tmp_path, "busy"):
+    with hold_lock(tmp_path, "busy"):
         pass
     with (tmp_path / ".lock").open("rb") as f:
         fcntl.flock(f, fcntl.LOCK_SH)
         timer = threading.Timer(0.01, lambda: fcntl.flock(f, fcntl.LOCK_UN))
         timer.start()
-        with locked(tmp_path, "busy"):
+        with hold_lock(tmp_path, "busy"):
             pass
         timer.join()
     (tmp_path / ".lock").write_bytes(os.urandom(20))
-    assert look(tmp_path)[0] is False
+    assert read_lock(tmp_path)[0] is False
 
 
 def test_a_run_that_goes_on_within_the_same_second_is_read_after_the_first(tmp_path):

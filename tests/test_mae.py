@@ -17,7 +17,7 @@ from tokenmix.lab.data import Augment, long_tail_counts
 from tokenmix.lab.data.masking import draws_of, kept_patches
 from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.report import write_report
-from tokenmix.lab.report.reconstructions import enlarged, reconstruction_pictures
+from tokenmix.lab.report.reconstructions import enlarge_image, reconstruction_pictures
 from tokenmix.lab.report.runs import read_run
 from tokenmix.lab.report.tables import summary_table
 from tokenmix.lab.train import (
@@ -460,8 +460,8 @@ def test_reconstructions_are_the_model_s(pretrained):
         error = pixel_loss(model(images, keep), pixel_targets(images, hidden_patches(keep, 16), 2))
     assert f"mean squared error {float(error):.3f}" in picture.caption
     assert "which the model is not told" in picture.caption
-    assert enlarged(images[0]).shape == (1, 112, 112)
-    assert torch.equal(enlarged(images[0])[:, ::14, ::14], images[0])
+    assert enlarge_image(images[0]).shape == (1, 112, 112)
+    assert torch.equal(enlarge_image(images[0])[:, ::14, ::14], images[0])
 
 
 def test_the_recipes_run_one_after_the_other(tmp_path, capsys):

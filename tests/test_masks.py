@@ -13,8 +13,8 @@ from PIL import Image
 from image_sets import noise, save
 from tokenmix import MixerError
 from tokenmix.lab.data import SCENE_CLASSES, MaskAugment, MaskSampler, MaskSplit, mask_batches, open_masks, scene
-from tokenmix.lab.data.augment_masks import resized, window
-from tokenmix.lab.data.masks import coloured
+from tokenmix.lab.data.augment_masks import resize_pair, window
+from tokenmix.lab.data.masks import paint_mask
 from tokenmix.lab.data.pair_sampler import IGNORED
 
 
@@ -62,7 +62,7 @@ def test_scenes_have_every_class_and_borders_where_the_colours_change():
 
 def test_shapes_are_what_they_are_called():
     """The area of a whole shape of radius 1: a disc's is pi, and so on."""
-    from tokenmix.lab.data.scenes import _inside
+    from tokenmix.lab.data.scenes import _inside_shape
 
     at = (torch.arange(400) + 0.5) / 200 - 1
     y, x = torch.meshgrid(at, at, indexing="ij")
@@ -76,7 +76,7 @@ def test_shapes_are_what_they_are_called():
     }
     assert set(areas) == set(SCENE_CLASSES[1:])
     for name, area in areas.items():
-        assert float(_inside(name, x, y).double().mean()) * 4 == pytest.approx(area, rel=0.01), name
+        assert float(_inside_shape(name, x, y).double().mean()) * 4 == pytest.approx(area, rel=0.01), name
 
 
 def test_splits_of_scenes_share_no_scene():
@@ -242,7 +242,7 @@ def test_scaled_masks_lie_on_their_images():
     mask = torch.full((40, 40), 4)
     image[:, :, 24:], mask[:, 24:] = 255, 1
     for size in ((27, 53), (40, 61), (80, 80), (13, 17)):
-        x, m = resized(image, mask, size)
+        x, m = resize_pair(image, mask, size)
         assert set(m.unique().tolist()) == {1, 4}
         assert int(((x[0] > 127) != (m == 1)).sum(1).max()) == 0, size
     augment = MaskAugment(scale=(0.5, 2.0))
@@ -297,8 +297,8 @@ def test_evaluation_keeps_masks_at_their_own_size():
 
 def test_classes_have_colours_and_what_is_ignored_is_white():
     mask = torch.tensor([[0, 1], [IGNORED, 200]])
-    painted = coloured(mask, 201)
+    painted = paint_mask(mask, 201)
     assert (painted.shape, painted.dtype) == ((3, 2, 2), torch.uint8)
     assert painted[:, 1, 0].tolist() == [255, 255, 255]
     assert painted[:, 0, 0].tolist() == [0, 0, 0]
-    assert len({tuple(coloured(torch.tensor([[i]]), 201)[:, 0, 0].tolist()) for i in range(200)}) == 200
+    assert len({tuple(paint_mask(torch.tensor([[i]]), 201)[:, 0, 0].tolist()) for i in range(200)}) == 200

@@ -39,7 +39,7 @@ def shown(monkeypatch, found):
         put(axes[-1])
         return "", ""
 
-    monkeypatch.setattr(module, "both", draw)
+    monkeypatch.setattr(module, "render_both", draw)
     mixture_pictures("run", found)
     bars = [
         {b.get_label(): [(round(r.get_y() + 0.36), r.get_x(), r.get_width()) for r in b] for b in ax.containers}

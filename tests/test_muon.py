@@ -8,7 +8,7 @@ from torch import nn
 
 from tokenmix.lab.train import DataConfig, OptimConfig, RunConfig, TrainConfig, load_run, resume, train
 from tokenmix.lab.train.config import SCHEDULES
-from tokenmix.lab.train.muon import Muon, orthogonalized
+from tokenmix.lab.train.muon import Muon, orthogonalize
 from tokenmix.lab.train.optim import build_optimizers, learning_rate, parameter_roles
 from tokenmix.models import LM, LMConfig, in_shell
 
@@ -50,7 +50,7 @@ def test_the_stacked_update_is_that_of_torch(adjust):
 def test_newton_schulz_moves_singular_values_towards_one():
     stack = torch.randn(3, 12, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     for given in (stack, stack.mT):
-        found = orthogonalized(given, COEFFICIENTS, 5, 1e-7)
+        found = orthogonalize(given, COEFFICIENTS, 5, 1e-7)
         values = torch.linalg.svdvals(found)
         assert found.shape == given.shape
         assert 0.6 < values.min() <= values.max() < 1.3

@@ -81,8 +81,8 @@ HELPERS = [
     "join_heads",
     "at_least_float32",
     "exact",
-    "hides",
-    "honest_chunk",
+    "guard_nonfinite",
+    "propagate_nonfinite_chunk",
     "largest_dot",
 ]
 

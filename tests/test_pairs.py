@@ -18,7 +18,7 @@ from tokenmix.lab.data.subwords import END, PAD, SPECIAL, START
 from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.report import write_report
 from tokenmix.lab.train import evaluate_run, load_run, resume, train, translate_run
-from tokenmix.lab.train.pair_task import PairTask, measured
+from tokenmix.lab.train.pair_task import PairTask, measure_texts
 from tokenmix.lab.train.rundir import RunDir
 
 LINES = {"en": ["a cat", "a dog runs", "the house"], "de": ["eine Katze", "ein Hund läuft", "das Haus"]}
@@ -224,7 +224,7 @@ def test_the_loss_is_the_mean_over_real_targets_and_parts_weigh_by_them():
         mean = -logs[real].gather(1, targets[real][:, None]).mean()
         torch.testing.assert_close(task.loss(model(*inputs), targets), mean)
         parts = [(tuple(t[i::2] for t in inputs), targets[i::2]) for i in (0, 1)]
-        total = sum(task.loss(model(*x), y) * task.weight(y) for x, y in parts) / task.weight(targets)
+        total = sum(task.loss(model(*x), y) * task.count_targets(y) for x, y in parts) / task.count_targets(targets)
         torch.testing.assert_close(total, mean)
 
 
@@ -337,7 +337,7 @@ def test_bad_prompts_are_one_clear_line(run):
 
 
 def test_metrics_are_those_of_the_libraries():
-    found = measured(("bleu", "chrf", "rouge"), ["the cat sat on the mat"], ["the cat sat on the mat"])
+    found = measure_texts(("bleu", "chrf", "rouge"), ["the cat sat on the mat"], ["the cat sat on the mat"])
     assert found["bleu"] == pytest.approx(100)
     assert found["chrf"] == pytest.approx(100)
     assert found["rouge_l"] == pytest.approx(100)

@@ -20,18 +20,18 @@ from tokenmix.lab.papers import (
     VERDICTS,
     Trial,
     agrees,
-    computed,
-    decided,
+    compute_values,
+    decide_trial,
     find_paper,
-    located,
+    locate_code,
     measured_elsewhere,
     ours,
-    recorded,
-    written,
+    recorded_values,
+    write_value,
 )
+from tokenmix.lab.papers.claims_page import page
 from tokenmix.lab.papers.identities import equal
 from tokenmix.lab.papers.load import SOURCES, read_paper, read_papers
-from tokenmix.lab.papers.page import page
 from tokenmix.lab.recipes import RECIPES, find_recipe
 from tokenmix.lab.sweep.plan import SweepPlan, run_key
 from tokenmix.lab.sweep.results import Results
@@ -54,16 +54,16 @@ CONTRADICTED = {
 @pytest.mark.parametrize("key", PAPERS)
 def test_our_numbers_are_computed_again(key):
     before = torch.get_rng_state()
-    ours = computed(PAPERS[key])
+    ours = compute_values(PAPERS[key])
     assert torch.equal(torch.get_rng_state(), before)
-    assert ours == pytest.approx(recorded(PAPERS[key])), "write them anew: make tables"
+    assert ours == pytest.approx(recorded_values(PAPERS[key])), "write them anew: make tables"
 
 
 def test_the_contradictions_are_these_and_each_has_its_reason():
     found = {
         f"{paper.key}: {key}": number
         for paper, key, number in NUMBERS
-        if number.verdict(recorded(paper).get(key)) == "contradicted"
+        if number.verdict(recorded_values(paper).get(key)) == "contradicted"
     }
     assert set(found) == CONTRADICTED
     assert [name for name, number in found.items() if not number.why] == []
@@ -111,7 +111,7 @@ def test_what_is_no_number_is_refused():
 
 
 def test_ours_is_written_with_more_digits():
-    assert (written("5.9", 5.956), written("13,229,288", 13_229_288), written("about 4", 4.068)) == (
+    assert (write_value("5.9", 5.956), write_value("13,229,288", 13_229_288), write_value("about 4", 4.068)) == (
         "5.956",
         "13,229,288",
         "4.07",
@@ -124,7 +124,7 @@ def test_every_claim_says_something_and_no_two_numbers_share_a_name():
         assert claim.says.endswith("."), (paper.key, claim.section)
     for paper in PAPERS.values():
         assert len(paper.numbers()) == sum(len(claim.numbers) for claim in paper.claims)
-        assert set(recorded(paper)) == {key for key, number in paper.numbers().items() if number.compute}
+        assert set(recorded_values(paper)) == {key for key, number in paper.numbers().items() if number.compute}
 
 
 @pytest.mark.parametrize(("paper", "claim"), CLAIMS, ids=lambda x: getattr(x, "key", None) or x.section)
@@ -132,7 +132,7 @@ def test_code_is_found(paper, claim):
     if not claim.code:
         assert all(n.untested == "not built yet" or n.compute for n in claim.numbers), "names no code"
         return
-    file, line = located(claim.code)
+    file, line = locate_code(claim.code)
     text = (ROOT / "src" / file).read_text().splitlines()
     last = claim.code.split(".")[-1]
     assert last in text[line - 1] or Path(file).stem == last or file.endswith(f"{last}/__init__.py")
@@ -140,7 +140,7 @@ def test_code_is_found(paper, claim):
 
 def test_a_path_to_nothing_is_refused():
     with pytest.raises(MixerError, match="'functional.hydra.hydrant' names nothing in tokenmix; nearest: hydra"):
-        located("functional.hydra.hydrant")
+        locate_code("functional.hydra.hydrant")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ TRIALS = sorted({trial for _, claim in CLAIMS for trial in claim.trials}, key=st
 def test_what_is_tried_in_small_models_is_in_a_plan(trial):
     plan = SweepPlan.from_json(json.loads((ROOT / f"benchmarks/sweeps/{trial.sweep}.json").read_text()))
     assert {trial.row, trial.against} <= set(plan.rows)
-    assert decided(trial).verdict in VERDICTS[:4]
+    assert decide_trial(trial).verdict in VERDICTS[:4]
 
 
 def test_a_claim_that_is_tried_leads_to_where_it_is_reported():
@@ -223,10 +223,10 @@ def test_small_models_decide_by_the_protocol(scores, verdict, tmp_path, monkeypa
     (tmp_path / "sweeps/made.json").write_text(json.dumps(plan.to_json()))
     monkeypatch.setattr(ours, "BENCHMARKS", tmp_path)
     monkeypatch.setattr(ours, "RESULTS", tmp_path / "results")
-    assert decided(Trial("made", "a", "better", "b")).verdict == verdict
+    assert decide_trial(Trial("made", "a", "better", "b")).verdict == verdict
     swapped = {"confirmed": "contradicted", "contradicted": "confirmed"}
-    assert decided(Trial("made", "a", "worse", "b")).verdict == swapped.get(verdict, verdict)
-    assert decided(Trial("no_such_plan", "a", "better", "b")) is None
+    assert decide_trial(Trial("made", "a", "worse", "b")).verdict == swapped.get(verdict, verdict)
+    assert decide_trial(Trial("no_such_plan", "a", "better", "b")) is None
 
 
 def test_recipes_print_what_the_table_prints():

@@ -59,7 +59,7 @@ def test_smaller_sizes_are_cut_not_resized(file_split, source):
     split = file_split if source == "files" else pixels_split(8, size=(9, 10))
     s = PixelSampler(split, size=(4, 6), channels=3, batch_size=8)
     cuts, places = to_pixels(s.batch(0), (4, 6), 3), set()
-    chosen = ops.visits(0, 8, 8, seed=0)
+    chosen = ops.image_indices(0, 8, 8, seed=0)
     for cut, i in zip(cuts, chosen, strict=True):
         windows = split.image(i).unfold(1, 4, 1).unfold(2, 6, 1)
         at = (windows == cut[:, None, None]).all(0).flatten(2).all(2).nonzero().tolist()

@@ -118,7 +118,7 @@ def as_if_dense(right: Any, mixer: Any, x: Tensor, *given: Any, **options: Any) 
 
 
 def never_again(patch: pytest.MonkeyPatch, cls: Any) -> None:
-    patch.setattr(importlib.import_module(cls.__module__), "recomputing", lambda: False)
+    patch.setattr(importlib.import_module(cls.__module__), "is_recomputing", lambda: False)
 
 
 def second_derivatives_are_cut(y: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ def halved_caches(patch: pytest.MonkeyPatch, cls: Any) -> None:
     def wrong(right: Any, self: Any, state: Any, *given: Any, **options: Any) -> None:
         right(self, type(state)(*(a / 2 if a.is_floating_point() else a for a in state)), *given, **options)
 
-    replace(patch, TokenMixStateLayer, "put", wrong)
+    replace(patch, TokenMixStateLayer, "store", wrong)
 
 
 def ignored_targets_count(right: Any, logits: Tensor, targets: Tensor, *given: Any, **options: Any) -> Tensor:

@@ -10,7 +10,7 @@ from tokenmix.lab.cli import main
 from tokenmix.lab.data.points import Cloud, PointSet
 from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.report import write_report
-from tokenmix.lab.report.clouds import seen
+from tokenmix.lab.report.clouds import project_points
 from tokenmix.lab.train import evaluate_run, match_data, train
 from tokenmix.lab.train.tasks import open_task
 from tokenmix.models import build_model
@@ -149,6 +149,6 @@ def test_a_model_is_initialised_the_same_way_again():
 
 
 def test_what_is_higher_appears_higher_and_what_is_in_front_nearer():
-    _, up, away = seen(torch.tensor([[0.0, 0, 0], [0, 0, 1], [0, 1, 0]]))
+    _, up, away = project_points(torch.tensor([[0.0, 0, 0], [0, 0, 1], [0, 1, 0]]))
     assert up[1] > up[0]
     assert away[2] > away[0]

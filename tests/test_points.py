@@ -12,11 +12,11 @@ import torch
 from tokenmix import MIXERS, MixerError
 from tokenmix.lab.data import Jitter, PointSampler, open_points
 from tokenmix.lab.data.point_files import read_cloud, read_points
-from tokenmix.lab.data.point_shapes import OBJECTS, SOLIDS, box, made, rod, sample_mesh, triangle_areas
-from tokenmix.lab.data.points import Cloud, stacked, unit_ball
+from tokenmix.lab.data.point_shapes import OBJECTS, SOLIDS, box, make_mesh, rod, sample_mesh, triangle_areas
+from tokenmix.lab.data.points import Cloud, stack_clouds, unit_ball
 from tokenmix.lab.train.point_task import part_iou, part_labels
 from tokenmix.models import PointClassifier, PointClassifierConfig, PointSegmenter, PointSegmenterConfig
-from tokenmix.models.point_sampling import farthest_points, nearest_points, picked
+from tokenmix.models.point_sampling import farthest_points, gather_points, nearest_points
 from tokenmix.models.points import NeighbourEmbedding, blind_mixer
 
 SMALL = {"dim": 16, "lift": 8, "fuse": 24, "hidden": (12,), "layers": 2, "neighbours": (5,)}
@@ -163,7 +163,7 @@ def test_points_of_a_mesh_lie_on_it_evenly():
     ("make", "parts"), [*((m, 1) for m in SOLIDS.values()), *((m, len(p)) for m, p in OBJECTS.values())]
 )
 def test_every_mesh_of_ours_has_area_and_all_its_parts(make, parts):
-    mesh = made(make, torch.Generator().manual_seed(3))
+    mesh = make_mesh(make, torch.Generator().manual_seed(3))
     assert mesh.vertices.isfinite().all()
     areas = torch.zeros(parts, dtype=torch.float64).index_add(0, mesh.parts, triangle_areas(mesh))
     assert (areas > 0.02 * areas.sum()).all()
@@ -222,7 +222,7 @@ def test_clouds_are_centred_in_the_unit_ball():
 def test_clouds_of_different_sizes_are_no_batch():
     a, b = (Cloud(torch.zeros(n, 3), 0, torch.zeros(n, dtype=torch.long)) for n in (4, 5))
     with pytest.raises(MixerError, match="same number of points, got 4 and 5"):
-        stacked([a, b])
+        stack_clouds([a, b])
 
 
 def modelnet(root, classes=("chair", "desk"), n=4):
@@ -350,6 +350,6 @@ def test_folders_that_are_no_set_are_refused(tmp_path):
 
 def test_picked_takes_any_shape_of_indices():
     x, at = torch.arange(24.0).view(2, 4, 3), torch.tensor([[[0, 1], [3, 3]], [[2, 0], [1, 1]]])
-    found = picked(x, at)
+    found = gather_points(x, at)
     assert found.shape == (2, 2, 2, 3)
     assert torch.equal(found[1, 0, 0], x[1, 2])

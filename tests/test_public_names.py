@@ -17,7 +17,7 @@ import torch
 import tokenmix
 from tokenmix import MIXERS, MixerError, build_mixer, functional
 from tokenmix.functional.sums.gates import GATES, Gate
-from tokenmix.functional.sums.outside import LocalOutside, Outside
+from tokenmix.functional.sums.window import LocalOutside, Outside
 from tokenmix.kernels.backend import BACKENDS, Backend
 from tokenmix.mixers import CORE
 

@@ -12,7 +12,7 @@ import torch
 
 from cases import BOTH_WAYS, subject_of
 from tokenmix import MixerError, build_mixer, contrib, functional, merge
-from tokenmix.testing.building import VALUES
+from tokenmix.testing.option_promises import VALUES
 
 SMALL = {
     "hydra": {},

@@ -23,7 +23,7 @@ from tokenmix import MixerError, build_mixer
 from tokenmix.lab.report import Table, read_run, write_report
 from tokenmix.lab.report.biases import filters, pair_bias
 from tokenmix.lab.report.differences import differences_table, not_comparable
-from tokenmix.lab.report.figures import THEMES, both, colour_range, evaluations
+from tokenmix.lab.report.figures import THEMES, colour_range, evaluations, render_both
 from tokenmix.lab.report.runs import Run, readable
 from tokenmix.lab.report.tables import summary_table
 from tokenmix.models import config_from_json, in_shell
@@ -200,7 +200,7 @@ def test_the_dark_picture_is_the_light_one_in_other_colours():
         ax.plot([0, 1], [0, 1], label="line")
         ax.legend(frameon=False, labelcolor=ink)
 
-    light, dark = map(pixels, both(draw, (4.0, 3.0)))
+    light, dark = map(pixels, render_both(draw, (4.0, 3.0)))
     assert light.shape == dark.shape
     (paper, ink), (night, chalk) = (tuple(map(to_pixel, THEMES[theme])) for theme in ("light", "dark"))
     assert is_colour(light, ink).sum() > 500

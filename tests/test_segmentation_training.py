@@ -16,7 +16,7 @@ from page_checks import check_page
 from tokenmix import MixerError
 from tokenmix.lab import cli
 from tokenmix.lab.data import MaskAugment, MaskSplit
-from tokenmix.lab.data.masks import coloured
+from tokenmix.lab.data.masks import paint_mask
 from tokenmix.lab.data.pair_sampler import IGNORED
 from tokenmix.lab.recipes import RECIPES
 from tokenmix.lab.report import read_run, write_report
@@ -159,7 +159,7 @@ def test_the_loss_is_the_mean_over_pixels_with_a_class():
     assert loss.item() == pytest.approx((sum(terms) / len(terms)).item(), rel=1e-6)
     loss.backward()
     assert not bool(z.grad[0, :, :2].any())
-    assert task.weight(truth) == 32
+    assert task.count_targets(truth) == 32
     assert task.loss(z, torch.full_like(truth, IGNORED)).item() == 0
 
 
@@ -175,7 +175,7 @@ def test_parts_of_a_batch_weigh_by_their_pixels(tmp_path):
         net = build_model(run.model).eval()
         x, y = task.batch(0)
         whole = sum(
-            task.loss(net(a), b) * task.weight(b) / task.weight(y)
+            task.loss(net(a), b) * task.count_targets(b) / task.count_targets(y)
             for a, b in zip(x.chunk(parts), y.chunk(parts), strict=True)
         )
         whole.backward()
@@ -229,9 +229,9 @@ def test_the_page_shows_images_masks_and_predictions(run, tmp_path):
     image, mask = task.images.split("valid").read(0)
     assert picture.shape == (3, 3 * 17 - 1, 16)
     assert torch.equal(picture[:, :16], image)
-    assert torch.equal(picture[:, 17:33], coloured(mask, 6))
+    assert torch.equal(picture[:, 17:33], paint_mask(mask, 6))
     x = next(iter(task._answers(load_run(path, step="last")[0], "valid", (16, 16), 1)))[0].argmax(0)
-    assert torch.equal(picture[:, 34:], coloured(x, 6))
+    assert torch.equal(picture[:, 34:], paint_mask(x, 6))
     evaluate_run(path, device="cpu")
     page = write_report([path], tmp_path / "page.html")
     text = page.read_text()

@@ -45,8 +45,8 @@ def permutation_of(x: torch.Tensor, causal: bool, iterations: int) -> torch.Tens
     layout = lay_out(positions, torch.ones_like(positions, dtype=torch.bool), block=2, count=x.shape[2] // 2)
     A = torch.eye(x.shape[-1])[None]
     return permutation(
-        layout.put(x),
-        layout.put(x.flip(2)),
+        layout.arrange(x),
+        layout.arrange(x.flip(2)),
         A,
         layout.there,
         iterations=iterations,
@@ -81,7 +81,7 @@ def permutation_of_pair(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     layout = lay_out(positions, torch.ones_like(positions, dtype=torch.bool), block=2, count=q.shape[2] // 2)
     A = torch.eye(q.shape[-1])[None]
     return permutation(
-        layout.put(q), layout.put(k), A, layout.there, iterations=5, temperature=0.5, gumbel=False, causal=True
+        layout.arrange(q), layout.arrange(k), A, layout.there, iterations=5, temperature=0.5, gumbel=False, causal=True
     )[0]
 
 

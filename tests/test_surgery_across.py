@@ -146,12 +146,12 @@ def test_a_static_cache_keeps_what_the_host_keeps():
 @pytest.mark.parametrize("bug", ["misplaced", "halved", "whole"])
 @torch.no_grad()
 def test_planted_bugs_are_seen(bug, monkeypatch):
-    put, init = TokenMixStateLayer.put, Mixer.init_state
+    put, init = TokenMixStateLayer.store, Mixer.init_state
     if bug == "misplaced":
         monkeypatch.setattr(caches, "tokens_before", lambda *args: 1)
     elif bug == "halved":
         spoilt = lambda state: type(state)(*(t * 0.5 if t.is_floating_point() else t for t in state))  # noqa: E731  (short enough to stand here)
-        monkeypatch.setattr(TokenMixStateLayer, "put", lambda self, state, tokens: put(self, spoilt(state), tokens))
+        monkeypatch.setattr(TokenMixStateLayer, "store", lambda self, state, tokens: put(self, spoilt(state), tokens))
     else:  # padding of the context is taken in
         monkeypatch.setattr(
             Mixer, "init_state", lambda self, rows, context=None, context_mask=None: init(self, rows, context=context)

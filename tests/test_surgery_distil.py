@@ -13,7 +13,7 @@ import torch
 from surgery_models import make, padded, shared
 from tokenmix import MixerError
 from tokenmix.hosts.surgery import replace_mixers
-from tokenmix.hosts.surgery.capture import adapters_by_site, captured, layer_losses
+from tokenmix.hosts.surgery.capture import adapters_by_site, capture_calls, layer_losses
 from tokenmix.lab.report import write_report
 from tokenmix.lab.train import distill
 
@@ -42,7 +42,7 @@ def test_softmax_in_the_same_place_has_no_loss(name):
     adapters = adapters_by_site(replace_mixers(teacher, "attention")[0])
     other = adapters_by_site(replace_mixers(teacher, "hydra", seed=0)[0])
     for batch in batches(name, 1):
-        with captured(teacher, adapters) as calls:
+        with capture_calls(teacher, adapters) as calls:
             teacher(**batch) if isinstance(batch, dict) else teacher(*batch) if isinstance(batch, tuple) else teacher(
                 batch
             )
@@ -57,7 +57,7 @@ def test_padding_takes_no_part_in_the_losses():
     adapters = adapters_by_site(replace_mixers(teacher, "hydra", seed=0)[0])
 
     def losses(ids: torch.Tensor) -> list[float]:
-        with torch.no_grad(), captured(teacher, adapters) as calls:
+        with torch.no_grad(), capture_calls(teacher, adapters) as calls:
             teacher(ids, attention_mask=batch["attention_mask"])
             return [float(x) for x in layer_losses(adapters, calls).values()]
 

@@ -28,14 +28,14 @@ from tokenmix.lab.sweep import Results, SweepPlan, compare, curves, results_tabl
 from tokenmix.lab.sweep import run as run_module
 from tokenmix.lab.sweep.curves import final_pictures, tuning_pictures
 from tokenmix.lab.sweep.modules import load_modules
-from tokenmix.lab.sweep.page import comparison_table, write_sweep_page
 from tokenmix.lab.sweep.plan import Job, Jobs, run_key
 from tokenmix.lab.sweep.results import markdown
 from tokenmix.lab.sweep.run import FLOOR, Queue, middle_first
+from tokenmix.lab.sweep.sweep_page import comparison_table, write_sweep_page
 from tokenmix.lab.train import evaluate_run
 from tokenmix.lab.train.rundir import RunDir
 from tokenmix.models import build_model
-from tokenmix.system.lock import locked
+from tokenmix.system.lock import hold_lock
 
 ROOT = Path(__file__).parents[1]
 SMALL = {"model.dim": 16, "model.layers": 1, "model.max_len": 16, "data.seq_len": 16, "train.batch_size": 2}
@@ -69,7 +69,7 @@ def in_this_process():
     """Let jobs run in this process, as starting one takes seconds; its cores stay as they are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_module.subprocess, "Popen", Inline)
-        patch.setattr(run_module, "pinned", lambda slot, threads: [])
+        patch.setattr(run_module, "slot_cores", lambda slot, threads: [])
         patch.setattr(worker, "_end_with_parent", lambda parent: None)
         yield
 
@@ -99,7 +99,7 @@ def finished(tmp_path, scores: dict[str, list[float]], yardsticks=((FLOOR, 100.0
 
 def test_a_run_without_others_beside_it_is_kept_on_no_core(plan, tmp_path, inline, monkeypatch):
     """Two sweeps of one process each once shared the first core, while the second had nothing to do."""
-    monkeypatch.setattr(run_module, "pinned", lambda slot, threads: [0])
+    monkeypatch.setattr(run_module, "slot_cores", lambda slot, threads: [0])
     sweep(replace(plan, rows={"hydra": {}}, seeds=(3,), hopeless=None), tmp_path / "out")
     files = [file for file in (tmp_path / "out/jobs").glob("*.json") if "outcome" not in file.name]
     assert [json.loads(file.read_text())["cores"] for file in files] == [[]] * len(files)
@@ -358,7 +358,7 @@ def test_a_legend_names_the_rates_that_were_tried(tmp_path, monkeypatch):
         if record["phase"] == "tune" and record["rate"] != tried:
             del found.runs[key]
     labels = []
-    monkeypatch.setattr(curves, "both", lambda draw, size: labels.append(legend_of(draw)) or ("", ""))
+    monkeypatch.setattr(curves, "render_both", lambda draw, size: labels.append(legend_of(draw)) or ("", ""))
     tuning_pictures(found)
     assert labels[0] == ["a", "b", f"rate {tried:g}", FLOOR]
     assert f"rate {other:g}" not in labels[0]
@@ -438,7 +438,7 @@ def test_while_an_added_rate_is_tried_the_finals_at_the_best_rate_so_far_count(t
 
 def test_a_second_sweep_in_the_same_folder_is_refused(plan, tmp_path, inline):
     """Each would write results.json without the records of the other."""
-    with locked(tmp_path, "busy"), pytest.raises(MixerError, match="another sweep is running in"):
+    with hold_lock(tmp_path, "busy"), pytest.raises(MixerError, match="another sweep is running in"):
         sweep(plan, tmp_path)
 
 
@@ -531,7 +531,7 @@ def test_the_best_rates_are_tried_again_over_all_steps(plan, tmp_path, inline):
     then = dict(sweep(before, tmp_path).runs)
     more = sweep(replace(before, confirm=2), tmp_path)
     assert all(more.runs[key] == record for key, record in then.items())
-    first, second = more.leading("aft_simple")
+    first, second = more.leading_rates("aft_simple")
     tried = {r["rate"]: r["score"] for r in more.of("tune", "aft_simple")}
     assert sorted(tried, key=tried.get)[:2] == [first, second]
     full = {r["rate"]: r["score"] for r in more.of("final", "aft_simple") if r["seed"] == 0}
@@ -547,13 +547,13 @@ def test_the_best_rates_are_tried_again_over_all_steps(plan, tmp_path, inline):
 def test_a_full_run_at_another_rate_decides_and_a_missing_one_is_marked(tmp_path):
     found = finished(tmp_path, {"a": [2.0, 2.1]}, confirm=2)
     found.runs = {run_key(r["phase"], r["row"], r["rate"], r["seed"]): r for r in found.runs.values()}
-    assert found.leading("a") == [1e-3, 1e-2]
-    assert not found.confirmed("a")
+    assert found.leading_rates("a") == [1e-3, 1e-2]
+    assert not found.is_confirmed("a")
     assert found.scores("a") == {0: 2.0, 1: 2.1}
     assert "0.001+*" in results_table(found).text()
     other = {**found.runs[run_key("final", "a", 1e-3, 0)], "rate": 1e-2, "score": 1.5}
     found.runs[run_key("final", "a", 1e-2, 0)] = other
-    assert found.confirmed("a")
+    assert found.is_confirmed("a")
     assert found.best_rate("a") == 1e-2
     assert found.scores("a") == {0: 1.5}
     assert "+" not in results_table(found).rows[0][4]

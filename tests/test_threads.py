@@ -168,7 +168,7 @@ def test_fast_linear_of_two_threads_leaves_torch_as_it_was(monkeypatch):
     def found(_, usual, *__):
         return routes.LinearRoutes(1.0, 2.0, 0.0, 0.0, "oneDNN", "")
 
-    monkeypatch.setattr(routes, "_setting", lambda: Setting)
+    monkeypatch.setattr(routes, "_matmul_setting", lambda: Setting)
     monkeypatch.setattr(routes, "_try", found)
     overlapping((routes.fast_linear(), routes.fast_linear()), lambda: Setting.fp32_precision, ("bf16", "bf16"))
     assert Setting.fp32_precision == "none"

@@ -10,7 +10,7 @@ from ledger import printed
 from tokenmix import MixerError
 from tokenmix.hosts.vit.write import to_hf, to_timm
 from tokenmix.models import MODELS, MAEConfig, ViT, ViTConfig, build_model, replace_layers
-from tokenmix.models.vit import filled
+from tokenmix.models.vit import pad_to_patches
 from tokenmix.positions.grid import resize_rows, sincos
 
 COUNTS = {  # the documented convention: no bias on Q, K and V of AFT; DeiT's own counts to the digit
@@ -188,7 +188,7 @@ def test_without_parameters_per_position_any_size_goes(size):
 
 def test_filled_copies_nothing_where_patches_fit():
     images = torch.randn(1, 3, 8, 12)
-    assert filled(images, 4) is images
+    assert pad_to_patches(images, 4) is images
 
 
 def test_a_fixed_size_is_refused_until_resized():

@@ -15,12 +15,12 @@ import pytest
 
 from tokenmix import MixerError
 from tokenmix.lab import cli
-from tokenmix.lab.cli.output import shows
+from tokenmix.lab.cli.output import can_show
 from tokenmix.lab.report import curves
 from tokenmix.lab.report.curves import Screen, clock, frame, table
 from tokenmix.lab.report.live import Page
 from tokenmix.lab.report.watch import Tail, Watch, Watched, find_runs
-from tokenmix.system.lock import locked
+from tokenmix.system.lock import hold_lock
 
 TEXT = {"model": {"kind": "lm"}, "train": {"steps": 100, "max_seconds": None}}
 CLASSES = {"model": {"kind": "vit"}, "train": {"steps": 100, "max_seconds": None}}
@@ -137,7 +137,7 @@ def test_states(tmp_path):
         return run.state
 
     run = write(tmp_path / "run", lines_of(50), saved=50)
-    with locked(run, "busy"):
+    with hold_lock(run, "busy"):
         assert state(run) == "running"
     for said, seen in {"running": "killed", "stopped": "stopped", "failed": "failed", "ended": "stopped"}.items():
         note(run, said, "the loss became nan")
@@ -316,7 +316,7 @@ def test_an_ascii_terminal(tmp_path, monkeypatch):
     write(tmp_path / "née", lines_of(30))
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", out)
-    assert not shows("─")
+    assert not can_show("─")
     assert cli.main(["report", "--watch", str(tmp_path), "--once"]) == 0
     assert b"a n\\xe9e" in out.buffer.getvalue()
 

@@ -88,11 +88,11 @@ def not_learned() -> str:
 @attempt("4", "Confirmed claims that no model is built for")
 def confirmed() -> str:
     """Cost formulas, defaults and sums of printed rows counted as tests."""
-    from tokenmix.lab.papers import PAPERS, recorded
+    from tokenmix.lab.papers import PAPERS, recorded_values
 
     found = collections.Counter()
     for paper in PAPERS.values():
-        found += paper.verdicts(recorded(paper))
+        found += paper.verdicts(recorded_values(paper))
     return ", ".join(f"{count} {verdict}" for verdict, count in sorted(found.items()))
 
 

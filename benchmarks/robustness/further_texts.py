@@ -165,7 +165,7 @@ def gone() -> str:
 
     said = []
     fcntl.flock, os.fsync = failing(errno.EIO), failing(errno.ENOTCONN)
-    for act in (lambda: lock.locked(Path(), "busy").__enter__(), lambda: files.write_file(Path("a"), b"x")):
+    for act in (lambda: lock.hold_lock(Path(), "busy").__enter__(), lambda: files.write_file(Path("a"), b"x")):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             try:

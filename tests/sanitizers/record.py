@@ -29,7 +29,7 @@ from kernel_checks import structs
 from tokenmix import MixerError, functional
 from tokenmix.functional.aft_forget import aft_forget_chunk
 from tokenmix.functional.linear import linear_chunk
-from tokenmix.functional.sums.features import nothing
+from tokenmix.functional.sums.features import empty_features
 from tokenmix.functional.sums.kernel_attention import empty_sums, extend_chunk
 from tokenmix.kernels import cpu, tokenwise
 
@@ -67,7 +67,7 @@ def extended_with_gradients() -> None:
                 decode.aft_chunk.aft_simple_chunk(q, k, v, before, key_mask=mask, gate=gate),
             ):
                 torch.autograd.grad(y.sum().double() + after[1].sum() + after[2].sum(), leaves, allow_unused=True)
-            y, after = linear_chunk(q, k, v, nothing(2, 3, 13, 13), heads=3, feature="elu", key_mask=mask)
+            y, after = linear_chunk(q, k, v, empty_features(2, 3, 13, 13), heads=3, feature="elu", key_mask=mask)
             torch.autograd.grad(y.sum().double() + after[1].sum(), leaves[:3])
             options = {"heads": 39, "feature": "mean" if gate else "cosine", "normalise": False, "eps": 1e-6}
             y, sums = extend_chunk(q, k, v, empty_sums(2, 39, 39, softmax=False), valid=mask, **options)

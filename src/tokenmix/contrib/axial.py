@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..functional.layout.masks import zero_masked
-from ..functional.layout.positions import Positions, back_to_place, gather_tokens, last_valid, turned
+from ..functional.layout.positions import Positions, align_to_start, back_to_place, gather_tokens, last_valid
 from ..kernels.backend import Backend, choose
-from ..kernels.precision import alike, exact, sum_dtype
+from ..kernels.precision import cast_alike, exact, sum_dtype
 from ..mixers.base import About, Arguments, Inputs, Mixer, chunk_positions, register_state
 from ..mixers.cost import MixingCost
-from ..mixers.parts.hands_out import ReadLinear
 from ..mixers.parts.options import at_least, check_heads, one_of
 from ..mixers.parts.shared import check_positions, has_holes, in_pieces, largest_dot, row_starts, valid_mask
-from .parts.lines import Lines, Raster, coordinates, dense, in_lines, mapped
+from ..mixers.parts.weights_on_call import ReadLinear
+from .parts.lines import Lines, Raster, coordinates, dense, in_lines, map_tokens
 
 
 @exact
@@ -73,14 +73,14 @@ def axial(
     q, k, v, *later_ = (a.to(wide) for a in (q, k, v, *later))
     valid = key_mask
     if starts is not None and positions is None:
-        valid, q, k, v = turned(starts, key_mask, q, k, v)
-    stages = _causal if causal else _summed if combine == "sum" else _in_turn
+        valid, q, k, v = align_to_start(starts, key_mask, q, k, v)
+    stages = _causal if causal else _sum_lines if combine == "sum" else _in_turn
     y = stages(q, k, v, later_, order, {"heads": heads, "raster": raster, "valid": valid, "positions": positions})
     return (y if starts is None or positions is not None else back_to_place(y, starts)).to(dtype)
 
 
 @exact
-def along(
+def attend_lines(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -96,7 +96,7 @@ def along(
 
     ``when`` is "any" for all tokens of the line, "upto" for those up to the query, or "before" for those before it.
     """
-    q, k, v = alike(q, k, v)
+    q, k, v = cast_alike(q, k, v)
     k, v = zero_masked(k, valid), zero_masked(v, valid)
     if positions is None:
         return in_lines(q, k, v, _lines(q.shape[1], axis, when, raster, q.device), valid, heads, raster.prefix)
@@ -121,22 +121,22 @@ def _lines(T: int, axis: int, when: str, raster: Raster, device: torch.device) -
 
 
 def _in_turn(q: Tensor, k: Tensor, v: Tensor, later: list[Tensor], order: tuple[int, ...], given: dict) -> Tensor:
-    y = along(q, k, v, order[0], **given)
+    y = attend_lines(q, k, v, order[0], **given)
     for axis, weight, bias in zip(order[1:], later[::2], later[1::2], strict=True):
-        q, k, v = mapped(y, weight, bias).chunk(3, -1)
-        y = along(q, k, v, axis, **given)
+        q, k, v = map_tokens(y, weight, bias).chunk(3, -1)
+        y = attend_lines(q, k, v, axis, **given)
     return y
 
 
-def _summed(q: Tensor, k: Tensor, v: Tensor, later: list[Tensor], order: tuple[int, ...], given: dict) -> Tensor:
+def _sum_lines(q: Tensor, k: Tensor, v: Tensor, later: list[Tensor], order: tuple[int, ...], given: dict) -> Tensor:
     parts = zip(order, *(a.chunk(len(order), -1) for a in (q, k, v)), strict=True)
-    return torch.stack([along(qa, ka, va, axis, **given) for axis, qa, ka, va in parts]).sum(0)
+    return torch.stack([attend_lines(qa, ka, va, axis, **given) for axis, qa, ka, va in parts]).sum(0)
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, later: list[Tensor], order: tuple[int, ...], given: dict) -> Tensor:
     (q_row, q_column, q_inner), (k_row, k_inner), (v_row, v_inner) = q.chunk(3, -1), k.chunk(2, -1), v.chunk(2, -1)
-    k_column, v_column = mapped(along(q_row, k_row, v_row, 1, **given), later[0], later[1]).chunk(2, -1)
-    return along(q_column, k_column, v_column, 0, when="before", **given) + along(
+    k_column, v_column = map_tokens(attend_lines(q_row, k_row, v_row, 1, **given), later[0], later[1]).chunk(2, -1)
+    return attend_lines(q_column, k_column, v_column, 0, when="before", **given) + attend_lines(
         q_inner, k_inner, v_inner, 1, when="upto", **given
     )
 
@@ -272,13 +272,13 @@ class Axial(Mixer):
             self.refuse(
                 f"was built without width and needs grid=, the {self.ndim} sizes of the token grid, got grid={grid}"
             )
-        args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self._later(x)
+        args = self.q_proj(x), self.k_proj(x), self.v_proj(x), self._later_weights(x)
         place = {"width": self.width, "grid": grid, "prefix": inputs.prefix, "positions": positions}
         starts = None if self.width is None else row_starts(key_mask, positions)
         pattern = {"heads": self.heads, "order": self.order, "combine": self.combine}
         return args, {**pattern, **place, "starts": starts, "causal": self.causal, "key_mask": key_mask}
 
-    def _later(self, x: Tensor) -> tuple[Tensor, ...]:
+    def _later_weights(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the weights and biases of the stages after the first."""
         maps = [self.read(self.get_submodule(f"stage_{n + 2}"), x) for n in range(self.stages)]
         return tuple(a for weight, *bias in maps for a in (weight, bias[0] if bias else x.new_zeros(len(weight))))
@@ -343,14 +343,16 @@ class Axial(Mixer):
         near, raster = {"valid": key_valid[:, -n:]}, Raster(None, self.width, 0)
         q_row, k_row, v_row, k_inner, v_inner = recent.to(x.dtype).chunk(5, -1)
         own = {"heads": self.heads, "raster": raster}
-        h = along(q_row, k_row, v_row, 1, **own, **near, positions=(key_positions[:, -n:], key_positions[:, -n:]))
-        fresh = self._finished(state, F.linear(h, *self.read(self.get_submodule("stage_2"), h)))
+        h = attend_lines(
+            q_row, k_row, v_row, 1, **own, **near, positions=(key_positions[:, -n:], key_positions[:, -n:])
+        )
+        fresh = self._column_keys(state, F.linear(h, *self.read(self.get_submodule("stage_2"), h)))
         column = torch.cat([state.column[:, : -self.width], fresh], 1)
         k_column, v_column = column.to(x.dtype).chunk(2, -1)
-        above = along(
+        above = attend_lines(
             q_column, k_column, v_column, 0, **own, valid=key_valid, positions=(positions, key_positions), when="before"
         )
-        inner = along(
+        inner = attend_lines(
             q_inner, k_inner, v_inner, 1, **own, **near, positions=(positions, key_positions[:, -n:]), when="upto"
         )
         if holes:
@@ -365,7 +367,7 @@ class Axial(Mixer):
             )
         return above + inner, AxialState(recent[:, -self.width :], column, key_valid, key_positions, state.position)
 
-    def _finished(self, state: AxialState, column: Tensor) -> Tensor:
+    def _column_keys(self, state: AxialState, column: Tensor) -> Tensor:
         """Return the column stage's keys and values of the recent tokens.
 
         Those of the last line are new; those of lines that ended before it are taken from the state.

@@ -144,7 +144,7 @@ class Compressive(Mixer):
         q, k, v = (self.get_submodule(name)(x).detach() for name in ("q_proj", "k_proj", "v_proj"))
         k, v, kept = (torch.where(valid[..., None], a, 0.0) for a in (k, v, x))
         slots = form.compress(
-            form.grouped(kept, valid, self.sizes.rate, positions),
+            form.group_tokens(kept, valid, self.sizes.rate, positions),
             tuple(a.detach() for a in self._project(x)),
             self._squeeze(),
             self.sizes.pool,
@@ -200,7 +200,7 @@ class Compressive(Mixer):
             torch.cat([a, torch.where(valid[..., None], b, 0.0).to(a.dtype)], 1) for a, b in zip(old, new, strict=True)
         )
         key_valid, key_positions = torch.cat([state.valid, valid], 1), torch.cat([state.positions, positions], 1)
-        groups = form.grouped(
+        groups = form.group_tokens(
             inputs.to(wide), key_valid, self.sizes.rate, fill_from_last_valid(key_positions, key_valid)
         )
         maps = (tuple(a.to(wide) for a in part) for part in (self._project(x), self._squeeze()))
@@ -227,9 +227,9 @@ class Compressive(Mixer):
             self.sizes,
             True,
         ).to(q.dtype)
-        return y, self._after((keys, values, inputs, key_valid, key_positions), slots, state, L, holes)
+        return y, self._state_after((keys, values, inputs, key_valid, key_positions), slots, state, L, holes)
 
-    def _after(self, recent, slots, state, L, holes):
+    def _state_after(self, recent, slots, state, L, holes):
         """Return the state after all recent tokens but the last R valid ones have left.
 
         Of the groups that they belong to, the last n_cm are kept.

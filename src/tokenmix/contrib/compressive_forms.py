@@ -13,11 +13,11 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..functional.layout.masks import allowed, valid_mask
-from ..functional.layout.positions import back_to_place, fill_from_last_valid, turned
+from ..functional.layout.positions import align_to_start, back_to_place, fill_from_last_valid
 from ..functional.sums.nonfinite import clean, marks
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact, sum_dtype
-from .parts.lines import dense, mixed, per_head, picked
+from .parts.lines import attend_lines, dense, gather_lines, per_head
 from .parts.relative import by_position
 
 
@@ -70,11 +70,11 @@ def compressive(
     wide, valid = sum_dtype(q), valid_mask(q, key_mask)
     moved = starts is not None and positions is None
     if moved and starts is not None:
-        valid, q, k, v, x = turned(starts, valid, q, k, v, x)
+        valid, q, k, v, x = align_to_start(starts, valid, q, k, v, x)
     k, v, x = (torch.where(valid[..., None], a, 0.0).to(wide) for a in (k, v, x))
     learned = tuple(a.to(wide) for a in (relative, content, place))
     positions = None if positions is None else fill_from_last_valid(positions, valid)
-    groups = grouped(x, valid, rate, positions)
+    groups = group_tokens(x, valid, rate, positions)
     slots = compress(groups, tuple(a.to(wide) for a in project), tuple(a.to(wide) for a in squeeze), pool)
     if positions is None:
         y = _in_blocks(q.to(wide), k, v, valid, slots, learned, heads, sizes, causal)
@@ -102,15 +102,21 @@ def _in_blocks(
     ids = _window(blocks, low, high, G)
     near, far = visible(rows, cols, ids, sizes, causal)
     near = near & (cols[:, None] <= rows[..., None]) if causal else near
-    near = near[None] & picked(valid[..., None], cols)[..., 0][:, :, None]
-    far = far[None] & picked(slots.there[..., None], ids)[..., 0][:, :, None]
-    own, met = marks(q), torch.cat([picked(marks(slots.keys, slots.values), ids), picked(marks(k, v), cols)], 2)
+    near = near[None] & gather_lines(valid[..., None], cols)[..., 0][:, :, None]
+    far = far[None] & gather_lines(slots.there[..., None], ids)[..., 0][:, :, None]
+    own, met = (
+        marks(q),
+        torch.cat([gather_lines(marks(slots.keys, slots.values), ids), gather_lines(marks(k, v), cols)], 2),
+    )
     keys, values = (
-        torch.cat([picked(clean(a), ids), picked(clean(b), cols)], 2) for a, b in ((slots.keys, k), (slots.values, v))
+        torch.cat([gather_lines(clean(a), ids), gather_lines(clean(b), cols)], 2)
+        for a, b in ((slots.keys, k), (slots.values, v))
     )
     positions = torch.cat([ids * rate + rate - 1, cols], 1)
     # (B, N, heads, L, e)
-    y = weigh(picked(clean(q), rows), keys, values, met, learned, torch.cat([far, near], -1), rows, positions, heads)
+    y = weigh(
+        gather_lines(clean(q), rows), keys, values, met, learned, torch.cat([far, near], -1), rows, positions, heads
+    )
     return y.transpose(2, 3).flatten(3).flatten(1, 2)[:, :T] + own
 
 
@@ -172,7 +178,7 @@ class Slots(NamedTuple):
     there: Tensor
 
 
-def grouped(x: Tensor, valid: Tensor, rate: int, positions: Tensor | None) -> Groups:
+def group_tokens(x: Tensor, valid: Tensor, rate: int, positions: Tensor | None) -> Groups:
     """Arrange the tokens in groups.
 
     With explicit positions there is room for as many groups as tokens; groups are counted in the order of the tokens.
@@ -266,7 +272,7 @@ def weigh(
     relative, content, place = learned
     scale = (q.shape[-1] // heads) ** -0.5
     asked, located, kh, vh = (per_head(a, heads) for a in ((q + content) * scale, (q + place) * scale, k, v))
-    return mixed(
+    return attend_lines(
         asked @ kh.transpose(-1, -2) + by_position(located, rows, cols, relative),
         ok.unsqueeze(-3),
         vh,

@@ -10,8 +10,8 @@ from torch import Tensor
 from ..errors import MixerError
 from ..functional.layout.masks import valid_mask
 from ..functional.layout.positions import default_positions
-from ..functional.sums.nonfinite import hides
-from ..functional.sums.taps import silenced
+from ..functional.sums.nonfinite import guard_nonfinite
+from ..functional.sums.taps import zero_masked_values
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact
 from ..mixers.base import About, Arguments, Inputs, Mixer
@@ -20,7 +20,7 @@ from .parts.unprojected import Unprojected
 
 
 @exact
-@hides("x")
+@guard_nonfinite("x")
 def fourier(
     x: Tensor,
     *,
@@ -49,7 +49,7 @@ def fourier(
         raise MixerError(
             "fourier: there is no causal form, because every output depends on every token; use causal=False."
         )
-    v = silenced(x, key_mask)
+    v = zero_masked_values(x, key_mask)
     if (
         key_mask is None
         and positions is None

@@ -11,22 +11,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..functional.sums.nonfinite import hides, honest
-from ..functional.sums.taps import silenced
+from ..functional.sums.nonfinite import guard_nonfinite, propagate_nonfinite
+from ..functional.sums.taps import zero_masked_values
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import at_least_float32, exact
 from ..mixers.base import About, Arguments, Inputs, Mixer, chunk_positions, register_state, token_positions
 from ..mixers.cost import MixingCost
-from ..mixers.parts.history import joined
+from ..mixers.parts.history import append_tokens
 from ..mixers.parts.options import at_least
 from ..mixers.parts.shared import in_pieces, valid_mask
-from ..positions.grid import regrown
+from ..positions.grid import replacing_parameter
 
 EPS = 1e-5
 
 
 @exact
-@hides("z")
+@guard_nonfinite("z")
 def gmlp(
     z: Tensor,
     spatial: Tensor,
@@ -53,7 +53,7 @@ def gmlp(
     """
     choose("gmlp", backend, z)
     gate, value = unit_inputs(z, scale, shift)
-    value = silenced(value, key_mask)
+    value = zero_masked_values(value, key_mask)
     T = z.shape[1]
     spatial, bias = (a.to(value.dtype) for a in (spatial, bias))
     if causal:
@@ -165,8 +165,8 @@ class GMLP(Mixer):
             else:
                 spatial = F.interpolate(self.spatial[None, None], size=(max_len, max_len), mode="bilinear")[0, 0]
             bias = F.interpolate(self.bias[None, None], size=max_len, mode="linear")[0, 0]
-        self.spatial = regrown(self.spatial, spatial)
-        self.bias = regrown(self.bias, bias)
+        self.spatial = replacing_parameter(self.spatial, spatial)
+        self.bias = replacing_parameter(self.bias, bias)
         self.max_len = self.max_context_len = max_len
 
     def between(self, rows: Tensor, cols: Tensor) -> Tensor:
@@ -207,11 +207,11 @@ class GMLP(Mixer):
 
     def _mix_piece(self, x, state, positions, valid):
         gate, value = unit_inputs(self.v_proj(x), self.scale, self.shift)
-        state = joined(state, valid, positions, values=value)
+        state = append_tokens(state, valid, positions, values=value)
         L, S = x.shape[1], state.values.shape[1]
-        history = silenced(state.values.to(torch.promote_types(gate.dtype, state.values.dtype)), state.valid).to(
-            gate.dtype
-        )
+        history = zero_masked_values(
+            state.values.to(torch.promote_types(gate.dtype, state.values.dtype)), state.valid
+        ).to(gate.dtype)
         weights, bias, some = (
             self.between(positions, state.positions).to(gate.dtype).tril(S - L),
             self.bias[positions].to(gate.dtype)[..., None],
@@ -221,4 +221,4 @@ class GMLP(Mixer):
         def form(gate: Tensor, history: Tensor) -> Tensor:
             return torch.where(some[:, S - L :, None], gate * (weights @ history + bias), 0.0).to(x.dtype)
 
-        return honest(form, gate, history, causal=True), state
+        return propagate_nonfinite(form, gate, history, causal=True), state

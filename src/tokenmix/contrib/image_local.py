@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..functional.layout.masks import allowed, zero_masked
-from ..functional.layout.positions import Positions, back_to_place, turned
+from ..functional.layout.positions import Positions, align_to_start, back_to_place
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact, sum_dtype
 from ..mixers.base import QKVO, About, Arguments, Inputs
 from ..mixers.cost import MixingCost
-from ..mixers.parts.history import empty_history, join_rings, joined, newest
+from ..mixers.parts.history import append_tokens, empty_history, join_rings, keep_newest
 from ..mixers.parts.options import at_least, one_of
 from ..mixers.parts.shared import add_projections, check_positions, largest_dot, ring_chunk, row_starts
 from ..mixers.segments import Segmented
@@ -68,7 +68,9 @@ def image_local(
     raster = Raster(grid, width, prefix)
     if positions is not None or attn_mask is not None or S != T:
         ok = allowed(q.shape[0], T, S, causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
-        return dense(q, k, v, ok & _near(positions, starts, raster, block, memory, T, S, q.device), heads).to(dtype)
+        return dense(q, k, v, ok & _memory_mask(positions, starts, raster, block, memory, T, S, q.device), heads).to(
+            dtype
+        )
     lines = (
         _blocks_1d(T, block[0], memory[0], q.device)
         if len(block) == 1
@@ -78,7 +80,7 @@ def image_local(
         lines = lines._replace(ok=lines.ok & (lines.keys[:, None] <= lines.queries[:, :, None]))
     if starts is None:
         return in_lines(q, k, v, lines, key_mask, heads, prefix).to(dtype)
-    valid, q, k, v = turned(starts, key_mask, q, k, v)
+    valid, q, k, v = align_to_start(starts, key_mask, q, k, v)
     return back_to_place(in_lines(q, k, v, lines, valid, heads, prefix), starts).to(dtype)
 
 
@@ -103,7 +105,7 @@ def _blocks_2d(T: int, raster: Raster, block: tuple[int, ...], memory: tuple[int
     return Lines(queries, keys, torch.ones(1, 1, 1, dtype=torch.bool, device=device))
 
 
-def _near(
+def _memory_mask(
     positions: Positions | None,
     starts: Tensor | None,
     raster: Raster,
@@ -297,7 +299,7 @@ class ImageLocal(Segmented):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask)
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
-        state, q = joined(state, valid, positions, keys=self.k_proj(x), values=self.v_proj(x)), self.q_proj(x)
+        state, q = append_tokens(state, valid, positions, keys=self.k_proj(x), values=self.v_proj(x)), self.q_proj(x)
         options = {
             **self._pattern(),
             "width": self.width,
@@ -306,4 +308,4 @@ class ImageLocal(Segmented):
             "key_mask": state.valid,
         }
         y = image_local(q, state.keys.to(q.dtype), state.values.to(q.dtype), **options)
-        return y, newest(state, self._ring, holes=holes)
+        return y, keep_newest(state, self._ring, holes=holes)

@@ -14,23 +14,31 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..functional import aft_chunk as chunk
-from ..functional.sums.nonfinite import hides
+from ..functional.sums.nonfinite import guard_nonfinite
 from ..functional.sums.softmax import FLOOR, MASKED_KEY, merge_heads, prefix_sums, ratio_of, split_heads64
-from ..functional.sums.taps import centre_of, check_odd, grid_weights, pair_weights, silenced, slide, weighed
+from ..functional.sums.taps import (
+    centre_of,
+    check_odd,
+    grid_weights,
+    pair_weights,
+    slide,
+    weigh_values,
+    zero_masked_values,
+)
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import at_least_float32, exact
 from ..mixers.base import About, Arguments, Inputs, chunk_positions, register_state
 from ..mixers.cost import MixingCost
-from ..mixers.parts.history import join_rings, joined, newest
+from ..mixers.parts.history import append_tokens, join_rings, keep_newest
 from ..mixers.parts.options import at_least, check_heads, one_of
 from ..mixers.parts.shared import check_positions, has_holes, in_pieces, valid_mask
 from ..mixers.parts.token_norm import TokenBatchNorm
 from ..mixers.segments import Segmented
-from ..positions.grid import regrown
+from ..positions.grid import replacing_parameter
 
 
 @exact
-@hides("k", "v", asks="q")
+@guard_nonfinite("k", "v", asks="q")
 def lambda_layer(
     q: Tensor,
     k: Tensor,
@@ -70,7 +78,7 @@ def lambda_layer(
         raise MixerError(
             f"lambda_layer: embeddings (a, b, w) need a grid (H, W) and causal=False, and vice versa; got {given}."
         )
-    qh, vz = at_least_float32(q).unflatten(-1, (heads, -1)), silenced(v, key_mask)
+    qh, vz = at_least_float32(q).unflatten(-1, (heads, -1)), zero_masked_values(v, key_mask)
     content = content_causal(k, v, key_mask) if causal else content_full(k, vz, key_mask)[:, None]
     y = qh @ content.to(qh.dtype)
     y = y + _positions(qh, vz[:, :, None], embedding.to(qh.dtype), grid, prefix, positions, causal)
@@ -84,13 +92,13 @@ def _positions(
     T = q.shape[1]
     at = torch.arange(T, device=q.device).expand(q.shape[:2]) if positions is None else positions
     if grid is not None:
-        return weighed(grid_weights(q @ E.flatten(0, 1).T, at, grid, prefix, (E.shape[0], E.shape[1])), v)
+        return weigh_values(grid_weights(q @ E.flatten(0, 1).T, at, grid, prefix, (E.shape[0], E.shape[1])), v)
     if positions is None:
-        E = _within(E, T, causal)
+        E = _rows_in_reach(E, T, causal)
     taps, centre = q @ E.T, centre_of(E.shape[0], causal)
     if positions is None and E.shape[0] < T:
         return slide(taps, v, centre)
-    return weighed(pair_weights(taps, at, at, centre, causal=causal), v)
+    return weigh_values(pair_weights(taps, at, at, centre, causal=causal), v)
 
 
 def content_full(k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
@@ -120,7 +128,7 @@ def per_key(v: Tensor, width: int) -> Tensor:
     return v[..., None].expand(*v.shape, width).flatten(-2)
 
 
-def _within(E: Tensor, T: int, causal: bool) -> Tensor:
+def _rows_in_reach(E: Tensor, T: int, causal: bool) -> Tensor:
     """Keep only the rows of E that a distance within T tokens can reach."""
     beyond = max(0, E.shape[0] - T) if causal else max(0, E.shape[0] - (2 * T - 1)) // 2
     return E[beyond:] if causal else E[beyond : E.shape[0] - beyond]
@@ -278,7 +286,7 @@ class Lambda(Segmented):
             self.refuse(f"resize needs a positive length, got {max_len!r}")
         old, more = self.embedding.detach(), max_len - self.max_len
         self.max_len = self.max_context_len = max_len
-        self.embedding = regrown(self.embedding, old.new_empty(*self._sizes(max_len), self.key_width))
+        self.embedding = replacing_parameter(self.embedding, old.new_empty(*self._sizes(max_len), self.key_width))
         self.init_parameters()
         with torch.no_grad():
             if more >= 0:
@@ -286,7 +294,7 @@ class Lambda(Segmented):
             else:
                 self.embedding.copy_(old[-more : -more + self.embedding.shape[0]])
 
-    def _projected(self, x: Tensor, key_mask: Tensor | None) -> tuple[Tensor, ...]:
+    def _project_inputs(self, x: Tensor, key_mask: Tensor | None) -> tuple[Tensor, ...]:
         found = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
         return tuple(self.norms[name](a, key_mask) if name in self.norms else a for name, a in found.items())
 
@@ -311,7 +319,7 @@ class Lambda(Segmented):
             "causal": self.causal,
             "key_mask": key_mask,
         }
-        return (*self._projected(inputs.x, key_mask), self.embedding), options
+        return (*self._project_inputs(inputs.x, key_mask), self.embedding), options
 
     def mixing_cost(self, T: int) -> MixingCost:
         w, c, H, D = self.key_width, self.dim // self.heads, self.heads, self.dim
@@ -354,17 +362,19 @@ class Lambda(Segmented):
         return self.out_proj(y), state._replace(position=next_position)
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
-        q, k, v = self._projected(x, valid)
+        q, k, v = self._project_inputs(x, valid)
         past, spread = (state.m, state.num, state.den), per_key(v.double(), self.key_width)
         content, past = chunk.aft_simple_chunk(spread, k, spread, past, key_mask=valid, gate=None)
-        state = joined(state, valid, positions, values=v)
+        state = append_tokens(state, valid, positions, values=v)
         qh = at_least_float32(q).unflatten(-1, (self.heads, -1))
-        vz = silenced(state.values.to(torch.promote_types(qh.dtype, state.values.dtype)), state.valid).to(qh.dtype)
+        vz = zero_masked_values(state.values.to(torch.promote_types(qh.dtype, state.values.dtype)), state.valid).to(
+            qh.dtype
+        )
         E = self.embedding.to(qh.dtype)
         weights = pair_weights(qh @ E.T, positions, state.positions, centre_of(E.shape[0], True), causal=True)
-        y = qh @ content.unflatten(-1, (-1, self.key_width)).transpose(-1, -2).to(qh.dtype) + weighed(
+        y = qh @ content.unflatten(-1, (-1, self.key_width)).transpose(-1, -2).to(qh.dtype) + weigh_values(
             weights, vz[:, :, None]
         )
-        state = state if self.window is None else newest(state, self.window - 1, holes=holes)
+        state = state if self.window is None else keep_newest(state, self.window - 1, holes=holes)
         m, num, den = past
         return y.flatten(2).to(x.dtype), state._replace(m=m, num=num, den=den)

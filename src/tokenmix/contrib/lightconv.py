@@ -12,13 +12,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..functional.sums.nonfinite import honest, over_pairs, over_window
-from ..functional.sums.taps import centre_of, check_odd, depthwise, pair_weights, silenced, slide, weighed
+from ..functional.sums.nonfinite import over_pairs, over_window, propagate_nonfinite
+from ..functional.sums.taps import (
+    centre_of,
+    check_odd,
+    depthwise,
+    pair_weights,
+    slide,
+    weigh_values,
+    zero_masked_values,
+)
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact
 from ..mixers.base import About, Arguments, Inputs
 from ..mixers.cost import MixingCost
-from ..mixers.parts.history import joined, newest, ring_bytes
+from ..mixers.parts.history import append_tokens, keep_newest, ring_bytes
 from ..mixers.parts.options import at_least, check_heads
 from .parts.window import WindowMixer
 
@@ -52,7 +60,7 @@ def lightconv(
     centre = centre_of(size, causal)
 
     def form(windows: Tensor, x: Tensor) -> Tensor:
-        v = silenced(x, key_mask)
+        v = zero_masked_values(x, key_mask)
         taps = (kernel if static else windows.unflatten(-1, kernel.shape[2:])).double().softmax(-1).to(v.dtype)
         if positions is None and static:
             return depthwise(taps, v, centre).to(x.dtype)
@@ -61,10 +69,10 @@ def lightconv(
         if positions is None:
             y = slide(taps, heads, centre)
         else:
-            y = weighed(pair_weights(taps, positions, positions, centre, causal=causal), heads)
+            y = weigh_values(pair_weights(taps, positions, positions, centre, causal=causal), heads)
         return y.flatten(2).to(x.dtype)
 
-    def met(mark: Tensor) -> Tensor:
+    def mark_window(mark: Tensor) -> Tensor:
         if positions is None:
             return over_window(mark, -centre, size - 1 - centre)
         return over_pairs(
@@ -72,8 +80,8 @@ def lightconv(
         )
 
     if static:
-        return honest(partial(form, kernel), None, x, key_mask=key_mask, reach=met)
-    return honest(form, kernel.flatten(2), x, key_mask=key_mask, reach=met)
+        return propagate_nonfinite(partial(form, kernel), None, x, key_mask=key_mask, reach=mark_window)
+    return propagate_nonfinite(form, kernel.flatten(2), x, key_mask=key_mask, reach=mark_window)
 
 
 def _check(x: Tensor, kernel: Tensor, causal: bool, backend: Backend) -> None:
@@ -236,9 +244,9 @@ def values(mixer: LightConv | DynamicConv, x: Tensor) -> Tensor:
 
 def window_step(mixer, g, kernel, state, positions, valid, holes):
     """Convolve new values g (B, L, D) with windows ``kernel`` over the ring and each other."""
-    state = joined(state, valid, positions, values=g)
-    v = silenced(state.values.to(torch.promote_types(g.dtype, state.values.dtype)), state.valid)
+    state = append_tokens(state, valid, positions, values=g)
+    v = zero_masked_values(state.values.to(torch.promote_types(g.dtype, state.values.dtype)), state.valid)
     taps = kernel.double().softmax(-1).to(v.dtype)
     weights = pair_weights(taps, positions, state.positions, centre_of(mixer.kernel_size, True), causal=True)
-    y = weighed(weights, v.unflatten(-1, (mixer.heads, -1))).flatten(2)
-    return y.to(g.dtype), newest(state, mixer.halo, holes=holes)
+    y = weigh_values(weights, v.unflatten(-1, (mixer.heads, -1))).flatten(2)
+    return y.to(g.dtype), keep_newest(state, mixer.halo, holes=holes)

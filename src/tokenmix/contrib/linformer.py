@@ -16,18 +16,18 @@ from ..functional.attention import finite_attention
 from ..functional.layout.heads import by_head
 from ..functional.layout.masks import zero_masked
 from ..functional.layout.positions import default_positions
-from ..functional.sums.nonfinite import hides
+from ..functional.sums.nonfinite import guard_nonfinite
 from ..kernels.backend import Backend
 from ..kernels.precision import at_least_float32, exact
 from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer, token_positions
 from ..mixers.cost import MixingCost
 from ..mixers.parts.options import at_least
 from ..mixers.parts.shared import add_projections, largest_dot
-from ..positions.grid import regrown
+from ..positions.grid import replacing_parameter
 
 
 @exact
-@hides("k", "v", asks="q")
+@guard_nonfinite("k", "v", asks="q")
 def linformer(
     q: Tensor,
     k: Tensor,
@@ -57,13 +57,13 @@ def linformer(
         )
     if k.shape[1] > e.shape[-1]:
         raise MixerError(f"linformer: e has {e.shape[-1]} columns, one per position, got {k.shape[1]} keys.")
-    kc, vc = shortened(k, e, heads, positions, key_mask), shortened(v, f, heads, positions, key_mask)
+    kc, vc = project_length(k, e, heads, positions, key_mask), project_length(v, f, heads, positions, key_mask)
     wide = at_least_float32(q)
     return finite_attention(wide, kc.to(wide.dtype), vc.to(wide.dtype), heads=heads, backend=backend).to(q.dtype)
 
 
 @exact
-def shortened(k: Tensor, e: Tensor, heads: int, positions: Tensor | None, key_mask: Tensor | None) -> Tensor:
+def project_length(k: Tensor, e: Tensor, heads: int, positions: Tensor | None, key_mask: Tensor | None) -> Tensor:
     """Compute E K: (B, S, D) and (heads or 1, K, N) -> (B, K, D), float64."""
     B, S, D = k.shape
     k = zero_masked(k, key_mask).double()
@@ -157,9 +157,9 @@ class Linformer(Mixer):
         """
         if not isinstance(max_len, int) or max_len < 1:
             self.refuse(f"resize needs a positive length, got {max_len!r}")
-        self.projection_e = regrown(self.projection_e, _stretched(self.projection_e, max_len))
+        self.projection_e = replacing_parameter(self.projection_e, _interpolate_length(self.projection_e, max_len))
         if self.projection_f is not None:
-            self.projection_f = regrown(self.projection_f, _stretched(self.projection_f, max_len))
+            self.projection_f = replacing_parameter(self.projection_f, _interpolate_length(self.projection_f, max_len))
         self.max_len = self.max_context_len = max_len
 
     def functional_args(self, inputs: Inputs) -> Arguments:
@@ -188,10 +188,10 @@ class Linformer(Mixer):
         q, k, _, e, _ = (a.detach() for a in args)
         return largest_dot(
             q,
-            shortened(k, e, options["heads"], options["positions"], options["key_mask"]).to(q.dtype),
+            project_length(k, e, options["heads"], options["positions"], options["key_mask"]).to(q.dtype),
             options["heads"],
         )
 
 
-def _stretched(projection: Tensor, length: int) -> Tensor:
+def _interpolate_length(projection: Tensor, length: int) -> Tensor:
     return F.interpolate(projection, size=length, mode="linear", align_corners=False)

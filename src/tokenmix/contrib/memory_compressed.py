@@ -13,13 +13,13 @@ from torch import Tensor
 
 from ..functional.attention import attention
 from ..functional.layout.masks import zero_masked
-from ..functional.layout.positions import fill_from_last_valid, gather_tokens, last_valid, shifted
+from ..functional.layout.positions import drop_padding, fill_from_last_valid, gather_tokens, last_valid
 from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer, chunk_positions, register_state
 from ..mixers.cost import MixingCost
-from ..mixers.parts.hands_out import ReadConv1d
 from ..mixers.parts.options import at_least
 from ..mixers.parts.shared import add_projections, check_positions, has_holes, in_pieces, largest_dot, valid_mask
-from .memory_compressed_forms import Slots, folded, memory_compressed, over_slots
+from ..mixers.parts.weights_on_call import ReadConv1d
+from .memory_compressed_forms import Slots, fold_slots, memory_compressed, over_slots
 from .parts.cells import cells_of, patches, strided_conv
 
 
@@ -137,7 +137,7 @@ class MemoryCompressed(Mixer):
         q, k, _, conv = args
         valid = options["key_mask"]
         if valid is not None:
-            valid, k, q = shifted(valid, k, q)
+            valid, k, q = drop_padding(valid, k, q)
         k, found = zero_masked(k.detach(), valid), 0.0
         if not conv or options["causal"]:
             found = largest_dot(q, k, options["heads"])
@@ -149,14 +149,14 @@ class MemoryCompressed(Mixer):
         return found
 
     def empty_state(self, batch_size, *, device, dtype):
-        def nothing(length):
+        def empty_history(length):
             tokens, flags = (
                 torch.zeros(batch_size, length, self.dim, device=device, dtype=dtype),
                 torch.zeros(batch_size, length, device=device),
             )
             return tokens, tokens.clone(), flags.bool(), flags.long()
 
-        slots, near = nothing(1 if self.mode == "compressed" else 0), nothing(self.block - 1)
+        slots, near = empty_history(1 if self.mode == "compressed" else 0), empty_history(self.block - 1)
         position = torch.zeros(batch_size, dtype=torch.long, device=device)
         return MemoryCompressedState(
             *slots, *near, torch.zeros(batch_size, 0, dtype=torch.bool, device=device), position
@@ -197,18 +197,18 @@ class MemoryCompressed(Mixer):
         q, extra = self.q_proj(x), recent[0].shape[1] - (self.block - 1)
         if self.mode == "local":
             y = self._local(q, recent)
-            recent = self._closed(recent, state) if holes else recent
+            recent = self._move_masked_first(recent, state) if holes else recent
             return y, state._replace(**dict(zip(state._fields[4:8], (a[:, extra:] for a in recent), strict=True)))
         slots = Slots(*state[:4])
         y = over_slots(q, slots, recent, self._conv(x), heads=self.heads, block=self.block)
-        recent = self._closed(recent, state) if holes else recent
+        recent = self._move_masked_first(recent, state) if holes else recent
         step = 1 if state.scattered.shape[1] else self.block
         leaving = extra // step * step
         if leaving:
-            slots = folded(slots, tuple(a[:, :leaving] for a in recent), self._conv(x), block=self.block, step=step)
+            slots = fold_slots(slots, tuple(a[:, :leaving] for a in recent), self._conv(x), block=self.block, step=step)
         return y, MemoryCompressedState(*slots, *(a[:, leaving:] for a in recent), *state[8:])
 
-    def _closed(self, recent, state):
+    def _move_masked_first(self, recent, state):
         """Return the recent tokens with masked ones moved before all valid ones.
 
         Masked tokens then belong to the block before.

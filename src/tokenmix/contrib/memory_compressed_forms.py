@@ -16,11 +16,11 @@ from ..errors import MixerError
 from ..functional.attention import attention, finite_attention
 from ..functional.layout.heads import by_head
 from ..functional.layout.masks import valid_mask, zero_masked
-from ..functional.layout.positions import back_to_place, first_true, shifted
-from ..functional.sums.nonfinite import honest
+from ..functional.layout.positions import back_to_place, drop_padding, first_true
+from ..functional.sums.nonfinite import propagate_nonfinite
 from ..kernels.backend import Backend
 from ..kernels.precision import at_least_float32, exact, sum_dtype
-from .parts.cells import cells_of, gathered, patches, strided_conv, taps_of
+from .parts.cells import cells_of, patches, strided_conv, sum_cells, taps_of
 
 Conv = tuple[Tensor, ...]  # (W_k, W_v, b_k, b_v): (D, D, b) and (D,)
 
@@ -60,7 +60,7 @@ def memory_compressed(
     if q.shape[1] == 0:
         return torch.zeros_like(q)
     if positions is not None:
-        return _scattered(
+        return _attend_pairs(
             q,
             k,
             v,
@@ -74,13 +74,13 @@ def memory_compressed(
         )
     valid, T = key_mask, q.shape[1]
     if key_mask is not None:
-        valid, q, k, v = shifted(key_mask, q, k, v)
+        valid, q, k, v = drop_padding(key_mask, q, k, v)
     k, v = zero_masked(k, valid), zero_masked(v, valid)
     if mode == "local":
         y = _blockwise(q, k, v, heads=heads, block=min(block, T), causal=causal, valid=valid, backend=backend)
     else:
-        form = partial(_compressed, conv=conv, heads=heads, causal=causal, valid=valid, backend=backend)
-        y = honest(form, q, k, v, causal=causal)
+        form = partial(_attend_blocks, conv=conv, heads=heads, causal=causal, valid=valid, backend=backend)
+        y = propagate_nonfinite(form, q, k, v, causal=causal)
     if key_mask is None:
         return y
     return back_to_place(y, first_true(key_mask)[:, 0])
@@ -100,7 +100,7 @@ def _blockwise(
     return y.view(B, T + extra, y.shape[-1])[:, :T]
 
 
-def _compressed(
+def _attend_blocks(
     q: Tensor, k: Tensor, v: Tensor, *, conv: Conv, heads: int, causal: bool, valid: Tensor | None, backend: Backend
 ) -> Tensor:
     """Attend to keys and values of blocks; in the causal form also to the block's own tokens, under one softmax."""
@@ -143,7 +143,7 @@ def _joint(own: list[Tensor], cells: tuple[Tensor, Tensor], near: Tensor, far: T
     return y.movedim(1, -2).flatten(-2)
 
 
-def _scattered(
+def _attend_pairs(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -167,7 +167,7 @@ def _scattered(
         nothing = Slots(k[:, :0], v[:, :0], valid[:, :0], positions[:, :0])
         return over_slots(q, nothing, (k, v, valid, positions), conv, heads=heads, block=block, backend=backend)
     cell, tap = cells_of(positions, block)
-    last, keys, values = gathered(cell, valid, *(taps_of(a, tap, w) for a, w in zip((k, v), conv[:2], strict=True)))
+    last, keys, values = sum_cells(cell, valid, *(taps_of(a, tap, w) for a, w in zip((k, v), conv[:2], strict=True)))
     keys, values = (keys + conv[2].double()).to(sum_dtype(q)), (values + conv[3].double()).to(sum_dtype(q))
     return attention(at_least_float32(q), keys, values, heads=heads, key_mask=last, backend=backend).to(q.dtype)
 
@@ -208,7 +208,7 @@ def over_slots(
         torch.cat([s[:, -1:].double(), taps_of(a, tap, w)], 1)
         for s, a, w in zip(slots[:2], (k, v), conv[:2], strict=True)
     )
-    last, *sums = gathered(
+    last, *sums = sum_cells(
         torch.cat([slots.cells[:, -1:], cell], 1), torch.cat([slots.valid[:, -1:], valid], 1), *parts
     )
     far = [
@@ -225,7 +225,7 @@ def over_slots(
     return attention(q.to(dtype), keys, values, heads=heads, attn_mask=ok, backend=backend).to(q.dtype)
 
 
-def folded(slots: Slots, old: tuple[Tensor, ...], conv: Conv, *, block: int, step: int) -> Slots:
+def fold_slots(slots: Slots, old: tuple[Tensor, ...], conv: Conv, *, block: int, step: int) -> Slots:
     """Return the slots after ``old`` tokens were added: one more slot for every ``step`` tokens.
 
     old = (keys, values, valid, positions). ``step`` is the block where positions increase by 1, so that ``step`` tokens

@@ -10,19 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..functional.sums.nonfinite import hides
-from ..functional.sums.taps import silenced
+from ..functional.sums.nonfinite import guard_nonfinite
+from ..functional.sums.taps import zero_masked_values
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact
 from ..mixers.base import About, Arguments, Inputs, Mixer, token_positions
 from ..mixers.cost import MixingCost
 from ..mixers.parts.options import at_least
-from ..positions.grid import regrown
+from ..positions.grid import replacing_parameter
 from .parts.unprojected import Unprojected
 
 
 @exact
-@hides("x")
+@guard_nonfinite("x")
 def mlp_mixer(
     x: Tensor,
     w1: Tensor,
@@ -52,7 +52,7 @@ def mlp_mixer(
         raise MixerError(
             "mlp_mixer: there is no causal form, because every hidden unit reads every token; use causal=False."
         )
-    v = silenced(x, key_mask)
+    v = zero_masked_values(x, key_mask)
     w1, b1, w2, b2 = (a.to(v.dtype) for a in (w1, b1, w2, b2))
     y = w2 @ F.gelu(w1 @ v + b1[:, None]) + b2[..., None]
     if key_mask is not None:
@@ -108,7 +108,11 @@ class MLPMixer(Mixer):
             w1, w2, b2 = (
                 F.interpolate(a[None], size=max_len, mode="linear")[0] for a in (self.w1, self.w2.T, self.b2[None])
             )
-        self.w1, self.w2, self.b2 = regrown(self.w1, w1), regrown(self.w2, w2.T), regrown(self.b2, b2[0])
+        self.w1, self.w2, self.b2 = (
+            replacing_parameter(self.w1, w1),
+            replacing_parameter(self.w2, w2.T),
+            replacing_parameter(self.b2, b2[0]),
+        )
         self.max_len = self.max_context_len = max_len
 
     def functional_args(self, inputs: Inputs) -> Arguments:

@@ -15,7 +15,7 @@ from ..errors import MixerError
 from ..functional.layout.heads import by_head
 from ..functional.layout.masks import zero_masked
 from ..functional.layout.positions import default_positions
-from ..functional.sums.nonfinite import hides
+from ..functional.sums.nonfinite import guard_nonfinite
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact, sum_dtype
 from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer
@@ -25,7 +25,7 @@ from ..mixers.parts.shared import add_projections, check_positions, largest_dot
 
 
 @exact
-@hides("q", "k", "v")
+@guard_nonfinite("q", "k", "v")
 def nystrom(
     q: Tensor,
     k: Tensor,
@@ -77,7 +77,7 @@ def nystrom(
     columns = _softmax(q_mean @ kh.mT, None if key_mask is None else key_mask[:, None, None]) * some[..., None]
     y = rows @ (inverse(core, iterations) @ (columns @ vh))
     if taps.shape[1]:
-        y = y + convolved(vh.to(sum_dtype(q)), taps.to(sum_dtype(q)), positions)
+        y = y + convolve_values(vh.to(sum_dtype(q)), taps.to(sum_dtype(q)), positions)
     if key_mask is not None:
         y = torch.where(key_mask.any(1)[:, None, None, None], y, 0.0)
     return y.transpose(1, 2).flatten(2).to(q.dtype)
@@ -110,7 +110,7 @@ def inverse(a: Tensor, iterations: int) -> Tensor:
     return z
 
 
-def convolved(v: Tensor, taps: Tensor, positions: Tensor | None) -> Tensor:
+def convolve_values(v: Tensor, taps: Tensor, positions: Tensor | None) -> Tensor:
     """Compute sum_j taps_j v_(t + j - s // 2), zero outside: v (B, H, T, e), taps (H, s)."""
     (B, H, T, e), s = v.shape, taps.shape[1]
     if positions is None:

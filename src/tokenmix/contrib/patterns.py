@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import MixerError
 from ..functional.layout.blocks import (
     ByDistance,
-    Part,
+    PartialSums,
     Ready,
     added_between,
     band,
@@ -25,13 +25,13 @@ from ..functional.layout.blocks import (
     cut,
     dense,
     in_classes,
-    joined,
+    merge_heads,
     of_heads,
     own_positions,
     pairs_of,
     part_of,
+    prepare_blocks,
     ratio,
-    ready,
 )
 from ..functional.layout.positions import Positions, in_order
 from ..kernels.backend import Backend
@@ -40,7 +40,7 @@ from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import empty_history
 from ..mixers.parts.options import at_least
-from ..mixers.parts.patterns import BlockCost, added, build_distance_bias, explicit, history_step, kept_bytes
+from ..mixers.parts.patterns import BlockCost, bias_options, build_distance_bias, explicit, history_step, kept_bytes
 from ..mixers.parts.shared import add_projections, check_positions, largest_added, largest_dot
 
 
@@ -76,18 +76,18 @@ def strided(
     _check_halves("strided", heads, merged)
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
-    r = ready(q, k, v, heads, key_mask, added)
+    r = prepare_blocks(q, k, v, heads, key_mask, added)
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
         positions = own_positions(q, k, None) if positions is None else positions
         rows, cols, ok = pairs_of(positions, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
         near, column = (rows - cols).abs() <= stride, torch.remainder(rows - cols, stride) == 0
-        return joined(dense(r, _by_half(near & ok, column & ok, heads, merged), rows - cols), q)
+        return merge_heads(dense(r, _by_half(near & ok, column & ok, heads, merged), rows - cols), q)
 
     one, two = _halves(r, heads, merged)
     lines = -(-q.shape[1] // stride)
     window = band(*one, back=stride, ahead=0 if causal else stride)
     lattice = in_classes(*two, stride, back=lines - 1, ahead=0 if causal else lines - 1, hole=1 if merged else -1)
-    return joined(_together(window, lattice, merged), q)
+    return merge_heads(_join_parts(window, lattice, merged), q)
 
 
 @exact
@@ -125,13 +125,13 @@ def fixed(
         raise MixerError(f"fixed: columns={columns} must be at most stride={stride}.")
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
-    r = ready(q, k, v, heads, key_mask, added)
+    r = prepare_blocks(q, k, v, heads, key_mask, added)
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
         positions = own_positions(q, k, key_mask) if positions is None else positions
         rows, cols, ok = pairs_of(positions, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
         near = torch.div(rows, stride, rounding_mode="floor") == torch.div(cols, stride, rounding_mode="floor")
         column = torch.remainder(cols, stride) >= stride - columns
-        return joined(dense(r, _by_half(near & ok, column & ok, heads, merged), rows - cols), q)
+        return merge_heads(dense(r, _by_half(near & ok, column & ok, heads, merged), rows - cols), q)
 
     return in_order(
         partial(_fixed_blocks, stride=stride, columns=columns, heads=heads, merged=merged, causal=causal, added=added),
@@ -154,12 +154,12 @@ def _fixed_blocks(
     added: ByDistance | None,
 ) -> Tensor:
     """Compute ``fixed`` where index = position."""
-    one, two = _halves(ready(q, k, v, heads, key_mask, added), heads, merged)
+    one, two = _halves(prepare_blocks(q, k, v, heads, key_mask, added), heads, merged)
     near = blockwise(*one, stride, 0, 0, lambda rows, cols: cols <= rows if causal else (cols >= 0) & (rows >= 0))
-    return joined(_together(near, _summaries(two, stride, columns, causal=causal, merged=merged), merged), q)
+    return merge_heads(_join_parts(near, _summaries(two, stride, columns, causal=causal, merged=merged), merged), q)
 
 
-def _summaries(r: Ready, stride: int, columns: int, *, causal: bool, merged: bool) -> Part:
+def _summaries(r: Ready, stride: int, columns: int, *, causal: bool, merged: bool) -> PartialSums:
     """Attend from all queries to the last ``columns`` positions of every block.
 
     The own block is excluded where another part covers it.
@@ -190,7 +190,7 @@ def _halves(r: Ready, heads: int, merged: bool) -> tuple[Ready, Ready]:
     return of_heads(r, slice(heads // 2)), of_heads(r, slice(heads // 2, None))
 
 
-def _together(near: Part, column: Part, merged: bool) -> Tensor:
+def _join_parts(near: PartialSums, column: PartialSums, merged: bool) -> Tensor:
     return ratio(near, column) if merged else torch.cat([ratio(near), ratio(column)], 1)
 
 
@@ -261,7 +261,7 @@ class Strided(Mixer):
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         return args, {
             **self._pattern(),
-            **added(self.bias, x),
+            **bias_options(self.bias, x),
             "positions": positions,
             "causal": self.causal,
             "key_mask": key_mask,
@@ -347,7 +347,7 @@ class Fixed(Mixer):
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         return args, {
             **self._pattern(),
-            **added(self.bias, x),
+            **bias_options(self.bias, x),
             "positions": positions,
             "causal": self.causal,
             "key_mask": key_mask,
@@ -356,7 +356,7 @@ class Fixed(Mixer):
 
     def mixing_cost(self, T: int) -> MixingCost:
         counts, share = BlockCost(T), 1 if self.merged else 2
-        parts = [counts.own_block(self.stride), counts.shared(-(-T // self.stride) * self.columns)]
+        parts = [counts.own_block(self.stride), counts.count_shared(-(-T // self.stride) * self.columns)]
         flops = sum(4 * self.dim * p.pairs for p in parts) // share
         kept, biased = kept_bytes(self.dim, self.heads, T, parts, share=share), 0
         if self.bias is not None:  # the distances of the columns are kept

@@ -14,18 +14,18 @@ from torch import Tensor
 from ..errors import MixerError
 from ..functional.layout.blocks import (
     ByDistance,
-    Part,
+    PartialSums,
     Ready,
     blockwise,
     check,
     cut,
     dense,
-    joined,
+    merge_heads,
     own_positions,
     pairs_of,
     part_of,
+    prepare_blocks,
     ratio,
-    ready,
 )
 from ..functional.layout.positions import Positions, in_order
 from ..kernels.backend import Backend
@@ -34,7 +34,7 @@ from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import empty_history
 from ..mixers.parts.options import at_least
-from ..mixers.parts.patterns import BlockCost, added, build_distance_bias, history_step, kept_bytes
+from ..mixers.parts.patterns import BlockCost, bias_options, build_distance_bias, history_step, kept_bytes
 from ..mixers.parts.shared import add_projections, check_positions, largest_added, largest_dot
 from .parts.global_tokens import to_all, to_first, without_first
 
@@ -96,7 +96,9 @@ def bigbird(
         positions = own_positions(q, k, key_mask) if positions is None else positions
         rows, cols, ok = pairs_of(positions, q, k, causal=causal, key_mask=key_mask, attn_mask=None)
         pattern = _blocks_seen(rows, cols, block, None if causal else _length(cols[:, 0], key_mask), draw)
-        return joined(dense(ready(q, k, v, heads, key_mask, added), pattern & ok[:, None], rows - cols), q)
+        return merge_heads(
+            dense(prepare_blocks(q, k, v, heads, key_mask, added), pattern & ok[:, None], rows - cols), q
+        )
 
     form = partial(_bigbird_blocks, block=block, side=window_blocks // 2, draw=draw, causal=causal, added=added)
     return in_order(form, (q, k, v), key_mask)
@@ -115,10 +117,10 @@ def _bigbird_blocks(
     added: ByDistance | None,
 ) -> Tensor:
     """Compute ``bigbird`` where index = position."""
-    r, T = ready(q, k, v, draw["heads"], key_mask, added), q.shape[1]
+    r, T = prepare_blocks(q, k, v, draw["heads"], key_mask, added), q.shape[1]
     index, g = torch.arange(T, device=q.device), min(draw["first"] * block, T)
     window = r._replace(valid=without_first(r, g))
-    parts = [blockwise(*window, block, side, 0 if causal else side, _before if causal else _all)]
+    parts = [blockwise(*window, block, side, 0 if causal else side, _causal_pairs if causal else _all)]
     if g:
         parts.append(to_first(r, g, index, causal))
     if draw["count"]:
@@ -128,10 +130,10 @@ def _bigbird_blocks(
     y = ratio(*parts)
     if g and not causal:
         y = torch.cat([to_all(r._replace(q=r.q[:, :, :g]), False), y[:, :, g:]], 2)
-    return joined(y, q)
+    return merge_heads(y, q)
 
 
-def _before(rows: Tensor, cols: Tensor) -> Tensor:
+def _causal_pairs(rows: Tensor, cols: Tensor) -> Tensor:
     return cols <= rows
 
 
@@ -175,14 +177,14 @@ def random_choice(i: Tensor, end: Tensor, *, window: int, first: int, heads: int
     candidates = (end - first - inside).clamp_min(0)[:, None, :, None]
     slot, head = torch.arange(count, device=i.device), torch.arange(heads, device=i.device)[:, None, None]
     start, stop = (torch.div(candidates * s, count, rounding_mode="floor") for s in (slot, slot + 1))
-    number = _hashed(i[:, None, :, None] * 7919 + head * 104729 + slot * 1299709 + (seed & BITS) * 15485863)
+    number = _hash_numbers(i[:, None, :, None] * 7919 + head * 104729 + slot * 1299709 + (seed & BITS) * 15485863)
     pick = start + ((number * (stop - start)) >> 31)
     chosen = first + pick
     chosen = torch.where(chosen >= low[:, None, :, None], chosen + inside[:, None, :, None], chosen)
     return torch.where(stop > start, chosen, -1)
 
 
-def _hashed(x: Tensor) -> Tensor:
+def _hash_numbers(x: Tensor) -> Tensor:
     """Hash to numbers below 2^31; the constants keep all products below 2^62."""
     x = x & BITS
     for shift, factor in ((15, 0x2C1B3C6D), (12, 0x297A2D39)):
@@ -190,7 +192,7 @@ def _hashed(x: Tensor) -> Tensor:
     return x ^ (x >> 15)
 
 
-def _random_part(r: Ready, chosen: Tensor, block: int) -> Part:
+def _random_part(r: Ready, chosen: Tensor, block: int) -> PartialSums:
     """Attend from each block of queries to its chosen (B or 1, H, n, count) blocks."""
     (B, H, T, _), n, count = r.q.shape, chosen.shape[2], chosen.shape[3]
     drawn, chosen = chosen, chosen.expand(B, H, n, count)
@@ -216,7 +218,7 @@ def _random_part(r: Ready, chosen: Tensor, block: int) -> Part:
         far = place.view(n, block, 1) - keys[:, :, :, None]  # (B or 1, H, n, block, count * block)
         every = r.added(torch.arange(-n * block, n * block + 1, device=r.q.device))
         added = torch.stack([every[h][far[:, h] + n * block] for h in range(H)], 1)
-    return Part(*(a.flatten(-3, -2)[..., :T, :] for a in part_of(cut(r.q, n, block), k, v, ok, added)))
+    return PartialSums(*(a.flatten(-3, -2)[..., :T, :] for a in part_of(cut(r.q, n, block), k, v, ok, added)))
 
 
 class BigBird(Mixer):
@@ -287,14 +289,14 @@ class BigBird(Mixer):
         x, positions, key_mask = inputs.x, inputs.positions, inputs.key_mask
         check_positions(self, positions, key_mask)
         args = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        options = {**self._pattern(), **added(self.bias, x)}
+        options = {**self._pattern(), **bias_options(self.bias, x)}
         return args, {**options, "positions": positions, "causal": self.causal, "key_mask": key_mask}
 
     def mixing_cost(self, T: int) -> MixingCost:
         counts, D, g = BlockCost(T), self.dim, min(self.global_blocks * self.block, T)
         parts = [counts.blocks(self.block, self.window_blocks // 2)]
-        parts += [counts.shared(g)] if g else []
-        parts += [counts.chosen(self.block, self.random_blocks)] if self.random_blocks else []
+        parts += [counts.count_shared(g)] if g else []
+        parts += [counts.count_chosen(self.block, self.random_blocks)] if self.random_blocks else []
         flops = sum(4 * D * p.pairs for p in parts) + 4 * D * g * T
         kept = kept_bytes(D, self.heads, T, parts, rows=g)
         biased = 0 if self.bias is None else self.heads * (sum(p.pairs for p in parts) + g * T)

@@ -12,7 +12,7 @@ from ..mixers.cost import MixingCost
 from ..mixers.parts import history
 from ..mixers.parts.history import empty_history
 from ..mixers.parts.options import at_least
-from ..mixers.parts.patterns import BlockCost, added, build_distance_bias, explicit, kept_bytes
+from ..mixers.parts.patterns import BlockCost, bias_options, build_distance_bias, explicit, kept_bytes
 from ..mixers.parts.shared import add_projections, check_positions, largest_added, largest_dot, valid_mask
 from .patterns_longformer_forms import longformer, longformer_chunk
 
@@ -51,9 +51,9 @@ def global_args(mixer, x: Tensor) -> tuple[Tensor, ...]:
 def global_cost(mixer, T: int, reach: int, dilations: list[int], g: int) -> MixingCost:
     """Compute the cost of the windows, the columns of the global tokens, and their rows."""
     counts, D, g = BlockCost(T), mixer.dim, min(g, T)
-    windows = [counts.dilated(reach, d) for d in dilations]
+    windows = [counts.count_dilated(reach, d) for d in dilations]
     flops = sum(4 * D // mixer.heads * w.pairs for w in windows) + 4 * D * 2 * g * T
-    kept = kept_bytes(D, mixer.heads, T, [counts.mean(windows), *([counts.shared(g)] if g else [])], rows=g)
+    kept = kept_bytes(D, mixer.heads, T, [counts.mean(windows), *([counts.count_shared(g)] if g else [])], rows=g)
     biased = 0 if mixer.bias is None else sum(w.pairs for w in windows) + mixer.heads * 2 * g * T
     return MixingCost(
         flops=flops + biased, counted=flops, activations=kept, state=(8 * D + 9) * T + 8 + g * (8 * D + 1)
@@ -140,7 +140,7 @@ class Longformer(Mixer):
         positions = explicit(x, positions, key_mask, attn_mask)
         options = {
             **self._pattern(),
-            **added(self.bias, x),
+            **bias_options(self.bias, x),
             "global_tokens": self.global_tokens,
             "positions": positions,
         }
@@ -168,11 +168,11 @@ class Longformer(Mixer):
         check_positions(self, positions, key_mask, rising=True, past=(state.valid, state.positions))
         query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
         q, k, v, qg, kg, vg = global_args(self, x)
-        pattern = {**self._pattern(), **added(self.bias, x)}
+        pattern = {**self._pattern(), **bias_options(self.bias, x)}
         valid, first = valid_mask(x, key_mask), state.keys.shape[1] == 0 and positions is None
-        slots = self._filled(state[5:], kg, vg, query_positions, valid)
+        slots = self._fill_slots(state[5:], kg, vg, query_positions, valid)
         state = (
-            history.joined(state, valid, query_positions, keys=k, values=v)
+            history.append_tokens(state, valid, query_positions, keys=k, values=v)
             ._replace(position=next_position)
             ._replace(**dict(zip(state._fields[5:], slots, strict=True)))
         )
@@ -197,7 +197,7 @@ class Longformer(Mixer):
             )
         return self.out_proj(y), state
 
-    def _filled(
+    def _fill_slots(
         self, slots: tuple[Tensor, ...], kg: Tensor, vg: Tensor, positions: Tensor, valid: Tensor
     ) -> tuple[Tensor, ...]:
         """Return the slots with the global tokens of a chunk put in the slots of their positions."""
@@ -273,7 +273,7 @@ class ETC(Mixer):
             "global_tokens": self.global_tokens,
             "heads": self.heads,
             "positions": positions,
-            **added(self.bias, x),
+            **bias_options(self.bias, x),
         }
         return global_args(self, x), {**options, "key_mask": key_mask, "attn_mask": attn_mask}
 

@@ -18,12 +18,12 @@ from ..functional.layout.blocks import (
     check,
     dense,
     in_classes,
-    joined,
+    merge_heads,
     of_heads,
     own_positions,
     pairs_of,
+    prepare_blocks,
     ratio,
-    ready,
 )
 from ..functional.layout.positions import Positions, in_order
 from ..kernels.backend import Backend
@@ -75,10 +75,10 @@ def longformer(
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
         positions = own_positions(q, k, key_mask) if positions is None else positions
         rows, cols, ok = pairs_of(positions, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
-        near = _dilated(rows, cols, reach, dilations) | (cols < global_tokens)[:, None]
-        y = dense(ready(q, k, v, heads, key_mask, added), near & ok[:, None], rows - cols)
-        own = dense(ready(q_global, k_global, v_global, heads, key_mask, added), ok, rows - cols)
-        return joined(torch.where((rows < global_tokens)[:, None], own, y), q)
+        near = _head_windows(rows, cols, reach, dilations) | (cols < global_tokens)[:, None]
+        y = dense(prepare_blocks(q, k, v, heads, key_mask, added), near & ok[:, None], rows - cols)
+        own = dense(prepare_blocks(q_global, k_global, v_global, heads, key_mask, added), ok, rows - cols)
+        return merge_heads(torch.where((rows < global_tokens)[:, None], own, y), q)
 
     form = partial(
         _longformer_blocks,
@@ -109,13 +109,13 @@ def _longformer_blocks(
     added: ByDistance | None,
 ) -> Tensor:
     """Compute ``longformer`` where index = position."""
-    y = _window_and_shared(ready(q, k, v, heads, key_mask, added), reach, dilations, g, causal)
+    y = _window_and_shared(prepare_blocks(q, k, v, heads, key_mask, added), reach, dilations, g, causal)
     if g:
         end = g if causal else k.shape[1]  # a causal global row does not see further
         mask = None if key_mask is None else key_mask[:, :end]
-        own = ready(qg[:, :g], kg[:, :end], vg[:, :end], heads, mask, added)
+        own = prepare_blocks(qg[:, :g], kg[:, :end], vg[:, :end], heads, mask, added)
         y = torch.cat([to_all(own, causal), y[:, :, g:]], 2)
-    return joined(y, q)
+    return merge_heads(y, q)
 
 
 @exact
@@ -142,16 +142,16 @@ def longformer_chunk(
     g = k_global.shape[1]
     rows, cols, ok = pairs_of(positions, q, k, causal=True, key_mask=key_mask, attn_mask=None)
     dilations = dilation if isinstance(dilation, list) else [dilation] * heads
-    near = _dilated(rows, cols, reach, dilations) | (cols < g)[:, None]
-    y = dense(ready(q, k, v, heads, key_mask, added), near & ok[:, None], rows - cols)
+    near = _head_windows(rows, cols, reach, dilations) | (cols < g)[:, None]
+    y = dense(prepare_blocks(q, k, v, heads, key_mask, added), near & ok[:, None], rows - cols)
     if g:
         at = torch.arange(g, device=q.device)
-        own = ready(q_global, k_global, v_global, heads, global_mask, added)
+        own = prepare_blocks(q_global, k_global, v_global, heads, global_mask, added)
         y = torch.where((rows < g)[:, None], dense(own, (at <= rows) & global_mask[:, None], rows - at), y)
-    return joined(y, q)
+    return merge_heads(y, q)
 
 
-def _dilated(rows: Tensor, cols: Tensor, reach: int, dilations: list[int]) -> Tensor:
+def _head_windows(rows: Tensor, cols: Tensor, reach: int, dilations: list[int]) -> Tensor:
     """Return the windows of the heads, (B, H, T, S)."""
     gap = rows - cols
     windows = {d: (gap.abs() <= reach * d) & (torch.remainder(gap, d) == 0) for d in set(dilations)}

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..functional.layout.checks import check_key_mask, check_scale
 from ..functional.layout.masks import zero_masked
-from ..functional.sums.nonfinite import hides
+from ..functional.sums.nonfinite import guard_nonfinite
 from ..kernels.backend import Backend, choose
-from ..kernels.precision import alike, at_least_float32, exact
+from ..kernels.precision import at_least_float32, cast_alike, exact
 from ..mixers.base import About, Arguments, Inputs, Mixer
 from ..mixers.cost import MixingCost
 from ..mixers.parts.options import at_least, check_positive, one_of
@@ -24,7 +24,7 @@ from ..mixers.parts.token_norm import LBR
 
 
 @exact
-@hides("q", "k", "v", "x")
+@guard_nonfinite("q", "k", "v", "x")
 def pct_attention(
     q: Tensor,
     k: Tensor,
@@ -60,7 +60,7 @@ def pct_attention(
         raise MixerError(f"pct_attention: expects q, k (B, T, d) and v, x (B, T, D), got {shapes}.")
     check_key_mask("pct_attention", key_mask, k)
     kind = v.dtype
-    q, k, v, x = alike(*map(at_least_float32, (q, zero_masked(k, key_mask), zero_masked(v, key_mask), x)))
+    q, k, v, x = cast_alike(*map(at_least_float32, (q, zero_masked(k, key_mask), zero_masked(v, key_mask), x)))
     if q.shape[1] == 0:
         return v.to(kind)
     logits = (scale * q) @ k.mT

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..functional.sums.nonfinite import clean, marks, over_pairs
-from ..functional.sums.taps import centre_of, check_odd, pair_weights, silenced
+from ..functional.sums.taps import centre_of, check_odd, pair_weights, zero_masked_values
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact
 from ..mixers.base import About, Arguments, Inputs
 from ..mixers.cost import MixingCost
-from ..mixers.parts.history import joined, newest, ring_bytes
+from ..mixers.parts.history import append_tokens, keep_newest, ring_bytes
 from ..mixers.parts.options import at_least, one_of
 from .parts.unprojected import Unprojected
 from .parts.window import WindowMixer
@@ -49,7 +49,7 @@ def pooling(
     check_odd("pooling", window, causal)
     if grid is not None and (len(grid) != 2 or causal):
         raise MixerError(f"pooling: expects a grid (H, W) and causal=False, got grid={tuple(grid)}, causal={causal}.")
-    v = silenced(x, key_mask)
+    v = zero_masked_values(x, key_mask)
     valid = torch.ones_like(v[..., :1]) if key_mask is None else key_mask[..., None].to(v.dtype)
     if positions is not None:
         mean = mean_of_pairs(windows(positions, positions, window, grid, causal=causal), v, valid)
@@ -158,11 +158,11 @@ class Pooling(WindowMixer):
         return self.window - 1
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
-        state = joined(state, valid, positions, values=x)
-        v = silenced(state.values.to(torch.promote_types(x.dtype, state.values.dtype)), state.valid)
+        state = append_tokens(state, valid, positions, values=x)
+        v = zero_masked_values(state.values.to(torch.promote_types(x.dtype, state.values.dtype)), state.valid)
         y = mean_of_pairs(
             windows(positions, state.positions, self.window, causal=True), v, state.valid[..., None].to(v.dtype)
         )
         if self.subtract:
             y = y - v[:, state.values.shape[1] - x.shape[1] :]
-        return y.to(x.dtype), newest(state, self.halo, holes=holes)
+        return y.to(x.dtype), keep_newest(state, self.halo, holes=holes)

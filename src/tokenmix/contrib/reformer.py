@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..functional.layout.heads import by_head
 from ..functional.layout.masks import valid_mask
-from ..functional.sums.nonfinite import hides, honest
+from ..functional.sums.nonfinite import guard_nonfinite, propagate_nonfinite
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact, sum_dtype
 from ..mixers.base import About, Arguments, Inputs, Mixer, register_state
 from ..mixers.cost import MixingCost
-from ..mixers.parts.hands_out import ReadLinear
 from ..mixers.parts.options import at_least, check_heads
-from .parts.buckets import Order, Sums, attend_dense, attend_sorted, coded, merge, ratio, sort_by_bucket
-from .parts.decisions import check_seed, decide, draw_directions, frozen, project_wide
+from ..mixers.parts.weights_on_call import ReadLinear
+from .parts.buckets import Order, Sums, attend_dense, attend_sorted, bucket_codes, merge, ratio, sort_by_bucket
+from .parts.decisions import check_seed, decide, draw_directions, freeze_decisions, project_wide
 
 TINY = 1e-12  # added to a squared length, so that a zero vector is normalised to zero
 
@@ -36,7 +36,7 @@ def hash_buckets(q: Tensor, rotations: Tensor, *, heads: int) -> Tensor:
 
 
 @exact
-@hides("q", "v")
+@guard_nonfinite("q", "v")
 def reformer(
     q: Tensor,
     v: Tensor,
@@ -74,7 +74,7 @@ def reformer(
         raise MixerError(f"reformer: heads={heads} and rotations {shape} do not fit q of width {q.shape[-1]}.")
     valid = valid_mask(q, key_mask)
     buckets = hash_buckets(q, rotations, heads=heads) if buckets is None else buckets
-    qh, kh, vh = _prepared(q, v, valid, heads)
+    qh, kh, vh = _prepare_heads(q, v, valid, heads)
     codes, order = reformer_codes(buckets, valid, chunk=chunk, count=n, paper_form=paper_form)
     before, after = (1, 0) if paper_form else (2, 0 if causal else 1)
     total: Sums | None = None
@@ -95,7 +95,7 @@ def reformer(
         )
         total = met if total is None else merge(total, met)
     assert total is not None
-    return _joined(total, vh, valid).to(v.dtype)
+    return _ratio_or_own(total, vh, valid).to(v.dtype)
 
 
 def reformer_codes(
@@ -105,7 +105,7 @@ def reformer_codes(
     there = valid[:, None, None].expand_as(buckets)
     order = sort_by_bucket(buckets, there, count)
     number = torch.div(order.place if paper_form else order.rank, chunk, rounding_mode="floor")
-    return coded(buckets, number, there, buckets.shape[-1] // chunk + 3), order
+    return bucket_codes(buckets, number, there, buckets.shape[-1] // chunk + 3), order
 
 
 @exact
@@ -120,14 +120,14 @@ def reformer_chunk(
     codes, _ = reformer_codes(buckets, valid, chunk=chunk, count=count)
 
     def form(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        qh, _, _ = _prepared(q, q, valid[:, -L:], heads)
-        _, kh, vh = _prepared(keys, values, valid, heads)
-        return _joined(attend_dense(qh, kh, vh, codes, reach=1, itself=False), vh[:, :, -L:], valid[:, -L:])
+        qh, _, _ = _prepare_heads(q, q, valid[:, -L:], heads)
+        _, kh, vh = _prepare_heads(keys, values, valid, heads)
+        return _ratio_or_own(attend_dense(qh, kh, vh, codes, reach=1, itself=False), vh[:, :, -L:], valid[:, -L:])
 
-    return honest(form, q, keys, values, causal=True, key_mask=valid)
+    return propagate_nonfinite(form, q, keys, values, causal=True, key_mask=valid)
 
 
-def _prepared(q: Tensor, v: Tensor, valid: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def _prepare_heads(q: Tensor, v: Tensor, valid: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return scaled queries, keys of length 1 and values per head, in float32 or better, zero at masked tokens."""
     wide = sum_dtype(q)
     q, v = (torch.where(valid[..., None], a.to(wide), 0.0) for a in (q, v))
@@ -135,7 +135,7 @@ def _prepared(q: Tensor, v: Tensor, valid: Tensor, heads: int) -> tuple[Tensor, 
     return qh * qh.shape[-1] ** -0.5, qh * (qh.square().sum(-1, keepdim=True) + TINY).rsqrt(), by_head(v, heads)
 
 
-def _joined(total: Sums, own: Tensor, valid: Tensor) -> Tensor:
+def _ratio_or_own(total: Sums, own: Tensor, valid: Tensor) -> Tensor:
     """Return the ratio, the token's own value where it met nothing else, 0 where it is masked; (B, T, D)."""
     return torch.where(valid[..., None], ratio(total, own).transpose(1, 2).flatten(2), 0.0)
 
@@ -242,7 +242,7 @@ class Reformer(Mixer):
 
     def frozen(self):
         """Return a context in which tokens stay in the buckets of the first call."""
-        return frozen(self)
+        return freeze_decisions(self)
 
     @property
     def capabilities(self):

@@ -10,17 +10,17 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..functional.layout.heads import by_head
 from ..functional.layout.masks import valid_mask
-from ..functional.sums.nonfinite import hides, honest
+from ..functional.sums.nonfinite import guard_nonfinite, propagate_nonfinite
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact, sum_dtype
-from ..kernels.recompute import Passes, recomputing
+from ..kernels.recompute import Passes, is_recomputing
 from ..mixers.base import About, Arguments, Inputs, Mixer, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.aux_losses import add_aux_loss
-from ..mixers.parts.hands_out import ReadLinear
 from ..mixers.parts.options import at_least, check_heads
-from .parts.buckets import attend_dense, attend_sorted, coded, in_order, ratio, sort_by_bucket, sums_of
-from .parts.decisions import check_seed, decide, draw_directions, frozen, project_wide
+from ..mixers.parts.weights_on_call import ReadLinear
+from .parts.buckets import attend_dense, attend_sorted, bucket_codes, in_order, ratio, sort_by_bucket, sums_of
+from .parts.decisions import check_seed, decide, draw_directions, freeze_decisions, project_wide
 
 EPS = 1e-6  # added to the variance; a token of equal features is normalised to 0
 TINY = 1e-12  # added to the squared length of a centroid
@@ -59,7 +59,7 @@ def top_tokens(q: Tensor, centroids: Tensor, valid: Tensor, *, heads: int, windo
 
 
 @exact
-@hides("q", "v")
+@guard_nonfinite("q", "v")
 def routing(
     q: Tensor,
     v: Tensor,
@@ -96,15 +96,15 @@ def routing(
         shape = tuple(centroids.shape)
         raise MixerError(f"routing: heads={heads} and centroids {shape} do not fit q of width {q.shape[-1]}.")
     valid = valid_mask(q, key_mask)
-    xh, kh, vh = _prepared(q, v, valid, heads)
+    xh, kh, vh = _prepare_heads(q, v, valid, heads)
     if paper_form or not causal:
         chosen = top_tokens(q, centroids, valid, heads=heads, window=window) if clusters is None else clusters
-        y = _balanced(xh, kh, vh, valid, chosen, causal=causal)
+        y = _attend_clusters(xh, kh, vh, valid, chosen, causal=causal)
     else:
         chosen = nearest_clusters(q, centroids, heads=heads) if clusters is None else clusters
         there = valid[:, None].expand_as(chosen)
         order = sort_by_bucket(chosen, there, centroids.shape[1])
-        codes = coded(chosen, order.rank, there, q.shape[1] + window)
+        codes = bucket_codes(chosen, order.rank, there, q.shape[1] + window)
         fit = {"size": window, "before": 1, "after": 0, "reach": window - 1}
         y = ratio(attend_sorted(xh, kh, vh, codes[:, :, None], order, causal=True, itself=True, **fit))
     return torch.where(valid[..., None], y.transpose(1, 2).flatten(2), 0.0).to(v.dtype)
@@ -120,25 +120,25 @@ def routing_chunk(
     """
     L = q.shape[1]
     there = valid[:, None].expand_as(clusters)
-    codes = coded(clusters, sort_by_bucket(clusters, there, count).rank, there, keys.shape[1] + window)
+    codes = bucket_codes(clusters, sort_by_bucket(clusters, there, count).rank, there, keys.shape[1] + window)
 
     def form(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        xh, _, _ = _prepared(q, q, valid[:, -L:], heads)
-        _, kh, vh = _prepared(keys, values, valid, heads)
+        xh, _, _ = _prepare_heads(q, q, valid[:, -L:], heads)
+        _, kh, vh = _prepare_heads(keys, values, valid, heads)
         y = ratio(attend_dense(xh, kh, vh, codes[:, :, None], reach=window - 1, itself=True))
         return torch.where(valid[:, -L:, None], y.transpose(1, 2).flatten(2), 0.0)
 
-    return honest(form, q, keys, values, causal=True, key_mask=valid)
+    return propagate_nonfinite(form, q, keys, values, causal=True, key_mask=valid)
 
 
-def _prepared(q: Tensor, v: Tensor, valid: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def _prepare_heads(q: Tensor, v: Tensor, valid: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return scaled queries, keys and values per head, in float32 or better, with zeros at masked tokens."""
     q, v = (torch.where(valid[..., None], a, 0.0) for a in (q, v))
     x = on_sphere(q, heads).to(sum_dtype(q))
     return x * x.shape[-1] ** -0.5, x, by_head(v.to(x.dtype), heads)
 
 
-def _balanced(q: Tensor, k: Tensor, v: Tensor, valid: Tensor, chosen: Tensor, *, causal: bool) -> Tensor:
+def _attend_clusters(q: Tensor, k: Tensor, v: Tensor, valid: Tensor, chosen: Tensor, *, causal: bool) -> Tensor:
     """Attend inside each centroid's tokens, chosen (B, H, k, w), and return to token order: (B, H, T, e)."""
     picked = valid[:, None, None].expand(*chosen.shape[:3], -1).gather(3, chosen)
     at = chosen.flatten(2)[..., None].expand(-1, -1, -1, q.shape[-1])
@@ -253,7 +253,7 @@ class Routing(Mixer):
 
     def frozen(self):
         """Return a context in which tokens stay in the clusters of the first call."""
-        return frozen(self)
+        return freeze_decisions(self)
 
     @property
     def capabilities(self):
@@ -284,7 +284,7 @@ class Routing(Mixer):
         valid = valid_mask(x, inputs.key_mask)
         y = routing(q, v, centroids, clusters=self._clusters(q, valid, centroids), **options)
         add_aux_loss("routing", lambda: self._commitment(q, valid, centroids))
-        if self.training and not recomputing():
+        if self.training and not is_recomputing():
             self._move_centroids(q.detach(), valid)
         return self.out_proj(y)
 

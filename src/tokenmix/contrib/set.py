@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..functional.attention import attention, finite_attention
 from ..functional.layout.masks import zero_masked
-from ..functional.sums.nonfinite import hides
+from ..functional.sums.nonfinite import guard_nonfinite
 from ..kernels.backend import Backend
 from ..kernels.precision import at_least_float32, exact
 from ..mixers.base import About, Arguments, Inputs, Mixer
 from ..mixers.cost import MixingCost
-from ..mixers.parts.hands_out import ReadLayerNorm, ReadLinear
 from ..mixers.parts.options import at_least, check_heads
 from ..mixers.parts.shared import largest_dot
+from ..mixers.parts.weights_on_call import ReadLayerNorm, ReadLinear
 
 
 @exact
-@hides("k", "v", asks="q")
+@guard_nonfinite("k", "v", asks="q")
 def induced_set(
     q: Tensor,
     k: Tensor,
@@ -54,7 +54,7 @@ def induced_set(
         raise MixerError(
             f"induced_set: heads={heads} must divide D={q.shape[-1]}, the width of points {tuple(points.shape)}."
         )
-    h = induced(k, v, points, block, heads=heads, key_mask=key_mask)
+    h = summarize_points(k, v, points, block, heads=heads, key_mask=key_mask)
     keys, values = (F.linear(h, w.double(), b) for w, b in zip(maps[:2], _biases(maps), strict=True))
     wide = at_least_float32(q)
     y = finite_attention(wide, keys.to(wide.dtype), values.to(wide.dtype), heads=heads, backend=backend).to(q.dtype)
@@ -64,7 +64,7 @@ def induced_set(
 
 
 @exact
-def induced(
+def summarize_points(
     k: Tensor, v: Tensor, points: Tensor, block: tuple[Tensor, ...], *, heads: int, key_mask: Tensor | None
 ) -> Tensor:
     """Compute the induced points' summary h (B, m, D) of the keys and values, float64."""
@@ -166,7 +166,7 @@ class InducedSet(Mixer):
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         q, k, v, points, maps, block = args
         with torch.no_grad():
-            h = induced(k, v, points, block, heads=options["heads"], key_mask=options["key_mask"])
+            h = summarize_points(k, v, points, block, heads=options["heads"], key_mask=options["key_mask"])
             keys = F.linear(h, maps[0].double(), maps[2].double() if len(maps) > 2 else None)
             first = largest_dot(points[None].double().expand(len(k), -1, -1), k.double(), options["heads"])
             return max(first, largest_dot(q.double(), keys, options["heads"]))

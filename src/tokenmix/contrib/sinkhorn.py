@@ -15,7 +15,7 @@ from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer, chunk_positions
 from ..mixers.cost import MixingCost
 from ..mixers.parts.options import at_least
 from ..mixers.parts.shared import add_projections, check_positions, largest_dot
-from .sinkhorn_forms import lay_out, permutation, prepared, sinkhorn, sinkhorn_chunk
+from .sinkhorn_forms import lay_out, permutation, prepare_heads, sinkhorn, sinkhorn_chunk
 
 
 @register_state
@@ -160,7 +160,7 @@ class Sinkhorn(Mixer):
             block=options["block"],
             count=-(-q.shape[1] // options["block"]),
         )
-        qs, ks, _ = (layout.put(a) for a in prepared(q, k, v, valid, options["heads"]))
+        qs, ks, _ = (layout.arrange(a) for a in prepare_heads(q, k, v, valid, options["heads"]))
         shape = {n: options[n] for n in ("iterations", "temperature", "causal")}
         P, _ = permutation(qs, ks, sorting, layout.there, gumbel=False, **shape)
         moved = layout.take(torch.einsum("bhij,bhjue->bhiue", P.to(ks.dtype), ks)).transpose(1, 2).flatten(2)

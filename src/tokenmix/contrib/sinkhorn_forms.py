@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import MixerError
 from ..functional.layout.heads import by_head
 from ..functional.layout.masks import valid_mask
-from ..functional.sums.nonfinite import hides, honest
+from ..functional.sums.nonfinite import guard_nonfinite, propagate_nonfinite
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact, sum_dtype
 from .parts.buckets import LOWEST, ratio, sums_of
@@ -33,14 +33,14 @@ class Layout(NamedTuple):
     slot: Tensor
     there: Tensor
 
-    def put(self, a: Tensor) -> Tensor:
+    def arrange(self, a: Tensor) -> Tensor:
         """Arrange (B, H, T, e) as (B, H, N, size, e), 0 in holes."""
         N, size = self.there.shape[1:]
         at = self.slot[:, None, :, None].expand(-1, *a.shape[1:2], -1, a.shape[-1])
         return a.new_zeros(*a.shape[:2], N * size + 1, a.shape[-1]).scatter(2, at, a)[:, :, :-1].unflatten(2, (N, size))
 
     def take(self, a: Tensor) -> Tensor:
-        """Undo ``put``, with 0 for masked tokens."""
+        """Undo ``arrange``, with 0 for masked tokens."""
         flat = F.pad(a.flatten(2, 3), (0, 0, 0, 1))
         return flat.gather(2, self.slot[:, None, :, None].expand(-1, *a.shape[1:2], -1, a.shape[-1]))
 
@@ -62,7 +62,7 @@ def lay_out(positions: Tensor, valid: Tensor, *, block: int, count: int) -> Layo
 
 
 @exact
-@hides("q", "k", "v")
+@guard_nonfinite("q", "k", "v")
 def sinkhorn(
     q: Tensor,
     k: Tensor,
@@ -107,7 +107,7 @@ def sinkhorn(
     else:
         count = T
     layout = lay_out(positions.long(), valid, block=block, count=count)
-    qs, ks, vs = (layout.put(a) for a in prepared(q, k, v, valid, heads))
+    qs, ks, vs = (layout.arrange(a) for a in prepare_heads(q, k, v, valid, heads))
     P, some = permutation(
         qs, ks, sorting, layout.there, iterations=iterations, temperature=temperature, gumbel=gumbel, causal=causal
     )
@@ -125,7 +125,7 @@ def sinkhorn(
     return layout.take(y).transpose(1, 2).flatten(2).to(v.dtype)
 
 
-def prepared(q: Tensor, k: Tensor, v: Tensor, valid: Tensor, heads: int) -> list[Tensor]:
+def prepare_heads(q: Tensor, k: Tensor, v: Tensor, valid: Tensor, heads: int) -> list[Tensor]:
     """Return the tensors per head, in float32 or better, with zeros at masked tokens."""
     wide = sum_dtype(q)
     return [by_head(torch.where(valid[..., None], a.to(wide), 0.0), heads) for a in (q, k, v)]
@@ -228,7 +228,9 @@ def sinkhorn_chunk(
         "iterations": iterations,
         "temperature": temperature,
     }
-    return honest(partial(_chunk, sorting, valid, positions, sizes), None, q, k, v, causal=True, key_mask=valid)
+    return propagate_nonfinite(
+        partial(_chunk, sorting, valid, positions, sizes), None, q, k, v, causal=True, key_mask=valid
+    )
 
 
 def _chunk(
@@ -237,8 +239,8 @@ def _chunk(
     """Compute ``sinkhorn_chunk`` when everything is finite."""
     last, count, heads, block, iterations, temperature = sizes.values()
     layout = lay_out(positions, valid, block=block, count=count)
-    qh, kh, vh = prepared(q, k, v, valid, heads)
-    qs, ks, vs = (layout.put(a) for a in (qh, kh, vh))
+    qh, kh, vh = prepare_heads(q, k, v, valid, heads)
+    qs, ks, vs = (layout.arrange(a) for a in (qh, kh, vh))
     P, some = permutation(
         qs, ks, sorting, layout.there, iterations=iterations, temperature=temperature, gumbel=False, causal=True
     )

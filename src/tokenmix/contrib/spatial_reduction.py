@@ -14,20 +14,20 @@ from torch import Tensor
 from ..errors import MixerError
 from ..functional.attention import finite_attention
 from ..functional.layout.masks import zero_masked
-from ..functional.layout.positions import shifted
-from ..functional.sums.nonfinite import hides
+from ..functional.layout.positions import drop_padding
+from ..functional.sums.nonfinite import guard_nonfinite
 from ..kernels.backend import Backend
 from ..kernels.precision import at_least_float32, exact
 from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer
 from ..mixers.cost import MixingCost
-from ..mixers.parts.hands_out import ReadConv1d, ReadConv2d, ReadConv3d, ReadLayerNorm
 from ..mixers.parts.options import at_least, one_of
 from ..mixers.parts.shared import add_projections, largest_dot
-from .parts.cells import cells_of, gathered, patches, strided_conv, taps_of
+from ..mixers.parts.weights_on_call import ReadConv1d, ReadConv2d, ReadConv3d, ReadLayerNorm
+from .parts.cells import cells_of, patches, strided_conv, sum_cells, taps_of
 
 
 @exact
-@hides("v", asks="q")
+@guard_nonfinite("v", asks="q")
 def spatial_reduction(
     q: Tensor,
     v: Tensor,
@@ -64,14 +64,14 @@ def spatial_reduction(
     _check(q, v, conv, norm, heads, grid, prefix)
     if q.shape[1] == 0:
         return torch.zeros_like(q)
-    rows, mask = reduced(v, conv, norm, grid, prefix, positions, key_mask)
+    rows, mask = reduce_tokens(v, conv, norm, grid, prefix, positions, key_mask)
     wide = at_least_float32(q)
     keys, values = (F.linear(rows, *(a.double() for a in m)).to(wide.dtype) for m in (k_map, v_map))
     return finite_attention(wide, keys, values, heads=heads, key_mask=mask, backend=backend).to(q.dtype)
 
 
 @exact
-def reduced(
+def reduce_tokens(
     v, conv, norm, grid, prefix: int, positions: Tensor | None, key_mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return the rows r (B, n, D) that keys and values are made from, float64, and which of them may be attended."""
@@ -79,9 +79,9 @@ def reduced(
         return zero_masked(v, key_mask).double(), key_mask
     weight, bias = conv
     if positions is not None:
-        return _scattered(v, weight, bias, norm, grid, prefix, positions, key_mask)
+        return _reduce_positions(v, weight, bias, norm, grid, prefix, positions, key_mask)
     if grid is None and key_mask is not None:
-        key_mask, v = shifted(key_mask, v)
+        key_mask, v = drop_padding(key_mask, v)
     v = zero_masked(v, key_mask).double()
     size, grid = weight.shape[-1], (v.shape[1],) if grid is None else grid
     cells = _normal(strided_conv(patches(v[:, prefix:], grid, size), weight, bias), norm)
@@ -92,7 +92,7 @@ def reduced(
     return rows, torch.cat([key_mask[:, :prefix], some], 1)
 
 
-def _scattered(
+def _reduce_positions(
     v, weight, bias, norm, grid, prefix: int, positions: Tensor, key_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return one row per token; the last valid token of each cell, and valid prefix tokens, may be attended."""
@@ -101,7 +101,7 @@ def _scattered(
     valid = torch.ones_like(on_grid) if key_mask is None else key_mask
     v = zero_masked(v, valid).double()
     cell, tap = _cells(index.clamp_min(0), grid, weight.shape[-1], weight.ndim - 2)
-    last, sums = gathered(cell, valid & on_grid, taps_of(v, tap, weight))
+    last, sums = sum_cells(cell, valid & on_grid, taps_of(v, tap, weight))
     rows = torch.where(on_grid[..., None], _normal(sums + bias.double(), norm), v)
     return rows, torch.where(on_grid, last, valid)
 
@@ -243,7 +243,7 @@ class SpatialReduction(Mixer):
     def largest_logit(args: tuple, options: dict[str, Any]) -> float:
         q, v, conv, norm, k_map, _ = args
         with torch.no_grad():
-            rows, _ = reduced(
+            rows, _ = reduce_tokens(
                 v, conv, norm, options["grid"], options["prefix"], options["positions"], options["key_mask"]
             )
             return largest_dot(q.double(), F.linear(rows, *(a.double() for a in k_map)), options["heads"])

@@ -17,10 +17,10 @@ from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact, sum_dtype
 from ..mixers.base import QKVO, About, Arguments, Inputs
 from ..mixers.cost import MixingCost
-from ..mixers.parts.history import empty_history, join_rings, joined, newest
+from ..mixers.parts.history import append_tokens, empty_history, join_rings, keep_newest
 from ..mixers.parts.shared import add_projections, ring_chunk
 from ..mixers.segments import Segmented
-from .parts.lines import mixed
+from .parts.lines import attend_lines
 from .parts.relative import by_position, largest_relative, sinusoid
 
 
@@ -80,7 +80,7 @@ def transformer_xl(
             if positions is None and S == T
             else by_position(located, rows, cols, relative)
         )
-        y = mixed(asked @ kh.transpose(-1, -2) + located, ok[:, None], vh, met)
+        y = attend_lines(asked @ kh.transpose(-1, -2) + located, ok[:, None], vh, met)
     return (y.transpose(1, 2).flatten(2) + own).to(dtype)
 
 
@@ -131,7 +131,7 @@ def _in_blocks(
     i, j = torch.arange(memory, device=k.device)[:, None], torch.arange(k.shape[-2], device=k.device) - memory
     near = ((i - j) < memory) & ((j <= i) if causal else (j - i) < memory)
     logits = asked @ k.transpose(-1, -2) + _by_distance(located, relative, k.shape[-2], -memory, causal)
-    return mixed(logits, valid & near, v, met).transpose(1, 2).flatten(2, 3)[:, :, :T]
+    return attend_lines(logits, valid & near, v, met).transpose(1, 2).flatten(2, 3)[:, :, :T]
 
 
 def _neighbours(a: Tensor, size: int, N: int) -> Tensor:
@@ -287,7 +287,7 @@ class TransformerXL(Segmented):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask, ring=self.memory is not None)
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
-        state, q = joined(state, valid, positions, keys=self.k_proj(x), values=self.v_proj(x)), self.q_proj(x)
+        state, q = append_tokens(state, valid, positions, keys=self.k_proj(x), values=self.v_proj(x)), self.q_proj(x)
         learned = self.relative, self.content, self.place
         options = {
             "heads": self.heads,
@@ -297,4 +297,4 @@ class TransformerXL(Segmented):
             "key_mask": state.valid,
         }
         y = transformer_xl(q, state.keys.to(q.dtype), state.values.to(q.dtype), *learned, **options)
-        return y, state if self.memory is None else newest(state, self.memory - 1, holes=holes)
+        return y, state if self.memory is None else keep_newest(state, self.memory - 1, holes=holes)

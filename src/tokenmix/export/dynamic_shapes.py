@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import MixerError
 from ..functional import use_backend
-from .inputs import Port, quietly
+from .inputs import Port, silence_exporters
 
 BATCH, LONG, SHORT = 3, 256, 7
 
@@ -130,23 +130,23 @@ class Padded(nn.Module):
         B, T = x.shape[:2]
         torch._check(self.most >= T)
         real = torch.ones(B, T, dtype=torch.bool, device=x.device) if key_mask is None else key_mask
-        found = self.call(self._filled(x), self._filled(real))
+        found = self.call(self._pad_tokens(x), self._pad_tokens(real))
         at = torch.arange(T, device=x.device)  # a slice would constrain T
         outputs = found if isinstance(found, tuple) else (found,)
         cut = tuple(y.index_select(1, at) if own else y for y, own in zip(outputs, self.tokenwise, strict=True))
         return cut if isinstance(found, tuple) else cut[0]
 
-    def _filled(self, a: Tensor) -> Tensor:
+    def _pad_tokens(self, a: Tensor) -> Tensor:
         """Append ``most`` zeros and cut to ``most`` tokens, which puts no constraint on T."""
         return torch.cat([a, a.new_zeros(a.shape[0], self.most, *a.shape[2:])], 1)[:, : self.most]
 
 
-def short(port: Port) -> int:
+def short_length(port: Port) -> int:
     """Return a length that the port accepts."""
     return port.size if port.size is not None else min(SHORT, SHORT if port.longest is None else port.longest)
 
 
-def varying(port: Port, length: int) -> tuple[tuple[Any, ...], list[tuple[set[int], set[int]]]]:
+def varying_axes(port: Port, length: int) -> tuple[tuple[Any, ...], list[tuple[set[int], set[int]]]]:
     """Return the example and, for each tensor in it, the axes that vary with the batch and with the length."""
     one, wide, long = (
         [tuple(a.shape) for a in pytree.tree_leaves(port.example(*at))]
@@ -160,12 +160,12 @@ def varying(port: Port, length: int) -> tuple[tuple[Any, ...], list[tuple[set[in
 
 
 def _export(port: Port, length: int, *, free: bool) -> Any:
-    args, axes = varying(port, length)
+    args, axes = varying_axes(port, length)
     shapes = [dict.fromkeys(batch | (along if free else set()), torch.export.Dim.AUTO) for batch, along in axes]
     leaves, tree = pytree.tree_flatten(args)
     assert len(leaves) == len(shapes)
     try:
-        with quietly():
+        with silence_exporters():
             return torch.export.export(port.module, args, dynamic_shapes=pytree.tree_unflatten(shapes, tree))
     except MixerError:
         raise
@@ -184,7 +184,7 @@ def input_shapes(program: Any) -> list[Any]:
 
 def _sizes(program: Any, port: Port, length: int) -> Sizes:
     """Return the sizes that torch.export determined: those it fixed, and the bounds of the others."""
-    _, axes = varying(port, length)
+    _, axes = varying_axes(port, length)
     bounds: dict[bool, list[tuple[int, int | None]]] = {True: [], False: []}
     for shape, (batch, along) in zip(input_shapes(program), axes, strict=True):
         for axis in batch | along:

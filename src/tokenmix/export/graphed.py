@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 from ..errors import MixerError
 from ..mixers import Mixer
 from ..models import LM, ImageDensity
-from ..system.cuda_graph import graphed
-from .inputs import Step, quietly
+from ..system.cuda_graph import capture_graph
+from .inputs import Step, silence_exporters
 
 DEVICE = "cuda"
 
@@ -45,9 +45,9 @@ class GraphedDecoder:
             leaves, tree = pytree.tree_flatten(fresh)
             self._leaves = [leaf.clone() for leaf in leaves]
             self.state = pytree.tree_unflatten(self._leaves, tree)
-            with quietly():
+            with silence_exporters():
                 self._program = torch.export.export(Step(model), (self._token, self.state)).module()
-            self._replay = graphed(self._step)
+            self._replay = capture_graph(self._step)
         self._load(fresh)
 
     @torch.no_grad()

@@ -115,7 +115,7 @@ def find_port(
         return Port(
             "LM",
             Call(model),
-            *_named("tokens", "logits", key_mask),
+            *_port_names("tokens", "logits", key_mask),
             masked_example(token_example(model.vocab), key_mask),
             model.max_len,
             masked=key_mask,
@@ -126,7 +126,7 @@ def find_port(
         return Port(
             "ImageDensity",
             Call(model),
-            *_named("tokens", "logits", False),
+            *_port_names("tokens", "logits", False),
             masked_example(token_example(model.vocab), False),
             size=model.max_len,
         )
@@ -180,7 +180,7 @@ def _mixer_port(mixer: Mixer, key_mask: bool, grid: tuple[int, ...] | None, pref
     return Port(
         type(mixer).__name__,
         Call(mixer, **place),
-        *_named("x", "y", key_mask),
+        *_port_names("x", "y", key_mask),
         example,
         None if size else mixer.max_len,
         size,
@@ -197,29 +197,35 @@ def _image_port(model: Any) -> Port:
         known = "mixers, language models, density models, models of images, and hosts whose attention was replaced"
         raise MixerError(f"export: {takes}; what can be exported are {known}.")
     example = image_example(config.channels, config.image_size)
-    return Port(type(model).__name__, Call(model), *_named("images", "logits", False), example, size=0)
+    return Port(type(model).__name__, Call(model), *_port_names("images", "logits", False), example, size=0)
 
 
 def image_example(channels: int, size: tuple[int, ...]) -> Callable[[int, int], tuple[Tensor]]:
     """Return a function of (batch, length) that makes images of one size, the same in every call."""
-    return lambda batch, length: (torch.randn(batch, channels, *size, generator=_seeded(batch, length), device="cpu"),)
+    return lambda batch, length: (
+        torch.randn(batch, channels, *size, generator=_seeded_generator(batch, length), device="cpu"),
+    )
 
 
-def _named(argument: str, result: str, key_mask: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _port_names(argument: str, result: str, key_mask: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (argument, "key_mask") if key_mask else (argument,), (result,)
 
 
-def _seeded(batch: int, length: int) -> torch.Generator:
+def _seeded_generator(batch: int, length: int) -> torch.Generator:
     return torch.Generator().manual_seed(1000 * length + batch)
 
 
 def _features(dim: int) -> Callable[[int, int], Tensor]:
-    return lambda batch, length: torch.randn(batch, length, dim, generator=_seeded(batch, length), device="cpu")
+    return lambda batch, length: torch.randn(
+        batch, length, dim, generator=_seeded_generator(batch, length), device="cpu"
+    )
 
 
 def token_example(vocab: int) -> Callable[[int, int], Tensor]:
     """Return a function of (batch, length) that makes token numbers, the same in every call."""
-    return lambda batch, length: torch.randint(vocab, (batch, length), generator=_seeded(batch, length), device="cpu")
+    return lambda batch, length: torch.randint(
+        vocab, (batch, length), generator=_seeded_generator(batch, length), device="cpu"
+    )
 
 
 def masked_example(inputs: Callable[[int, int], Tensor], key_mask: bool) -> Callable[[int, int], tuple[Any, ...]]:
@@ -231,7 +237,7 @@ def masked_example(inputs: Callable[[int, int], Tensor], key_mask: bool) -> Call
     def example(batch: int, length: int) -> tuple[Any, ...]:
         if not key_mask:
             return (inputs(batch, length),)
-        mask = torch.rand(batch, length, generator=_seeded(batch, length), device="cpu") < 0.8
+        mask = torch.rand(batch, length, generator=_seeded_generator(batch, length), device="cpu") < 0.8
         third, row = (torch.arange(n, device="cpu") for n in (length // 3, batch))
         mask[:, : length // 3] &= third >= row[:, None] % (length // 3 + 1)
         mask[:, length - 1 :] = True
@@ -241,7 +247,7 @@ def masked_example(inputs: Callable[[int, int], Tensor], key_mask: bool) -> Call
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
+def silence_exporters() -> Iterator[None]:
     """Silence the exporters' warnings and log messages."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
     levels = [logger.level for logger in loggers]

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import MixerError
-from ..models import evaluating
-from ..system.files import beside
+from ..models import evaluation_mode
+from ..system.files import temporary_path
 from ..system.version import __version__
-from .dynamic_shapes import Sizes, input_shapes, programs, short, varying
-from .inputs import Port, find_port, quietly
-from .onnx_model import KEY, OnnxModel, difference, stored
+from .dynamic_shapes import Sizes, input_shapes, programs, short_length, varying_axes
+from .inputs import Port, find_port, silence_exporters
+from .onnx_model import KEY, OnnxModel, difference, encode_row
 
 OLDEST_OPSET = 18
 TOLERANCE = 1e-4
@@ -101,7 +101,7 @@ def export_program(
         MixerError: if a mixer declares no export, or torch cannot trace it.
     """
     port = find_port(model, decode=decode, key_mask=key_mask, chunk=chunk, grid=grid, prefix=prefix)
-    with evaluating(model):
+    with evaluation_mode(model):
         return next(programs(port, length, fixed))[0]
 
 
@@ -140,10 +140,10 @@ def export_onnx(
         raise MixerError(f"export_onnx: {path} {problem}.")
     if sum(p.numel() * p.element_size() for p in model.parameters()) > MOST:
         raise MixerError("export_onnx: an ONNX file holds at most 2 GB, and these weights are larger.")
-    unfinished = beside(path)
+    unfinished = temporary_path(path)
     try:
-        with evaluating(model), torch.no_grad():
-            nodes, sizes, difference, compared = _best(
+        with evaluation_mode(model), torch.no_grad():
+            nodes, sizes, difference, compared = _write_first_match(
                 port, programs(port, length, fixed), model, unfinished, opset, tolerance
             )
         os.replace(unfinished, path)
@@ -164,7 +164,7 @@ def export_onnx(
     )
 
 
-def _best(
+def _write_first_match(
     port: Port, made: Iterable[tuple[Any, Sizes]], model: Any, path: Path, opset: int | None, tolerance: float
 ) -> tuple[int, Sizes, float, int]:
     """Write the first program whose file matches torch at all its sizes.
@@ -207,13 +207,13 @@ def _names(example: Any, roots: tuple[str, ...]) -> list[str]:
 
 def _write(program: Any, port: Port, sizes: Sizes, model: Any, path: Path, opset: int | None) -> int:
     """Write the ONNX file with named inputs, outputs and axes, and metadata; return its number of nodes."""
-    example = port.example(1, short(port))
+    example = port.example(1, short_length(port))
     result = port.module(*example)
     ins, outs = (
         _names(example, port.names),
         _names(result if isinstance(result, tuple) else (result,), port.results),
     )
-    with quietly():
+    with silence_exporters():
         try:
             made = torch.onnx.export(
                 program, dynamo=True, verbose=False, input_names=ins, output_names=outs, opset_version=opset
@@ -233,7 +233,9 @@ def _write(program: Any, port: Port, sizes: Sizes, model: Any, path: Path, opset
     about |= {"sizes": asdict(sizes)}
     if port.decodes:
         _, start = port.example(1, 0)
-        about["state"] = {name: stored(row[0]) for name, row in zip(ins[1:], pytree.tree_leaves(start), strict=True)}
+        about["state"] = {
+            name: encode_row(row[0]) for name, row in zip(ins[1:], pytree.tree_leaves(start), strict=True)
+        }
     made.model.metadata_props[KEY] = json.dumps(about)
     made.save(str(path))
     return len(list(made.model.graph))
@@ -243,7 +245,7 @@ def _as_free(file: OnnxModel, port: Port, sizes: Sizes) -> bool:
     """Return whether a file whose length is free has no fixed number on its length axes."""
     if port.size is not None or sizes.length[0] == sizes.length[1]:
         return True
-    _, axes = varying(port, short(port))
+    _, axes = varying_axes(port, short_length(port))
     return all(
         isinstance(end.shape[axis], str)
         for end, (_, along) in zip(file.session.get_inputs(), axes, strict=True)
@@ -253,10 +255,10 @@ def _as_free(file: OnnxModel, port: Port, sizes: Sizes) -> bool:
 
 def _name_axes(model: Any, program: Any, port: Port) -> None:
     """Name the free axes batch, and length or past, instead of torch's symbols; number other sizes that grow."""
-    length = short(port)
+    length = short_length(port)
     names: dict[str, str] = {}
     whole = "past" if port.decodes else "length"
-    args, axes = varying(port, length)
+    args, axes = varying_axes(port, length)
     for value, shape, (batch, _) in zip(pytree.tree_leaves(args), input_shapes(program), axes, strict=True):
         for axis, size in enumerate(shape):
             if not isinstance(size, int) and str(size) not in names:

@@ -58,7 +58,7 @@ class OnnxModel:
         """Return the state before the first token, in the order of the file's inputs."""
         if "state" not in self.about:
             raise MixerError("OnnxModel: this file takes whole inputs and has no state; export it with decode=True.")
-        return [_restored(row).expand(batch, *row["shape"]).contiguous() for row in self.about["state"].values()]
+        return [_decode_row(row).expand(batch, *row["shape"]).contiguous() for row in self.about["state"].values()]
 
     def extend(self, x: Tensor, state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Map the next tokens and a state to their outputs and the new state."""
@@ -78,7 +78,7 @@ class OnnxModel:
         return run_onnx(self.session, values)
 
 
-def stored(row: Tensor) -> dict[str, Any]:
+def encode_row(row: Tensor) -> dict[str, Any]:
     """Encode one row of a state as JSON: a single number where all are equal, infinities as words."""
     words = (
         [str(n) for n in row.flatten().tolist()]
@@ -92,7 +92,7 @@ def stored(row: Tensor) -> dict[str, Any]:
     }
 
 
-def _restored(row: dict[str, Any]) -> Tensor:
+def _decode_row(row: dict[str, Any]) -> Tensor:
     values = torch.tensor(
         [float(n) if isinstance(n, str) else n for n in row["values"]], dtype=getattr(torch, row["dtype"]), device="cpu"
     )

@@ -14,31 +14,31 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ..kernels.backend import Backend, choose, exporting
+from ..kernels.backend import Backend, choose, is_exporting
 from ..kernels.operator import Operator
 from ..kernels.precision import exact
 from .layout.checks import check_flags
 from .layout.masks import allowed, zero_masked
 from .sums.band import aft_band, band_of, band_sums, causal_sums, window_ratio
-from .sums.gates import Gate, check_gate, gated
+from .sums.gates import Gate, apply_gate, check_gate
 from .sums.nonfinite import over_window
-from .sums.outside import OUTSIDES, Outside
 from .sums.softmax import (
     MASKED_KEY,
     WEIGHT_CAP,
     hidden_sums,
     kernel_sums,
     literal,
-    lone,
     merge_heads,
     over_all,
     over_visible,
     prefix_sums,
     ratio_of,
+    single_key_ratio,
     split_heads64,
     valid_weight,
 )
 from .sums.weights import Dense, Factors, Toeplitz, Weights, Windowed
+from .sums.window import OUTSIDES, Outside
 
 Bias = Tensor | tuple[Tensor, Tensor]
 
@@ -82,7 +82,7 @@ def aft_full(
     source = _source("aft_full", w, q.shape[1], k.shape[1])
     w = _of_keys_met(w, key_mask)
     lacks, asked = None if attn_mask is None else "its kernels take no attn_mask", q if gate == "sigmoid" else None
-    plain = not exporting() and attn_mask is None
+    plain = not is_exporting() and attn_mask is None
     one = plain and k.shape[1] == 1
     # With at most two queries and keys the kernel's blocks would be empty.
     two = plain and not causal and not q.is_cuda and q.shape[1] <= 2 and k.shape[1] <= 2
@@ -94,19 +94,19 @@ def aft_full(
 
         return kernel_sums(where, run, q, k, v, gate, causal=causal, key_mask=key_mask)
     if one:
-        return gated(q, _one_key(k, v, source, key_mask, q.shape[1]), gate)
+        return apply_gate(q, _one_key(k, v, source, key_mask, q.shape[1]), gate)
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kd, vd = split_heads64(k, v, key_mask, 1)
         if attn_mask is not None:
             mask = _visible(q, k, causal, key_mask, attn_mask)
             whole = source.slab(slice(0, q.shape[1]), slice(0, k.shape[1]))
-            return gated(q, merge_heads(literal(kd, vd, whole, mask)), gate)
+            return apply_gate(q, merge_heads(literal(kd, vd, whole, mask)), gate)
         if causal:
             sums = causal_sums(kd, vd, source)
         else:
             sums = over_visible(kd, vd, source.slab(slice(0, q.shape[1]), slice(0, k.shape[1])))
-        return gated(q, merge_heads(ratio_of(sums)), gate)
+        return apply_gate(q, merge_heads(ratio_of(sums)), gate)
 
     return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
 
@@ -135,7 +135,7 @@ def _one_key(k: Tensor, v: Tensor, source: Weights, key_mask: Tensor | None, T: 
     w = w[:, 0] if w.ndim == 4 else w  # (T, 1) or (B, T, 1)
     seen = torch.exp(w.detach().double().clamp_max(WEIGHT_CAP))
     share = (seen / torch.where(seen > 0, seen, 1.0)).to(k.dtype) + 0.0 * w.clamp(-WEIGHT_CAP, WEIGHT_CAP)
-    return lone(v, valid_weight(k) * share)
+    return single_key_ratio(v, valid_weight(k) * share)
 
 
 @exact
@@ -203,9 +203,9 @@ def aft_local(
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kd, vd = split_heads64(k, v, key_mask, 1)
         if drop:
-            return gated(q, merge_heads(window_ratio(kd, vd, cut_off, reach=within)), gate)
+            return apply_gate(q, merge_heads(window_ratio(kd, vd, cut_off, reach=within)), gate)
         sums = causal_sums(kd, vd, cut_off, reach=reach) if causal else band_sums(kd, vd, cut_off, reach=reach)
-        return gated(q, merge_heads(ratio_of(sums)), gate)
+        return apply_gate(q, merge_heads(ratio_of(sums)), gate)
 
     met = (lambda mark: over_window(mark, *within)) if drop else None
     return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, reach=met)
@@ -241,8 +241,8 @@ def aft_simple(
         kd, vd = split_heads64(k, v, key_mask, 1)
         if attn_mask is not None:
             mask = _visible(q, k, causal, key_mask, attn_mask)
-            return gated(q, merge_heads(literal(kd, vd, kd.new_zeros(q.shape[1], k.shape[1]), mask)), gate)
-        return gated(q, merge_heads(ratio_of(prefix_sums(kd, vd) if causal else over_all(kd, vd))), gate)
+            return apply_gate(q, merge_heads(literal(kd, vd, kd.new_zeros(q.shape[1], k.shape[1]), mask)), gate)
+        return apply_gate(q, merge_heads(ratio_of(prefix_sums(kd, vd) if causal else over_all(kd, vd))), gate)
 
     return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
 

@@ -14,17 +14,16 @@ from ..kernels.backend import masks, steps
 from ..kernels.cpu import aft_full as full
 from ..kernels.cpu import aft_simple as scan
 from ..kernels.cpu import decode as step
-from ..kernels.extended import LONG, extended, has_gradient
+from ..kernels.extended import LONG, extend_on_kernel, has_gradient
 from .layout.positions import gather_tokens, last_valid
 from .sums.band import causal_sums
-from .sums.filtered import capped, factors_of, finished, literal_factors
-from .sums.gates import Gate, gated
-from .sums.nonfinite import honest_chunk, over_pairs
-from .sums.outside import Filters
+from .sums.filtered import cap_keys, factors_of, finish_sums, literal_factors
+from .sums.gates import Gate, apply_gate
+from .sums.nonfinite import over_pairs, propagate_nonfinite_chunk
 from .sums.softmax import (
     FLOOR,
     Sums,
-    faded,
+    decay_sums,
     finite_low,
     gated_after,
     hidden_sums,
@@ -38,6 +37,7 @@ from .sums.softmax import (
     split_heads64,
 )
 from .sums.weights import Dense
+from .sums.window import Filters
 
 PIECE = 512  # tokens mixed at once: bounds the (L, keys) weights of a long chunk
 ROWS = 8  # new tokens up to which the C kernel weighs a history row by row
@@ -52,7 +52,7 @@ def empty_past(batch: int, keys: int, features: int, *, device: torch.device | s
 
 def merge_past(earlier: Past, later: Past, *, heads: int = 1) -> Past:
     """Return the sums over two adjacent stretches of tokens."""
-    return _flat(merge(_lift(earlier, heads), _lift(later, heads)))
+    return _flatten_sums(merge(_unflatten_sums(earlier, heads), _unflatten_sums(later, heads)))
 
 
 def merge_faded(earlier: Past, later: Past, fade: Tensor) -> Past:
@@ -68,7 +68,7 @@ def merge_faded(earlier: Past, later: Past, fade: Tensor) -> Past:
         )
         for m, num, den in (earlier, later)
     )
-    total = merge(faded(first, fade.double()[..., None, :]), second)
+    total = merge(decay_sums(first, fade.double()[..., None, :]), second)
     num, den = (total.acc * torch.exp(total.lift)[..., None, :])[..., 0, :, :].unbind(-2)
     return total.m[..., 0, :], num, den
 
@@ -80,7 +80,7 @@ def absorb(past: Past, k: Tensor, v: Tensor, valid: Tensor | None, *, heads: int
     alike = heads == 1 and k.shape == v.shape and k.shape[1] >= LONG
     if alike and has_gradient(k, v, *past) and steps((k, v), past, derives=True):  # keeps less for the backward pass
         return aft_simple_chunk(v, k, v, past, key_mask=valid, gate=None)[1]
-    return _flat(merge(_lift(past, heads), over_all(*split_heads64(k, v, valid, heads))))
+    return _flatten_sums(merge(_unflatten_sums(past, heads), over_all(*split_heads64(k, v, valid, heads))))
 
 
 def aft_simple_chunk(
@@ -99,12 +99,12 @@ def aft_simple_chunk(
         asked = q if fused else None
         if not graph and k.shape[1] < LONG:
             y, after = step.simple(asked, k, v, valid, past)
-            return y if fused else gated(q, y, gate), after
+            return y if fused else apply_gate(q, y, gate), after
 
-        def plain(q: Tensor | None, k: Tensor, v: Tensor, past: Past) -> tuple[Tensor, Past]:
+        def call_eager(q: Tensor | None, k: Tensor, v: Tensor, past: Past) -> tuple[Tensor, Past]:
             return _eager_simple(k if q is None else q, k, v, past, key_mask, None if q is None else gate)
 
-        y, after = extended(scan, plain, (asked, k, v), valid, past)
+        y, after = extend_on_kernel(scan, call_eager, (asked, k, v), valid, past)
         return y if fused else gated_after(q, y, gate), after
     return _eager_simple(q, k, v, past, key_mask, gate)
 
@@ -119,22 +119,22 @@ def _eager_simple(
         return simple_prefixes(q, k, v, past, key_mask=key_mask, gate=gate)
 
     if gate is None:
-        return honest_chunk(lambda *keys: mix(q, *keys), None, k, v, key_mask=key_mask, each=each)
-    return honest_chunk(mix, q, k, v, key_mask=key_mask, each=each)
+        return propagate_nonfinite_chunk(lambda *keys: mix(q, *keys), None, k, v, key_mask=key_mask, each=each)
+    return propagate_nonfinite_chunk(mix, q, k, v, key_mask=key_mask, each=each)
 
 
 def simple_prefixes(
     q: Tensor, k: Tensor, v: Tensor, past: Past, *, key_mask: Tensor | None, gate: Gate | None
 ) -> tuple[Tensor, Past]:
     """Compute ``aft_simple_chunk`` in plain torch."""
-    total = merge(prefix_sums(*split_heads64(k, v, key_mask, 1)), _lift(past, 1))
+    total = merge(prefix_sums(*split_heads64(k, v, key_mask, 1)), _unflatten_sums(past, 1))
     last = Sums(total.m[..., -1:, :], total.lift[..., -1:, :], total.acc[..., -1:, :, :])
-    return gated(q, merge_heads(ratio_of(total)), gate), _flat(last)
+    return apply_gate(q, merge_heads(ratio_of(total)), gate), _flatten_sums(last)
 
 
 def read_past(q: Tensor, past: Past, *, gate: Gate | None) -> Tensor:
     """Read finished sums with queries: the streaming form over a context."""
-    return gated(q, merge_heads(ratio_of(_lift(past, 1))), gate)
+    return apply_gate(q, merge_heads(ratio_of(_unflatten_sums(past, 1))), gate)
 
 
 def pair_weights(
@@ -199,9 +199,9 @@ def aft_chunk(
     R, L, every = kept[1].shape[1], new[1].shape[1], append(kept, new)
     if far is None and inside is None and new[0].shape == new[1].shape and w.shape[1] == 1:
         fused, ours = q if gate == "sigmoid" else None, (*new[:2], new[2].contiguous())
-        if _ready(fused, ours, kept, w):
+        if _kernel_accepts(fused, ours, kept, w):
             y = step.full(fused, ours, kept, w) if L <= ROWS else full.extend(fused, *every[:2], w[:, 0], every[2])
-            return y if gate == "sigmoid" else gated(q, y, gate), every
+            return y if gate == "sigmoid" else apply_gate(q, y, gate), every
     valid = every[2]
     seen = (
         None
@@ -212,7 +212,7 @@ def aft_chunk(
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kd, vd = split_heads64(k, v, valid, heads)
         if seen is not None:
-            return gated(q, merge_heads(literal(kd, vd, w, seen)), gate)
+            return apply_gate(q, merge_heads(literal(kd, vd, w, seen)), gate)
         if L == 1:
             total = over_visible(kd, vd, w)
         else:
@@ -220,8 +220,8 @@ def aft_chunk(
             if R:
                 total = merge(total, over_visible(kd[..., :R, :], vd[..., :R, :, :], w[..., :R]))
         if far is not None:
-            total = merge(total, _lift(far, heads))
-        return gated(q, merge_heads(ratio_of(total)), gate)
+            total = merge(total, _unflatten_sums(far, heads))
+        return apply_gate(q, merge_heads(ratio_of(total)), gate)
 
     met = None if seen is None else lambda mark: over_pairs(seen[:, 0], mark)
     return hidden_sums(form, q, every[0], every[1], gate, causal=True, key_mask=valid, reach=met), every
@@ -239,7 +239,7 @@ def append(kept: Past, new: Past) -> Past:
 
 
 def _append(a: Tensor, b: Tensor) -> Tensor:
-    return torch.cat([a, b], 1, out=cpu.new((a.shape[0], a.shape[1] + b.shape[1], a.shape[2]), a.dtype))
+    return torch.cat([a, b], 1, out=cpu.empty_result((a.shape[0], a.shape[1] + b.shape[1], a.shape[2]), a.dtype))
 
 
 def ring_chunk(
@@ -283,19 +283,19 @@ def ring_chunk(
     if (
         plain
         and not holes
-        and _ready(fused, new, kept, w, far)
+        and _kernel_accepts(fused, new, kept, w, far)
         and new[0].shape[2] == (heads if per_head else new[1].shape[2])
         and _fits(far, new[0], new[1])
     ):
         y, ring, sums = step.ring(
             fused, new, kept, far, w, near.contiguous() if only_near and near is not None else None, heads=per_head
         )
-        return (y if gate == "sigmoid" else gated(q, y, gate)), ring, sums
+        return (y if gate == "sigmoid" else apply_gate(q, y, gate)), ring, sums
     past, inside = (None, near) if only_near else (far, None)
     if plain:
         y, (keys, values, all_valid) = aft_chunk(q, new, kept, w, heads=heads, far=past, inside=inside, gate=gate)
     else:
-        y, (keys, values, all_valid) = _filtered(
+        y, (keys, values, all_valid) = _mix_filtered(
             q, new, kept, w, near, past, heads=heads, signed=filters == "signed", divide=divide, gate=gate
         )
     if holes:
@@ -303,14 +303,16 @@ def ring_chunk(
         return (
             y,
             (gather_tokens(keys, index), gather_tokens(values, index), there),
-            far if only_near else absorb(far, capped(keys, divide), values, left, heads=heads),
+            far if only_near else absorb(far, cap_keys(keys, divide), values, left, heads=heads),
         )
     n = q.shape[1]
-    sums = far if only_near else absorb(far, capped(keys[:, :n], divide), values[:, :n], all_valid[:, :n], heads=heads)
+    sums = (
+        far if only_near else absorb(far, cap_keys(keys[:, :n], divide), values[:, :n], all_valid[:, :n], heads=heads)
+    )
     return y, (keys[:, n:], values[:, n:], all_valid[:, n:]), sums
 
 
-def _filtered(
+def _mix_filtered(
     q: Tensor,
     new: Past,
     kept: Past,
@@ -334,17 +336,17 @@ def _filtered(
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kd, vd = split_heads64(k, v, every[2], heads)
-        total = literal_factors(capped(kd, divide), vd, c, seen)
-        total = total if far is None else merge(total, _lift(far, heads))
-        return gated(q, merge_heads(finished(total, divide)), gate)
+        total = literal_factors(cap_keys(kd, divide), vd, c, seen)
+        total = total if far is None else merge(total, _unflatten_sums(far, heads))
+        return apply_gate(q, merge_heads(finish_sums(total, divide)), gate)
 
-    def met(mark: Tensor) -> Tensor:
+    def mark_pairs(mark: Tensor) -> Tensor:
         return over_pairs(seen[:, 0], mark)
 
-    return hidden_sums(form, q, every[0], every[1], gate, causal=True, key_mask=every[2], reach=met), every
+    return hidden_sums(form, q, every[0], every[1], gate, causal=True, key_mask=every[2], reach=mark_pairs), every
 
 
-def _ready(q: Tensor | None, new: Past, kept: Past, w: Tensor, far: tuple[Tensor, ...] = ()) -> bool:
+def _kernel_accepts(q: Tensor | None, new: Past, kept: Past, w: Tensor, far: tuple[Tensor, ...] = ()) -> bool:
     """Return whether the C kernels can run: everything on the CPU, no gradient needed, and matching shapes."""
     (k, v, valid), (keys, values, valid_kept) = new, kept
     floats = (k, v, keys, values) if q is None else (k, v, keys, values, q)
@@ -375,7 +377,7 @@ def _fits(past: Past, k: Tensor, v: Tensor) -> bool:
     return doubles and past[0].nbytes == past[2].nbytes == 8 * B * h and past[1].nbytes == 8 * B * v.shape[2]
 
 
-def _lift(past: Past, heads: int) -> Sums:
+def _unflatten_sums(past: Past, heads: int) -> Sums:
     """View flat sums as one row (B, heads, 1, g + 1, c')."""
     m, num, den = (a.double() for a in past)
     m = m.unflatten(-1, (heads, -1))[:, :, None]
@@ -383,7 +385,7 @@ def _lift(past: Past, heads: int) -> Sums:
     return Sums(m, torch.zeros_like(m), torch.cat([num, den.unflatten(-1, (heads, 1, -1))], 2)[:, :, None])
 
 
-def _flat(s: Sums) -> Past:
+def _flatten_sums(s: Sums) -> Past:
     """Flatten one row of sums to tensors in units of exp(m).
 
     They are copies, because a view would keep all rows in memory.

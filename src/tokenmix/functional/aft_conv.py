@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ..kernels.backend import Backend, choose, exporting
+from ..kernels.backend import Backend, choose, is_exporting
 from ..kernels.operator import Operator
 from ..kernels.precision import exact
 from .layout.checks import check_flags, check_key_mask
 from .sums.band import aft_band, band_sums, causal_sums, window_ratio
-from .sums.filtered import capped, factors_of, finished, literal_factors, over_factors, plain_sums, tap_sums
-from .sums.gates import Gate, check_gate, gated
+from .sums.filtered import cap_keys, factors_of, finish_sums, literal_factors, over_factors, plain_sums, tap_sums
+from .sums.gates import Gate, apply_gate, check_gate
 from .sums.grid import grid_sums
 from .sums.nonfinite import over_pairs, over_window
-from .sums.outside import FILTERS, OUTSIDES, Filters, Outside
 from .sums.softmax import Sums, hidden_sums, kernel_sums, literal, merge_heads, over_visible, ratio_of, split_heads64
 from .sums.weights import Dense, Toeplitz
+from .sums.window import FILTERS, OUTSIDES, Filters, Outside
 
 Pairs = tuple[Tensor, Tensor, Tensor]
 """What ``_dense_weights`` returns."""
@@ -82,15 +82,17 @@ def aft_conv(
         return torch.zeros_like(q)
     plain = filters == "exp" and divide
     asked, on = q if gate == "sigmoid" else None, (aft_band if kernel.ndim == 2 else conv2d_kernel).on
-    where = choose("aft_conv", backend, k, v, asked, lacks=_lacks(kernel, prefix, positions, outside, plain), on=on)
+    where = choose(
+        "aft_conv", backend, k, v, asked, lacks=_missing_kernel(kernel, prefix, positions, outside, plain), on=on
+    )
     if where != "eager":
         run = _runner(kernel, q.shape[1], grid, prefix, key_mask, causal)
         return kernel_sums(where, run, q, k, v, gate, causal=causal, key_mask=key_mask)
     cells = grid or (q.shape[1] - prefix,)
-    return _summed(q, k, v, kernel, cells, prefix, outside, filters, divide, causal, key_mask, positions, gate)
+    return _mix_in_float64(q, k, v, kernel, cells, prefix, outside, filters, divide, causal, key_mask, positions, gate)
 
 
-def _summed(
+def _mix_in_float64(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -109,7 +111,7 @@ def _summed(
     size, plain, ordered = kernel.shape[-1], filters == "exp" and divide, positions is None
     windowed = kernel.ndim == 2 and not prefix and ordered
     gridded = not windowed and ordered and outside == "zero" and not causal
-    gridded = gridded and not exporting()  # onnxruntime convolves no float64
+    gridded = gridded and not is_exporting()  # onnxruntime convolves no float64
     reach = (1 - size, 0) if causal else (-(size // 2), size // 2)
     pairs = None if windowed or gridded else _dense_weights(kernel, grid, prefix, positions, causal, q.device)
 
@@ -117,13 +119,13 @@ def _summed(
         kd, vd = split_heads64(k, v, key_mask, kernel.shape[0])
         if gridded:
             signed = filters == "signed"
-            y = finished(grid_sums(capped(kd, divide), vd, kernel, grid, prefix, signed=signed), divide)
+            y = finish_sums(grid_sums(cap_keys(kd, divide), vd, kernel, grid, prefix, signed=signed), divide)
         elif plain:
-            y = _divided(kd, vd, kernel, reach, pairs, outside, key_mask, causal)
+            y = _mix_ratio(kd, vd, kernel, reach, pairs, outside, key_mask, causal)
         else:
             given = kernel, reach, pairs, outside, causal, filters, divide
-            y = finished(_factored_sums(capped(kd, divide), vd, *given), divide)
-        return gated(q, merge_heads(y), gate)
+            y = finish_sums(_factored_sums(cap_keys(kd, divide), vd, *given), divide)
+        return apply_gate(q, merge_heads(y), gate)
 
     met = (lambda mark: over_window(mark, *reach)) if pairs is None else (lambda mark: over_pairs(pairs[1][:, 0], mark))
     return hidden_sums(form, q, k, v, gate, causal=causal, key_mask=key_mask, reach=met if outside == "none" else None)
@@ -152,7 +154,7 @@ def _dense_weights(
     return w, pairs[:, None], inside[:, None]
 
 
-def _divided(
+def _mix_ratio(
     k: Tensor,
     v: Tensor,
     kernel: Tensor,
@@ -185,7 +187,7 @@ def _factored_sums(
     filters: Filters,
     divide: bool,
 ) -> Sums:
-    """Compute the sums with signed filters, or for a numerator alone; arguments as in ``_divided``."""
+    """Compute the sums with signed filters, or for a numerator alone; arguments as in ``_mix_ratio``."""
     signed, everywhere = filters == "signed", outside == "zero"
     if pairs is None and (signed or not everywhere):
         return tap_sums(k, v, factors_of(kernel, signed), reach[0], everywhere=everywhere, causal=causal)
@@ -232,7 +234,7 @@ def _runner(
     return lambda q, k, v: conv2d_kernel(q, k, v, kernel, key_mask, list(sizes), prefix)
 
 
-def _lacks(kernel: Tensor, prefix: int, positions: Tensor | None, outside: Outside, plain: bool) -> str | None:
+def _missing_kernel(kernel: Tensor, prefix: int, positions: Tensor | None, outside: Outside, plain: bool) -> str | None:
     """Return why no kernel supports these options, as a phrase, or None if one does."""
     if not plain:
         return "its kernels take only filters='exp' with divide=True"
@@ -255,7 +257,7 @@ def _check_places(T: int, grid: Any, prefix: Any, positions: Tensor | None) -> N
         raise MixerError(f"aft_conv: grid={grid} has no cells beside prefix={prefix}; every size must be at least 1.")
 
 
-def _eager(
+def _run_eager(
     q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, key_mask: Tensor | None, grid: list[int], prefix: int
 ) -> Tensor:
     options: dict[str, Any] = {
@@ -275,7 +277,7 @@ conv2d_kernel = Operator(
     saves=("saved",),
     keeps_result=True,
     shape=lambda q, k, v, kernel, key_mask, *, grid, prefix: v.shape,
-    eager=_eager,
+    eager=_run_eager,
     fits=lambda at, given: (
         at["h"] > 0
         and at["D"] % at["h"] == 0

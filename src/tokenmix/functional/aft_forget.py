@@ -21,27 +21,27 @@ from ..errors import MixerError
 from ..kernels.backend import Backend, choose, masks, steps
 from ..kernels.cpu import aft_forget as kernel
 from ..kernels.cpu import decode
-from ..kernels.extended import extended, has_gradient
+from ..kernels.extended import extend_on_kernel, has_gradient
 from ..kernels.operator import Operator
-from ..kernels.precision import alike, exact, sum_dtype
+from ..kernels.precision import cast_alike, exact, sum_dtype
 from ..kernels.tokenwise import rms_norm
 from .layout.checks import check_eps, check_flags, check_key_mask
-from .sums.gates import Gate, check_gate, gated
-from .sums.nonfinite import honest, honest_chunk, nothing_to_hide, over_keys
+from .sums.gates import Gate, apply_gate, check_gate
+from .sums.nonfinite import nothing_to_hide, over_keys, propagate_nonfinite, propagate_nonfinite_chunk
 from .sums.softmax import (
     FLOOR,
     MASKED_KEY,
     Sums,
-    blocked,
+    decay_sums,
     delay,
-    faded,
     finite_low,
     gated_after,
-    joined,
+    join_blocks,
     merge,
     merge_heads,
     ratio_of,
     scan,
+    split_blocks,
     split_heads64,
 )
 
@@ -91,31 +91,31 @@ def aft_forget(
     _check(q, k, v, g, causal, key_mask, heads, gate)
     if 0 in q.shape:
         return torch.zeros_like(q)
-    k, v, g = alike(k, v, g)
+    k, v, g = cast_alike(k, v, g)
     asked = q if gate == "sigmoid" and q.dtype is k.dtype else None
     lacks = None if _fits(heads, k) else f"its kernel normalises at most {kernel.WIDEST} features together"
     lacks = lacks if causal else "its kernel is causal"
     chosen = choose("aft_forget", backend, k, v, g, asked, on=forget_kernel.on, lacks=lacks)
     if chosen == "triton" and heads is not None:  # the norm is torch's there
-        return finished(q, forget_kernel(None, k, v, g, key_mask, 0, eps), heads, eps, gate)
+        return normalise_and_gate(q, forget_kernel(None, k, v, g, key_mask, 0, eps), heads, eps, gate)
     if chosen != "eager":
         y = forget_kernel(asked, k, v, g, key_mask, heads or 0, eps)
         return gated_after(q, y, gate) if asked is None else y
 
     def form(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
-        return finished(q, _ratio(k, v, g, key_mask, causal), heads, eps, gate)
+        return normalise_and_gate(q, _ratio(k, v, g, key_mask, causal), heads, eps, gate)
 
     if nothing_to_hide(k, v, g) and (gate is None or nothing_to_hide(q)):
         return form(q, k, v, g)
 
-    def met(mark: Tensor) -> Tensor:
+    def mark_keys(mark: Tensor) -> Tensor:
         return _by_head(over_keys(mark, mark.shape[1], causal=causal), heads)
 
-    keys = limited(k), v, limited(g)
-    options: dict[str, Any] = {"causal": causal, "key_mask": key_mask, "each": True, "reach": met}
+    keys = clamp_finite(k), v, clamp_finite(g)
+    options: dict[str, Any] = {"causal": causal, "key_mask": key_mask, "each": True, "reach": mark_keys}
     if gate is None:
-        return honest(lambda *keys: form(q, *keys), None, *keys, **options)
-    return honest(form, q, *keys, **options)
+        return propagate_nonfinite(lambda *keys: form(q, *keys), None, *keys, **options)
+    return propagate_nonfinite(form, q, *keys, **options)
 
 
 def _fits(heads: int | None, k: Tensor) -> bool:
@@ -140,7 +140,7 @@ def aft_forget_chunk(
         past: m, num, den (B, D) in float64: the sums so far, in units of exp(m).
     """
     if not k.dtype is v.dtype is g.dtype:
-        k, v, g = alike(k, v, g)
+        k, v, g = cast_alike(k, v, g)
     k, v, g, graph = k.contiguous(), v.contiguous(), g.contiguous(), has_gradient(q, k, v, g, *past)
     asked = q.contiguous() if gate == "sigmoid" and q.dtype is k.dtype else None
     new = (k, v, g) if asked is None else (k, v, g, asked)
@@ -153,12 +153,12 @@ def aft_forget_chunk(
             y, after = decode.forget(asked, k, v, g, live, past, heads=heads or 0, eps=eps)
             return gated_after(q, y, gate) if asked is None else y, after
 
-        def plain(q: Tensor | None, k: Tensor, v: Tensor, g: Tensor, past: Past) -> tuple[Tensor, Past]:
+        def call_eager(q: Tensor | None, k: Tensor, v: Tensor, g: Tensor, past: Past) -> tuple[Tensor, Past]:
             if q is None:
                 return _eager_chunk(k, k, v, g, past, key_mask, heads, eps, None)
             return _eager_chunk(q, k, v, g, past, key_mask, heads, eps, "sigmoid")
 
-        y, after = extended(kernel, plain, (asked, k, v, g), key_mask, past, heads=heads or 0, eps=eps)
+        y, after = extend_on_kernel(kernel, call_eager, (asked, k, v, g), key_mask, past, heads=heads or 0, eps=eps)
         return gated_after(q, y, gate) if asked is None else y, after
     return _eager_chunk(q, k, v, g, past, key_mask, heads, eps, gate)
 
@@ -177,26 +177,26 @@ def _eager_chunk(
     """Compute ``aft_forget_chunk`` in plain torch."""
 
     def form(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Past]:
-        kd, vd, gd = _masked(finite_low(k), v, g, key_mask)
+        kd, vd, gd = _mask_inputs(finite_low(k), v, g, key_mask)
         m, num, den = (a.double()[:, None, None] for a in past)
         before = Sums(m, torch.zeros_like(m), torch.stack([num, den], -2))
-        total = merge(decayed_sums(kd, vd, gd), faded(before, gd.cumsum(2)))
+        total = merge(decayed_sums(kd, vd, gd), decay_sums(before, gd.cumsum(2)))
         acc = (total.acc[:, 0, -1] * torch.exp(total.lift[:, 0, -1])[:, None]).unbind(1)
         after = total.m[:, 0, -1].contiguous(), acc[0].contiguous(), acc[1].contiguous()
-        return finished(q, merge_heads(ratio_of(total)), heads, eps, gate), after
+        return normalise_and_gate(q, merge_heads(ratio_of(total)), heads, eps, gate), after
 
-    keys = limited(k), v, limited(g)
+    keys = clamp_finite(k), v, clamp_finite(g)
     options: dict[str, Any] = {
         "key_mask": key_mask,
         "each": True,
         "reach": lambda mark: _by_head(mark.cumsum(1), heads),
     }
     if gate is None:
-        return honest_chunk(lambda *keys: form(q, *keys), None, *keys, **options)
-    return honest_chunk(form, q, *keys, **options)
+        return propagate_nonfinite_chunk(lambda *keys: form(q, *keys), None, *keys, **options)
+    return propagate_nonfinite_chunk(form, q, *keys, **options)
 
 
-def _eager(
+def _run_eager(
     q: Tensor | None, k: Tensor, v: Tensor, g: Tensor, key_mask: Tensor | None, heads: int, eps: float
 ) -> Tensor:
     options: dict[str, Any] = {"gate": None if q is None else "sigmoid", "heads": heads or None, "eps": eps}
@@ -208,7 +208,7 @@ forget_kernel = Operator(
     "q?(B,T,D) k(B,T,D) v(B,T,D) decay(B,T,D) key_mask?!(B,T):bool",
     "int heads, float eps",
     saves=("saved",),
-    eager=_eager,
+    eager=_run_eager,
     fits=lambda at, given: (
         given["heads"] == 0
         or given["heads"] > 0
@@ -225,13 +225,13 @@ def decayed_sums(k: Tensor, v: Tensor, g: Tensor) -> Sums:
     k, g (B, 1, T, D), v (B, 1, T, 1, D), in float64.
     """
     T = k.shape[2]
-    kb, vb = blocked(k, v, min(BLOCK, T))
+    kb, vb = split_blocks(k, v, min(BLOCK, T))
     gb = F.pad(g, (0, 0, 0, kb.shape[2] * kb.shape[3] - T)).unflatten(2, kb.shape[2:4])
     near = _pairs(kb, vb, gb)
     through = gb.sum(-2, keepdim=True)  # of a whole block
     blocks = Sums(near.m[..., -1:, :], near.lift[..., -1:, :], near.acc[..., -1:, :, :])
-    far = faded(delay(scan(blocks, through), 1), gb.cumsum(-2))
-    return joined(merge(near, far), T)
+    far = decay_sums(delay(scan(blocks, through), 1), gb.cumsum(-2))
+    return join_blocks(merge(near, far), T)
 
 
 def _pairs(k: Tensor, v: Tensor, g: Tensor) -> Sums:
@@ -252,11 +252,11 @@ def later_sums(k: Tensor, v: Tensor, g: Tensor) -> Sums:
     k, v, g = k.flip(2), v.flip(2), F.pad(g.flip(2)[:, :, :-1], (0, 0, 1, 0))
     s = decayed_sums(k, v, g)
     m, lift = (F.pad(a[:, :, :-1], (0, 0, 1, 0), value=value) for a, value in ((s.m, FLOOR), (s.lift, 0.0)))
-    before = faded(Sums(m, lift, F.pad(s.acc[:, :, :-1], (0, 0, 0, 0, 1, 0))), g)
+    before = decay_sums(Sums(m, lift, F.pad(s.acc[:, :, :-1], (0, 0, 0, 0, 1, 0))), g)
     return Sums(*(a.flip(2) for a in before))
 
 
-def limited(a: Tensor) -> Tensor:
+def clamp_finite(a: Tensor) -> Tensor:
     """Return finite numbers for -inf, in float64: a key that weighs nothing, a decay that forgets all.
 
     One number for every dtype: half precision's least is that of a key, and the sum of two of float64's is -inf.
@@ -264,7 +264,7 @@ def limited(a: Tensor) -> Tensor:
     return a.double().clamp_min(MASKED_KEY)
 
 
-def _masked(k: Tensor, v: Tensor, g: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _mask_inputs(k: Tensor, v: Tensor, g: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return float64 keys and log-decays (B, 1, T, D) and values (B, 1, T, 1, D); masked tokens have no weight."""
     kd, vd = split_heads64(k, v, key_mask, 1)
     gd = g.double() if key_mask is None else torch.where(key_mask[..., None], g.double(), 0.0)
@@ -273,17 +273,17 @@ def _masked(k: Tensor, v: Tensor, g: Tensor, key_mask: Tensor | None) -> tuple[T
 
 def _ratio(k: Tensor, v: Tensor, g: Tensor, key_mask: Tensor | None, causal: bool) -> Tensor:
     """Return the ratio of sums (B, T, D), in float64."""
-    kd, vd, gd = _masked(finite_low(k), v, g, key_mask)
+    kd, vd, gd = _mask_inputs(finite_low(k), v, g, key_mask)
     total = decayed_sums(kd, vd, gd)
     return merge_heads(ratio_of(total if causal else merge(total, later_sums(kd, vd, gd))))
 
 
-def finished(q: Tensor, ratio: Tensor, heads: int | None, eps: float, gate: Gate | None) -> Tensor:
+def normalise_and_gate(q: Tensor, ratio: Tensor, heads: int | None, eps: float, gate: Gate | None) -> Tensor:
     """Normalise the ratio (B, T, D) per head, and gate it."""
     ratio = ratio.to(sum_dtype(q))
     if heads is not None:
         ratio = rms_norm(ratio.unflatten(-1, (heads, -1)), eps=eps).flatten(2)
-    return gated(q, ratio, gate)
+    return apply_gate(q, ratio, gate)
 
 
 def _by_head(mark: Tensor, heads: int | None) -> Tensor:

@@ -17,12 +17,12 @@ from ..kernels.backend import Backend, choose, masks, steps
 from ..kernels.cpu import aft_pairs as kernel
 from ..kernels.operator import Operator
 from ..kernels.precision import exact
-from .aft_forget import Past, decayed_sums, finished, later_sums, limited
+from .aft_forget import Past, clamp_finite, decayed_sums, later_sums, normalise_and_gate
 from .layout.checks import check_eps, check_flags, check_key_mask
 from .layout.masks import zero_masked
-from .sums.gates import Gate, check_gate, gated
-from .sums.nonfinite import honest, honest_chunk
-from .sums.softmax import Sums, faded, finite_low, gated_after, merge, merge_heads, ratio_of, split_heads64
+from .sums.gates import Gate, apply_gate, check_gate
+from .sums.nonfinite import propagate_nonfinite, propagate_nonfinite_chunk
+from .sums.softmax import Sums, decay_sums, finite_low, gated_after, merge, merge_heads, ratio_of, split_heads64
 
 
 @exact
@@ -77,12 +77,12 @@ def aft_pairs(
         return gated_after(q, y, gate) if asked is None else y
 
     def form(asked: Tensor, *keys: Tensor) -> Tensor:
-        terms = _terms(*_given(keys, b is not None, g is not None, a.shape[2:]), key_mask)
+        terms = _terms(*_unpack_keys(keys, b is not None, g is not None, a.shape[2:]), key_mask)
         total = decayed_sums(*terms)
         total = total if causal else merge(total, later_sums(*terms))
         return _answer(asked, total, q, a, norm, eps, gate)
 
-    return honest(form, _asked(q, a, gate), *_keys(k, v, b, g), causal=causal, key_mask=key_mask)
+    return propagate_nonfinite(form, _pack_queries(q, a, gate), *_keys(k, v, b, g), causal=causal, key_mask=key_mask)
 
 
 def aft_pairs_chunk(
@@ -113,21 +113,21 @@ def aft_pairs_chunk(
     sizes = sizes and all(each.shape == k.shape for each in new)
     if sizes and not graph and _fits(a, k) and steps(new, past) and masks(k, key_mask):
         y, after = kernel.extend(opened, k, v, *_single(a, b, g), key_mask, past, norm=norm, eps=eps)
-        return gated(q, y, gate) if opened is None else y, after
+        return apply_gate(q, y, gate) if opened is None else y, after
 
     def form(asked: Tensor, *keys: Tensor) -> tuple[Tensor, Past]:
-        kd, vd, gd = _terms(*_given(keys, b is not None, g is not None, a.shape[2:]), key_mask)
+        kd, vd, gd = _terms(*_unpack_keys(keys, b is not None, g is not None, a.shape[2:]), key_mask)
         m, num, den = (each.double()[:, :, None] for each in past)
         before = Sums(m, torch.zeros_like(m), torch.stack([num, den], -2))
-        total = merge(decayed_sums(kd, vd, gd), faded(before, gd.cumsum(2)))
+        total = merge(decayed_sums(kd, vd, gd), decay_sums(before, gd.cumsum(2)))
         acc = (total.acc[:, :, -1] * torch.exp(total.lift[:, :, -1])[..., None, :]).unbind(2)
         after = total.m[:, :, -1].contiguous(), acc[0].contiguous(), acc[1].contiguous()
         return _answer(asked, total, q, a, norm, eps, gate), after
 
-    return honest_chunk(form, _asked(q, a, gate), *_keys(k, v, b, g), key_mask=key_mask)
+    return propagate_nonfinite_chunk(form, _pack_queries(q, a, gate), *_keys(k, v, b, g), key_mask=key_mask)
 
 
-def _eager(
+def _run_eager(
     q: Tensor | None,
     k: Tensor,
     v: Tensor,
@@ -147,7 +147,7 @@ pairs_kernel = Operator(
     "q?(B,T,D) k(B,T,D) v(B,T,D) a(B,T,H,R):float32 b?(B,T,H,R):float32 decay?(B,T,H,R):float32 key_mask?!(B,T):bool",
     "bool norm, float eps",
     saves=("saved",),
-    eager=_eager,
+    eager=_run_eager,
     fits=lambda at, _: at["H"] > 0 and at["D"] % at["H"] == 0 and at["D"] // at["H"] <= kernel.WIDEST,
     on=("cpu",),
 )
@@ -163,17 +163,17 @@ def _fits(a: Tensor, k: Tensor) -> bool:
     return k.shape[-1] // a.shape[2] <= kernel.WIDEST
 
 
-def _asked(q: Tensor, a: Tensor, gate: Gate | None) -> Tensor:
+def _pack_queries(q: Tensor, a: Tensor, gate: Gate | None) -> Tensor:
     """Return the inputs of the queries, concatenated (B, T, .): their logits, and q if there is a gate."""
     return a.flatten(2) if gate is None else torch.cat([a.flatten(2), q], -1)
 
 
 def _keys(k: Tensor, v: Tensor, b: Tensor | None, g: Tensor | None) -> list[Tensor]:
     """Return the inputs of the keys, each (B, T, .), with -inf replaced by a finite number of the same effect."""
-    return [limited(k), v, *(limited(each).flatten(2) for each in (b, g) if each is not None)]
+    return [clamp_finite(k), v, *(clamp_finite(each).flatten(2) for each in (b, g) if each is not None)]
 
 
-def _given(
+def _unpack_keys(
     keys: tuple[Tensor, ...], b: bool, g: bool, sizes: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return k, v, b and g from the output of ``_keys``; the flags ``b`` and ``g`` tell whether they are present."""
@@ -181,8 +181,8 @@ def _given(
     return keys[0], keys[1], next(more) if b else None, next(more) if g else None
 
 
-def _parted(asked: Tensor, q: Tensor, a: Tensor, gate: Gate | None) -> tuple[Tensor, Tensor]:
-    """Return the queries' logits (B, T, H, R) and q from the output of ``_asked``."""
+def _unpack_queries(asked: Tensor, q: Tensor, a: Tensor, gate: Gate | None) -> tuple[Tensor, Tensor]:
+    """Return the queries' logits (B, T, H, R) and q from the output of ``_pack_queries``."""
     width = a.shape[2] * a.shape[3]
     logits = asked[..., :width].unflatten(-1, a.shape[2:])
     return logits, q if gate is None else asked[..., width:].to(q.dtype)
@@ -193,21 +193,21 @@ def _terms(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return keys (B, R or 1, T, D), values (B, 1, T, 1, D) and log-decays (B, R or 1, T, D), in float64."""
     kd, vd = split_heads64(finite_low(k), v, key_mask, 1)
-    wide = [None if each is None else _wide(_unmasked(each, key_mask), k) for each in (b, g)]
+    wide = [None if each is None else _expand_logits(_zero_masked_logits(each, key_mask), k) for each in (b, g)]
     kd = kd if wide[0] is None else kd + wide[0]
     return kd, vd, torch.zeros_like(kd) if wide[1] is None else wide[1]
 
 
-def _unmasked(logits: Tensor, key_mask: Tensor | None) -> Tensor:
+def _zero_masked_logits(logits: Tensor, key_mask: Tensor | None) -> Tensor:
     """Return logits (B, T, H, R) with 0 at masked tokens."""
     return zero_masked(logits.flatten(2), key_mask).unflatten(-1, logits.shape[2:])
 
 
 def _answer(asked: Tensor, total: Sums, q: Tensor, a: Tensor, norm: bool, eps: float, gate: Gate | None) -> Tensor:
     """Return the outputs from the R sums and the inputs of the queries."""
-    logits, q = _parted(asked, q, a, gate)
-    ratio = merge_heads(ratio_of(_over_groups(faded(total, _wide(logits, q)))))
-    return finished(q, ratio, a.shape[2] if norm else None, eps, gate)
+    logits, q = _unpack_queries(asked, q, a, gate)
+    ratio = merge_heads(ratio_of(_over_groups(decay_sums(total, _expand_logits(logits, q)))))
+    return normalise_and_gate(q, ratio, a.shape[2] if norm else None, eps, gate)
 
 
 def _over_groups(s: Sums) -> Sums:
@@ -218,7 +218,7 @@ def _over_groups(s: Sums) -> Sums:
     return Sums(top, torch.zeros_like(top), acc)
 
 
-def _wide(logits: Tensor, like: Tensor) -> Tensor:
+def _expand_logits(logits: Tensor, like: Tensor) -> Tensor:
     """Return logits (B, T, H, R) for every feature of a head: (B, R, T, D), in float64."""
     each = logits.double().movedim(-1, 1)
     return each.repeat_interleave(like.shape[-1] // each.shape[-1], -1)

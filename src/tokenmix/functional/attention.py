@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import MixerError
-from ..kernels.backend import Backend, choose, watched
-from ..kernels.precision import alike, exact
+from ..kernels.backend import Backend, choose, is_intercepted
+from ..kernels.precision import cast_alike, exact
 from ..kernels.recompute import as_now
 from .layout.checks import check_flags, check_scale
 from .layout.heads import by_head
 from .layout.masks import allowed, check_keys, zero_masked
 from .sums.fused_attention import fused_attention, plain_attention
-from .sums.nonfinite import clean, nothing_to_hide, over_keys, put_back
+from .sums.nonfinite import add_nan_mask, clean, nothing_to_hide, over_keys
 
 ROWS = 512  # queries whose biases are held at once
 Bias = Tensor | Callable[[int, int], Tensor]
@@ -73,9 +73,9 @@ def attention(
 def finite_attention(
     q: Tensor, k: Tensor, v: Tensor, *, heads: int, key_mask: Tensor | None = None, backend: Backend = "auto"
 ) -> Tensor:
-    """Compute bidirectional ``attention`` for forms that already use ``honest``, so that nothing is hidden twice."""
+    """Compute bidirectional ``attention`` for forms that already mark NaN, so that nothing is hidden twice."""
     qh, kh, vh = (by_head(a, heads) for a in (q, k, v))
-    return _mixed(qh, kh, vh, scale=None, causal=False, key_mask=key_mask, attn_mask=None, backend=backend)
+    return _attend_finite(qh, kh, vh, scale=None, causal=False, key_mask=key_mask, attn_mask=None, backend=backend)
 
 
 @exact
@@ -95,7 +95,7 @@ def attention_by_head(
 
     Returns (B, T, H * e).
     """
-    q, k, v = alike(q, k, v)
+    q, k, v = cast_alike(q, k, v)
     if isinstance(w, Tensor):
         _check_bias(w, q, k)
     given: dict[str, Any] = {
@@ -110,7 +110,7 @@ def attention_by_head(
     all_meet = attn_mask is None and (q.shape[2] == 1 or not causal) and not torch.is_grad_enabled()
     weights = (w,) if isinstance(w, Tensor) else ()
     if q.is_cuda or all_meet or nothing_to_hide(q, k, v, *weights):  # on CUDA hiding costs more than fused attention
-        return _mixed(q, k, v, **given)
+        return _attend_finite(q, k, v, **given)
     own = _mark(q)
     if isinstance(w, Tensor):
         unknown = ~(w.detach() < float("inf"))  # -inf forbids a pair
@@ -118,9 +118,9 @@ def attention_by_head(
         (B, _, T, _), S = q.shape, k.shape[2]
         ok = allowed(B, T, S, causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
         own = own.masked_fill((unknown.any(1) & ok).any(-1, keepdim=True), float("nan"))
-    y = _mixed(clean(q), clean(k), clean(v), **given)
+    y = _attend_finite(clean(q), clean(k), clean(v), **given)
     met = over_keys(_mark(k) + _mark(v), q.shape[2], causal=causal, attn_mask=attn_mask)
-    return put_back(y, met + own)
+    return add_nan_mask(y, met + own)
 
 
 def _mark(a: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def _check_bias(w: Tensor, q: Tensor, k: Tensor) -> None:
 
 
 def _in_rows(q: Tensor, k: Tensor, v: Tensor, w: Callable[[int, int], Tensor], **given: Any) -> Tensor:
-    """Compute ``_mixed`` for some queries at a time; of causal rows only the keys that they see."""
+    """Compute ``_attend_finite`` for some queries at a time; of causal rows only the keys that they see."""
     (_, _, T, _), S = q.shape, k.shape[2]
     key_mask, attn_mask, causal = given.pop("key_mask"), given.pop("attn_mask"), given["causal"]
 
@@ -144,9 +144,9 @@ def _in_rows(q: Tensor, k: Tensor, v: Tensor, w: Callable[[int, int], Tensor], *
         pairs = None if attn_mask is None else attn_mask[..., start:stop, :seen]
         keys = None if key_mask is None else key_mask[:, :seen]
         bias = w(start, stop)[..., :seen]
-        return _mixed(q, k, v, w=bias, key_mask=keys, attn_mask=pairs, **given)
+        return _attend_finite(q, k, v, w=bias, key_mask=keys, attn_mask=pairs, **given)
 
-    again = torch.is_grad_enabled() and not watched()
+    again = torch.is_grad_enabled() and not is_intercepted()
     outputs, later = [], as_now(rows)
     for start in range(0, T, ROWS):
         seen = min(start + ROWS, T) + S - T if causal else S
@@ -155,7 +155,7 @@ def _in_rows(q: Tensor, k: Tensor, v: Tensor, w: Callable[[int, int], Tensor], *
     return torch.cat(outputs, 1)
 
 
-def _mixed(
+def _attend_finite(
     q: Tensor,
     k: Tensor,
     v: Tensor,

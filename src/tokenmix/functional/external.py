@@ -19,7 +19,7 @@ from ..kernels.operator import Operator
 from ..kernels.precision import exact, sum_dtype
 from .layout.checks import check_eps, check_flags, check_key_mask, check_name
 from .layout.masks import zero_masked
-from .sums.nonfinite import honest, honest_chunk
+from .sums.nonfinite import propagate_nonfinite, propagate_nonfinite_chunk
 from .sums.softmax import FLOOR, MASKED_KEY, Sums, merge, prefix_sums
 
 NORMS = ("double", "tokens", "slots")
@@ -96,10 +96,12 @@ def external(
             level = over_all_tokens(logits, key_mask)
         return read_memory(x, logits, level, memory_v, memory_v_bias, norm=norm, eps=eps, valid=key_mask)
 
-    return honest(form, None, x, causal=causal, key_mask=key_mask, reach=_itself if norm == "slots" else None)
+    return propagate_nonfinite(
+        form, None, x, causal=causal, key_mask=key_mask, reach=_keep_marks if norm == "slots" else None
+    )
 
 
-def _itself(mark: Tensor) -> Tensor:
+def _keep_marks(mark: Tensor) -> Tensor:
     """Return the marks unchanged: with norm="slots" a token reaches only itself."""
     return mark
 
@@ -205,7 +207,7 @@ def external_chunk(
         level = level.new_zeros(()) if norm == "slots" else level
         return read_memory(x, logits, level, memory_v, memory_v_bias, norm=norm, eps=eps, valid=valid), after
 
-    return form(x) if norm == "slots" else honest_chunk(form, None, x, key_mask=valid)
+    return form(x) if norm == "slots" else propagate_nonfinite_chunk(form, None, x, key_mask=valid)
 
 
 def empty_slots(batch: int, slots: int, *, device: torch.device | str | None = None) -> SlotSums:
@@ -223,7 +225,7 @@ def extend_slots(logits: Tensor, past: SlotSums, valid: Tensor | None) -> tuple[
     keys = logits.double().flatten(2)
     if valid is not None:
         keys = torch.where(valid[..., None], keys, MASKED_KEY)
-    total = merge(prefix_sums(keys, keys.new_zeros(*keys.shape[:-1], 0, keys.shape[-1])), _lift(past))
+    total = merge(prefix_sums(keys, keys.new_zeros(*keys.shape[:-1], 0, keys.shape[-1])), _unflatten_sums(past))
     den = total.acc[..., 0, :]
     none = den == 0  # rather than ~(den > 0), so that NaN is passed on
     level = torch.where(none, 0.0, total.m + total.lift + torch.log(torch.where(none, 1.0, den)))
@@ -233,11 +235,11 @@ def extend_slots(logits: Tensor, past: SlotSums, valid: Tensor | None) -> tuple[
 
 def merge_slots(earlier: SlotSums, later: SlotSums) -> SlotSums:
     """Merge the sums over two adjacent stretches of tokens."""
-    both = merge(_lift(earlier), _lift(later))
+    both = merge(_unflatten_sums(earlier), _unflatten_sums(later))
     return SlotSums(both.m[:, 0], both.acc[:, 0, 0])
 
 
-def _lift(past: SlotSums) -> Sums:
+def _unflatten_sums(past: SlotSums) -> Sums:
     m, den = past.m[:, None], past.den[:, None, None]
     return Sums(m, torch.zeros_like(m), den)
 

@@ -28,7 +28,7 @@ from .aft import simple_kernel
 from .layout.checks import check_qkv
 from .layout.masks import zero_masked
 from .sums.kernel_attention import EPS, MAPS, absorb, check_feature, empty_sums, extend_sums, read_sums
-from .sums.nonfinite import honest
+from .sums.nonfinite import propagate_nonfinite
 
 OWN = ("cosine", "identity", "mean")
 """Feature maps that the kernel computes itself; others are applied outside it."""
@@ -79,7 +79,11 @@ def hydra(
         def on_kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return _on_kernel(q, k, v, key_mask, feature=feature, normalise=normalise, eps=eps, causal=causal)
 
-        return on_kernel(q, k, v) if where == "cpu" else honest(on_kernel, q, k, v, causal=causal, key_mask=key_mask)
+        return (
+            on_kernel(q, k, v)
+            if where == "cpu"
+            else propagate_nonfinite(on_kernel, q, k, v, causal=causal, key_mask=key_mask)
+        )
     options: dict[str, Any] = {
         "feature": feature,
         "normalise": normalise,
@@ -120,7 +124,7 @@ def _softmax_keys(
     return (MAPS[of_q](at_least_float32(q), eps) * at_least_float32(y)).to(q.dtype)
 
 
-def _eager(
+def _run_eager(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -141,7 +145,7 @@ sum_kernel = Operator(
     "q(B,T,D) k(B,S,D) v(B,S,D) key_mask?!(B,S):bool",
     "bool causal, bool of_q, bool of_k, float eps, bool mean",
     saves=("saved",),
-    eager=_eager,
+    eager=_run_eager,
     fits=lambda at, given: not given["causal"] or at["T"] == at["S"],
 )
 """Compute Hydra, (B, T, D), with the cosine map for queries, keys or both, and the identity otherwise."""
@@ -206,4 +210,4 @@ def _kernel_attention(
             return extend_sums(q, k, v, past, valid=key_mask, normalise=normalise, **options)[0]
         return read_sums(q, absorb(past, k, v, key_mask, **options), normalise=normalise, **options)
 
-    return honest(form, q, k, v, causal=causal, key_mask=key_mask)
+    return propagate_nonfinite(form, q, k, v, causal=causal, key_mask=key_mask)

@@ -7,17 +7,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..kernels.backend import Backend, choose, exporting, masks, steps
+from ..kernels.backend import Backend, choose, is_exporting, masks, steps
 from ..kernels.cpu import decode as step
 from ..kernels.cpu import linear as kernel
-from ..kernels.extended import LONG, extended, has_gradient
+from ..kernels.extended import LONG, extend_on_kernel, has_gradient
 from ..kernels.operator import Operator
 from ..kernels.precision import at_least_float32, exact
 from .aft import aft_simple
 from .layout.checks import check_name, check_qkv
 from .sums import features as sums
-from .sums.nonfinite import honest, honest_chunk
-from .sums.softmax import MASKED_KEY, SCAN, lone, valid_weight
+from .sums.nonfinite import propagate_nonfinite, propagate_nonfinite_chunk
+from .sums.softmax import MASKED_KEY, SCAN, single_key_ratio, valid_weight
 
 FEW, WIDE = 6, 1024
 """Limits of ``faster_in_torch``, as measured.
@@ -89,7 +89,7 @@ def linear_attention(
     lacks = f"its kernel has no feature={feature!r}" if feature in ("relu", "squared_relu") else None
     check_name("linear_attention", "feature", feature, LOG_FEATURES)
     check_qkv("linear_attention", q, k, v, heads, causal, key_mask)
-    empty, short = 0 in (*q.shape, k.shape[1]), lacks is None and not exporting()
+    empty, short = 0 in (*q.shape, k.shape[1]), lacks is None and not is_exporting()
     lone_key, lone_feature = short and k.shape[1] == 1, short and q.shape[-1] == heads
     slower = lone_key or lone_feature or short and faster_in_torch(q, k, heads, causal)
     where = choose("linear_attention", backend, q, k, v, on=ratio_kernel.on, lacks=lacks, slower=slower)
@@ -98,7 +98,11 @@ def linear_attention(
         def on_kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return _on_kernel(q, k, v, key_mask, heads=heads, feature=feature, causal=causal)
 
-        return on_kernel(q, k, v) if where == "cpu" else honest(on_kernel, q, k, v, causal=causal, key_mask=key_mask)
+        return (
+            on_kernel(q, k, v)
+            if where == "cpu"
+            else propagate_nonfinite(on_kernel, q, k, v, causal=causal, key_mask=key_mask)
+        )
     if lone_key and not empty:
         return _one_key(q, k, v, heads, feature, key_mask)
     if lone_feature and not empty:
@@ -106,9 +110,9 @@ def linear_attention(
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         a, (b, v1) = log_queries(q, heads, feature), log_keys(k, v, heads, feature, key_mask)
-        return sums.joined_heads(sums.mixed(a, b, v1, causal=causal), q)
+        return sums.joined_heads(sums.mix_features(a, b, v1, causal=causal), q)
 
-    return honest(form, q, k, v, causal=causal, key_mask=key_mask)
+    return propagate_nonfinite(form, q, k, v, causal=causal, key_mask=key_mask)
 
 
 def _on_kernel(
@@ -124,7 +128,7 @@ def _on_kernel(
     return ratio_kernel(q, k, v, key_mask, heads, feature == "elu", causal)
 
 
-def _eager(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, heads: int, elu: bool, causal: bool) -> Tensor:
+def _run_eager(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, heads: int, elu: bool, causal: bool) -> Tensor:
     return linear_attention(
         q, k, v, heads=heads, feature="elu" if elu else "exp", causal=causal, key_mask=key_mask, backend="eager"
     )
@@ -136,7 +140,7 @@ ratio_kernel = Operator(
     "int heads, bool elu, bool causal",
     saves=("saved",),
     keeps_result=True,
-    eager=_eager,
+    eager=_run_eager,
     fits=lambda at, given: (
         given["heads"] > 0 and at["D"] % given["heads"] == 0 and (not given["causal"] or at["T"] == at["S"])
     ),
@@ -168,7 +172,7 @@ def _one_key(q: Tensor, k: Tensor, v: Tensor, heads: int, feature: str, key_mask
     )
     if key_mask is not None:
         weight = torch.where(key_mask[..., None, None], weight, 0.0)
-    return lone(v, weight).flatten(2).to(q.dtype)
+    return single_key_ratio(v, weight).flatten(2).to(q.dtype)
 
 
 def _one_feature(
@@ -178,10 +182,10 @@ def _one_feature(
     heads = q.shape[-1]
     b = _log_features(sums.zero_masked(k, key_mask), heads, feature).flatten(2)
     y = aft_simple(q, b, v.to(b.dtype), causal=causal, key_mask=key_mask, gate=None, backend=backend)
-    return lone(y, valid_weight(_log_features(q, heads, feature).flatten(2))).to(q.dtype)
+    return single_key_ratio(y, valid_weight(_log_features(q, heads, feature).flatten(2))).to(q.dtype)
 
 
-def _ready(
+def _kernel_accepts(
     new: tuple[Tensor, ...], past: tuple[Tensor, ...], feature: str, key_mask: Tensor | None, *, derives: bool
 ) -> bool:
     """Return whether the C kernels can continue a stream with these queries, keys and values, or keys and values."""
@@ -206,28 +210,28 @@ def linear_chunk(
         and past[0].dtype is past[1].dtype is torch.float64
     )
 
-    def plain(q: Tensor, k: Tensor, v: Tensor, past: sums.Past) -> tuple[Tensor, sums.Past]:
+    def call_eager(q: Tensor, k: Tensor, v: Tensor, past: sums.Past) -> tuple[Tensor, sums.Past]:
         def form(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, sums.Past]:
             y, after = sums.causal_read(log_queries(q, heads, feature), *log_keys(k, v, heads, feature, key_mask), past)
             return sums.joined_heads(y, q), after
 
-        return honest_chunk(form, q, k, v, key_mask=key_mask)
+        return propagate_nonfinite_chunk(form, q, k, v, key_mask=key_mask)
 
-    if fits and _ready((q, k, v), past, feature, key_mask, derives=graph):
+    if fits and _kernel_accepts((q, k, v), past, feature, key_mask, derives=graph):
         valid = None if key_mask is None else key_mask.contiguous()
         if graph or k.shape[1] >= LONG:
-            return extended(kernel, plain, (q, k, v), valid, past, elu=feature == "elu")
+            return extend_on_kernel(kernel, call_eager, (q, k, v), valid, past, elu=feature == "elu")
         if feature == "elu":
             return step.linear(q, k, v, valid, past)
-    return plain(q, k, v, past)
+    return call_eager(q, k, v, past)
 
 
 def linear_sums(k: Tensor, v: Tensor, *, heads: int, feature: str, key_mask: Tensor | None) -> sums.Past:
     """Compute the sums over keys and values (B, S, H e)."""
     B, S, D = k.shape
-    if S >= LONG and has_gradient(k, v) and _ready((k, v), (), feature, key_mask, derives=True):
+    if S >= LONG and has_gradient(k, v) and _kernel_accepts((k, v), (), feature, key_mask, derives=True):
         # A pass of the kernel keeps less for the backward pass than the features do.
-        past = sums.nothing(B, heads, D // heads, D // heads, device=k.device)
+        past = sums.empty_features(B, heads, D // heads, D // heads, device=k.device)
         return linear_chunk(k, k, v, past, heads=heads, feature=feature, key_mask=key_mask)[1]
     return sums.absorb(*log_keys(k, v, heads, feature, key_mask))
 

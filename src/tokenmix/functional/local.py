@@ -17,21 +17,21 @@ from ..kernels.precision import at_least_float32, exact
 from .layout.blocks import (
     FLOOR,
     ByDistance,
-    Part,
+    PartialSums,
     Ready,
     band,
     check,
-    joined,
+    merge_heads,
     own_positions,
     pairs_of,
+    prepare_blocks,
     products,
     ratio,
-    ready,
     sums_of,
 )
 from .layout.checks import check_key_mask, check_name
 from .layout.positions import Positions
-from .sums.outside import LOCAL_OUTSIDES, LocalOutside
+from .sums.window import LOCAL_OUTSIDES, LocalOutside
 
 
 @exact
@@ -70,15 +70,19 @@ def local(
     _check_taps(w, window, heads, causal)
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
-    r = ready(q, k, v, heads, key_mask, _taps(w, window))
+    r = prepare_blocks(q, k, v, heads, key_mask, _taps(w, window))
     if positions is not None or attn_mask is not None or q.shape[1] != k.shape[1]:
         positions = own_positions(q, k, None) if positions is None else positions
         rows, cols, ok = pairs_of(positions, q, k, causal=causal, key_mask=key_mask, attn_mask=attn_mask)
-        return joined(ratio(_near_part(r, rows - cols, window, ok, outside)), q)
+        return merge_heads(ratio(_near_part(r, rows - cols, window, ok, outside)), q)
     parts = [band(*r, back=window - 1, ahead=0 if causal else window - 1)]
     if outside == "pool":
-        parts += [_pooled(r, window)] if causal else [_pooled(r, window), _flipped(_pooled(_turned(r), window))]
-    return joined(ratio(*parts), q)
+        parts += (
+            [_pool_far_keys(r, window)]
+            if causal
+            else [_pool_far_keys(r, window), _reverse_part(_pool_far_keys(_reverse_time(r), window))]
+        )
+    return merge_heads(ratio(*parts), q)
 
 
 @exact
@@ -100,17 +104,17 @@ def local_chunk(
     The values of the older tokens sum to far[0] (B, D) over far[1] (B,) tokens, all of them outside every window.
     """
     rows, cols, ok = pairs_of(positions, q, k, causal=True, key_mask=key_mask, attn_mask=None)
-    near = _near_part(ready(q, k, v, heads, key_mask, _taps(w, window)), rows - cols, window, ok, outside)
+    near = _near_part(prepare_blocks(q, k, v, heads, key_mask, _taps(w, window)), rows - cols, window, ok, outside)
     if outside == "none":
-        return joined(ratio(near), q)
+        return merge_heads(ratio(near), q)
     num, den = (
         F.pad(far[0].unflatten(-1, (heads, -1))[:, :, None].to(near.num.dtype), (0, 1)),
         far[1][:, None, None, None].to(near.den.dtype),
     )
-    return joined(ratio(near, Part(_zero_logit(den), num, den)), q)
+    return merge_heads(ratio(near, PartialSums(_zero_logit(den), num, den)), q)
 
 
-def _near_part(r: Ready, far: Tensor, window: int, ok: Tensor, outside: LocalOutside) -> Part:
+def _near_part(r: Ready, far: Tensor, window: int, ok: Tensor, outside: LocalOutside) -> PartialSums:
     """Compute the dense form for distances t - s: outside the window either no pair or the logit 0."""
     near = far.abs() < window
     logits = products(r.q, r.k)
@@ -126,11 +130,11 @@ def _taps(w: Tensor | None, window: int) -> ByDistance | None:
         return None
     taps = at_least_float32(w)
 
-    def added(far: Tensor) -> Tensor:
+    def distance_bias(far: Tensor) -> Tensor:
         which = (window - 1 - far).clamp(0, taps.shape[1] - 1)
         return taps.index_select(1, which.flatten()).unflatten(1, which.shape)
 
-    return added
+    return distance_bias
 
 
 def _check_taps(w: Tensor | None, window: int, heads: int, causal: bool) -> None:
@@ -139,7 +143,7 @@ def _check_taps(w: Tensor | None, window: int, heads: int, causal: bool) -> None
         raise MixerError(f"local: with window={window} and causal={causal}, w must be {fits}, got {tuple(w.shape)}.")
 
 
-def _pooled(r: Ready, window: int) -> Part:
+def _pool_far_keys(r: Ready, window: int) -> PartialSums:
     """Pool the keys ``window`` or more before each query, each with logit 0.
 
     Uses float64 running sums, only of what lies outside the window.
@@ -147,7 +151,7 @@ def _pooled(r: Ready, window: int) -> Part:
     num = F.pad(r.v.double().cumsum(-2), (0, 0, window, 0))[..., : r.v.shape[-2], :]
     ones = torch.ones_like(r.v[:, :1, :, 0]) if r.valid is None else r.valid
     den = F.pad(ones.double().cumsum(-1), (window, 0))[..., : r.v.shape[-2], None].to(r.v.dtype)
-    return Part(_zero_logit(den), num.to(r.v.dtype), den)
+    return PartialSums(_zero_logit(den), num.to(r.v.dtype), den)
 
 
 def _zero_logit(count: Tensor) -> Tensor:
@@ -155,9 +159,9 @@ def _zero_logit(count: Tensor) -> Tensor:
     return torch.where(count > 0, 0.0, FLOOR).to(count.dtype)
 
 
-def _turned(r: Ready) -> Ready:
+def _reverse_time(r: Ready) -> Ready:
     return Ready(r.q, r.k, r.v.flip(-2), None if r.valid is None else r.valid.flip(-1))
 
 
-def _flipped(p: Part) -> Part:
-    return Part(*(a.flip(-2) for a in p))
+def _reverse_part(p: PartialSums) -> PartialSums:
+    return PartialSums(*(a.flip(-2) for a in p))

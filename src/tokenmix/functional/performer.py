@@ -11,7 +11,7 @@ from ..kernels.precision import exact
 from .layout.checks import check_eps, check_name, check_qkv
 from .layout.masks import zero_masked
 from .sums import features as sums
-from .sums.nonfinite import hides, honest_chunk
+from .sums.nonfinite import guard_nonfinite, propagate_nonfinite_chunk
 
 PERFORMER_FEATURES = ("softmax", "relu")
 
@@ -23,7 +23,7 @@ def check_feature(who: str, feature: str, eps: float) -> None:
 
 
 @exact
-@hides("k", "v", asks="q")
+@guard_nonfinite("k", "v", asks="q")
 def performer(
     q: Tensor,
     k: Tensor,
@@ -62,7 +62,7 @@ def performer(
             f"performer: projection must be ({heads}, M, {q.shape[2] // heads}), got {tuple(projection.shape)}."
         )
     a, (b, v1) = log_queries(q, projection, feature, eps), log_keys(k, v, projection, feature, eps, key_mask)
-    return sums.joined_heads(sums.mixed(a, b, v1, causal=causal), q)
+    return sums.joined_heads(sums.mix_features(a, b, v1, causal=causal), q)
 
 
 def performer_chunk(
@@ -84,13 +84,17 @@ def performer_chunk(
         )
         return sums.joined_heads(y, q), after
 
-    return honest_chunk(form, q, k, v, key_mask=key_mask)
+    return propagate_nonfinite_chunk(form, q, k, v, key_mask=key_mask)
 
 
 def log_queries(q: Tensor, projection: Tensor, feature: str, eps: float) -> Tensor:
     """Compute log phi(q) up to a constant per query, (B, H, T, M)."""
     x = sums.wide_by_head(q, projection.shape[0])
-    return _scaled(x) @ projection.double().transpose(-1, -2) if feature == "softmax" else _log_relu(x, projection, eps)
+    return (
+        _scale_input(x) @ projection.double().transpose(-1, -2)
+        if feature == "softmax"
+        else _log_relu(x, projection, eps)
+    )
 
 
 def log_keys(
@@ -100,14 +104,14 @@ def log_keys(
     heads = projection.shape[0]
     x = sums.wide_by_head(zero_masked(k, key_mask), heads)
     if feature == "softmax":
-        x = _scaled(x)
+        x = _scale_input(x)
         b = x @ projection.double().transpose(-1, -2) - x.square().sum(-1, keepdim=True) / 2
     else:
         b = _log_relu(x, projection, eps)
     return sums.masked_features(b, key_mask), sums.with_ones(zero_masked(v, key_mask), heads)
 
 
-def _scaled(x: Tensor) -> Tensor:
+def _scale_input(x: Tensor) -> Tensor:
     return x * x.shape[-1] ** -0.25
 
 

@@ -21,7 +21,7 @@ from ..kernels.precision import exact
 from .layout.checks import check_eps, check_name, check_qkv
 from .layout.masks import zero_masked
 from .sums import features as sums
-from .sums.nonfinite import honest, honest_chunk
+from .sums.nonfinite import propagate_nonfinite, propagate_nonfinite_chunk
 from .sums.softmax import FLOOR, MASKED_KEY, Sums, running_max
 
 RFA_FEATURES = ("gaussian", "arccos")
@@ -83,7 +83,7 @@ def rfa(
         y = causal_read(fq, *new[:3], eps)[0] if causal else read(fq, over_keys(*new[:3]), eps)
         return sums.joined_heads(y, q)
 
-    return honest(form, q, k, v, *(() if gate is None else (gate,)), causal=causal, key_mask=key_mask)
+    return propagate_nonfinite(form, q, k, v, *(() if gate is None else (gate,)), causal=causal, key_mask=key_mask)
 
 
 def rfa_chunk(
@@ -109,7 +109,7 @@ def rfa_chunk(
         y, (m, acc) = causal_read(fq, fk, v1, c, eps, past)
         return sums.joined_heads(y, q), (m + kept, acc)  # the next chunk sums its gates from 0
 
-    return honest_chunk(form, q, k, v, *(() if gate is None else (gate,)), key_mask=key_mask)
+    return propagate_nonfinite_chunk(form, q, k, v, *(() if gate is None else (gate,)), key_mask=key_mask)
 
 
 def features(x: Tensor, projection: Tensor, sigma: Tensor, feature: str) -> Tensor:

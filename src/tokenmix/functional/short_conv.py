@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ..kernels.backend import exporting, masks, steps, watched
+from ..kernels.backend import is_exporting, is_intercepted, masks, steps
 from ..kernels.cpu import decode
 from ..kernels.precision import exact
 from .layout.positions import gather_tokens, last_valid
-from .sums.nonfinite import honest, over_pairs, over_window
-from .sums.taps import centre_of, check_odd, depthwise, silenced
+from .sums.nonfinite import over_pairs, over_window, propagate_nonfinite
+from .sums.taps import centre_of, check_odd, depthwise, zero_masked_values
 
 MANY = 16  # new tokens from which it pays to ask whether they stand in a row
 Past = tuple[Tensor, Tensor, Tensor]
@@ -55,16 +55,18 @@ def short_conv(
     centre = centre_of(size, causal)
 
     if positions is not None:
-        return tapped(silenced(x, key_mask), weight, positions, positions, centre, causal=causal).to(x.dtype)
+        return convolve_positions(
+            zero_masked_values(x, key_mask), weight, positions, positions, centre, causal=causal
+        ).to(x.dtype)
 
     def form(x: Tensor) -> Tensor:
-        v = silenced(x, key_mask)
+        v = zero_masked_values(x, key_mask)
         return depthwise(weight.to(v.dtype), v, centre).to(x.dtype)
 
-    def met(mark: Tensor) -> Tensor:
+    def mark_window(mark: Tensor) -> Tensor:
         return over_window(mark, -centre, size - 1 - centre)
 
-    return honest(form, None, x, key_mask=key_mask, each=True, reach=met)
+    return propagate_nonfinite(form, None, x, key_mask=key_mask, each=True, reach=mark_window)
 
 
 def short_conv_chunk(
@@ -99,12 +101,12 @@ def short_conv_chunk(
     ):
         return decode.conv(weight, new, past)
     there, at = (torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(past[1:], (valid, positions), strict=True))
-    asks = x.shape[1] >= MANY and not watched() and not exporting()  # what the numbers are
+    asks = x.shape[1] >= MANY and not is_intercepted() and not is_exporting()  # what the numbers are
     kept = None if asks and bool(valid.all()) else valid  # without a copy where nothing is masked
-    v = torch.cat([silenced(past[0], past[1]), silenced(x, kept)], 1)
+    v = torch.cat([zero_masked_values(past[0], past[1]), zero_masked_values(x, kept)], 1)
     centre = centre_of(weight.shape[1], True)
     if asks and not holes and in_a_row(there, at):
-        y = honest(
+        y = propagate_nonfinite(
             lambda v: depthwise(weight.to(v.dtype), v, centre)[:, -x.shape[1] :],
             None,
             v,
@@ -112,7 +114,7 @@ def short_conv_chunk(
             reach=lambda mark: over_window(mark, -centre, 0)[:, -x.shape[1] :],
         ).to(x.dtype)
     else:
-        y = tapped(v, weight, positions, at, centre, causal=True).to(x.dtype)
+        y = convolve_positions(v, weight, positions, at, centre, causal=True).to(x.dtype)
     if holes:
         index, there, _ = last_valid(there, size)
         return y, (gather_tokens(v, index).to(past[0].dtype), there, gather_tokens(at, index))
@@ -129,7 +131,7 @@ def in_a_row(valid: Tensor, positions: Tensor) -> bool:
     return bool((first >= last).all())  # of a row without any, first is the largest number there is
 
 
-def tapped(v: Tensor, weight: Tensor, rows: Tensor, cols: Tensor, centre: int, *, causal: bool) -> Tensor:
+def convolve_positions(v: Tensor, weight: Tensor, rows: Tensor, cols: Tensor, centre: int, *, causal: bool) -> Tensor:
     """Compute the convolution of tokens v (B, S, D) at positions cols (B, S) at the positions rows (B, T).
 
     Args:
@@ -141,7 +143,7 @@ def tapped(v: Tensor, weight: Tensor, rows: Tensor, cols: Tensor, centre: int, *
         parts = [(near.to(v.dtype) @ v) * weight[:, j].to(v.dtype) for j, near in enumerate(taps)]
         return torch.stack(parts).sum(0)
 
-    return honest(form, None, v, each=True, reach=lambda mark: over_pairs(torch.stack(taps).any(0), mark))
+    return propagate_nonfinite(form, None, v, each=True, reach=lambda mark: over_pairs(torch.stack(taps).any(0), mark))
 
 
 def _taps(rows: Tensor, cols: Tensor, size: int, centre: int, *, causal: bool) -> list[Tensor]:

@@ -20,7 +20,7 @@ from ..kernels.precision import at_least_float32, exact
 from .layout.checks import check_key_mask
 from .layout.heads import by_head
 from .layout.masks import allowed
-from .sums.nonfinite import hides
+from .sums.nonfinite import guard_nonfinite
 
 Tables = tuple[Tensor, ...]
 Positions = Any  # an int n, meaning positions 0..n-1 in every row, or a Tensor (B, n) of positions
@@ -28,7 +28,7 @@ JOINS = ("softmax", "gated", "plus")
 
 
 @exact
-@hides("v")
+@guard_nonfinite("v")
 def synthesize(
     logits: Tensor,
     v: Tensor,
@@ -80,7 +80,7 @@ def dense_logits(q: Tensor, dense: Tables, rows: Positions, cols: Positions, *, 
     """Compute B_i = W2 relu(q_i) + b2, (B, H, T, S), q = W1 x + b1; dense is (W2,) or (W2, b2): (H, e, N), (H, N)."""
     hidden = _hidden(q, dense[0].shape[-2], rectify)
     keep = slice(None) if _are_given(cols) else slice(0, cols)
-    return _columns(_mapped(hidden, *(a[..., keep] for a in dense)), cols)
+    return _columns(_apply_second_layer(hidden, *(a[..., keep] for a in dense)), cols)
 
 
 @exact
@@ -105,7 +105,7 @@ def factorized_dense_logits(
     of_a, of_b = factorized_dense[::2], factorized_dense[1::2]
     a = of_a[0].shape[-1]
     keep = slice(None) if _are_given(cols) else slice(0, -(-cols // a))  # no more repeats than there are keys
-    tiled, repeated = _mapped(hidden, *of_a), _mapped(hidden, *(m[..., keep] for m in of_b))
+    tiled, repeated = _apply_second_layer(hidden, *of_a), _apply_second_layer(hidden, *(m[..., keep] for m in of_b))
     return _columns((repeated[..., :, None] * tiled[..., None, :]).flatten(-2), cols)
 
 
@@ -171,7 +171,7 @@ def part_weights(alpha: Tensor, parts: Sequence[str], join: str) -> tuple[Tensor
 
 
 @exact
-@hides(asks="q")
+@guard_nonfinite(asks="q")
 def synthesizer_dense(
     q: Tensor,
     v: Tensor,
@@ -235,7 +235,7 @@ def synthesizer_random(
 
 
 @exact
-@hides(asks="q")
+@guard_nonfinite(asks="q")
 def synthesizer_factorized_dense(
     q: Tensor,
     v: Tensor,
@@ -284,7 +284,7 @@ def synthesizer_factorized_random(
 
 
 @exact
-@hides("k", asks="q")
+@guard_nonfinite("k", asks="q")
 def synthesizer_mixture(
     q: Tensor,
     k: Tensor,
@@ -331,7 +331,7 @@ def synthesizer_mixture(
         raise MixerError(
             f"synthesizer_mixture: parts are 'attention' or have tables, join is one of {JOINS}; got {given}."
         )
-    covered = [_covered(part, tables[part]) for part in parts if part != "attention"]
+    covered = [_table_length(part, tables[part]) for part in parts if part != "attention"]
     rows, cols = _positions("synthesizer_mixture", v, min([v.shape[1], *covered]), positions)
     check_key_mask("synthesizer_mixture", key_mask, v)
     _check_mixture(q, k, v, tables, parts, heads)
@@ -349,7 +349,7 @@ def with_added(logits: Tensor, added: Tensor | None) -> Tensor:
     return at_least_float32(logits) + (added[0] if logits.ndim == 3 and added.shape[0] == 1 else added)
 
 
-def _covered(name: str, tables: Tables) -> int:
+def _table_length(name: str, tables: Tables) -> int:
     """Return how many positions the columns of these tables cover."""
     if name == "factorized_dense":
         return tables[0].shape[-1] * tables[1].shape[-1]
@@ -362,7 +362,7 @@ def _hidden(q: Tensor, width: int, rectify: bool) -> Tensor:
     return F.relu(hidden) if rectify else hidden
 
 
-def _mapped(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _apply_second_layer(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Apply the second layer in each head: (B, T, H, e) by (H, e, n) -> (B, H, T, n)."""
     equation = "bthe,hen->bhtn"
     if weight.shape[0] == 1:

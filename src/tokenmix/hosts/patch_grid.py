@@ -65,9 +65,9 @@ class PatchGrid:
         """Note the grid that an embedding of patches made: a convolution, or a module of timm's that computes it."""
         known = hasattr(embedding, "dynamic_feat_size") and args
         rows, columns = embedding.dynamic_feat_size(args[0].shape[-2:]) if known else patches.shape[-2:]
-        self.put((int(rows), int(columns)) if torch.jit.is_tracing() else (rows, columns), patches)
+        self.set_grid((int(rows), int(columns)) if torch.jit.is_tracing() else (rows, columns), patches)
 
-    def put(self, grid: Grid, patches: Tensor | None = None) -> None:
+    def set_grid(self, grid: Grid, patches: Tensor | None = None) -> None:
         """Set the grid of the current thread."""
         self.local.grid = grid
         if torch.compiler.is_compiling():
@@ -193,7 +193,7 @@ def given_grid(model: nn.Module, *, grid: Grid) -> Iterator[None]:
         raise MixerError(f"given_grid: {wanted}, got a {type(model).__name__} and grid={grid!r}.")
     before = [(holder.local, holder.local.grid) for holder in holders.values()]
     for holder in holders.values():
-        holder.put((sides[0], sides[1]))
+        holder.set_grid((sides[0], sides[1]))
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ from ..errors import MixerError
 from ..functional.layout.heads import by_head
 from ..mixers import MIXERS, Inputs, Mixer, build_mixer, mixer_options
 from ..mixers.attention import Attention
-from ..mixers.outside import load_mixer
+from ..mixers.registration import load_mixer
 from ..models.effective_attention import values_attention
 
 
@@ -178,7 +178,7 @@ class MultiheadMixer(nn.Module):
         """
         self._check_inputs(query, key, value)
         batched = query.ndim == 3
-        x, context = self._rows(query), None if _one(query, key) else self._rows(key)
+        x, context = self._rows(query), None if _same_tensor(query, key) else self._rows(key)
         T, S, B = x.shape[1], x.shape[1] if context is None else context.shape[1], x.shape[0]
         keep = None if key_padding_mask is None else self._key_mask(key_padding_mask, (B, S), batched)
         pairs = self._pair_mask(attn_mask, (B, T, S), is_causal)
@@ -196,7 +196,7 @@ class MultiheadMixer(nn.Module):
         if query.is_nested or key.is_nested or value.is_nested:
             instead = "pass padded ones and a key_padding_mask; nn.TransformerEncoder takes enable_nested_tensor=False"
             _refuse(f"takes no nested tensors; {instead}")
-        if not _one(key, value):
+        if not _same_tensor(key, value):
             hint = (
                 "trace a module that gives it one"
                 if torch.jit.is_tracing()
@@ -217,7 +217,7 @@ class MultiheadMixer(nn.Module):
         wanted = shape if batched else shape[1:]
         if tuple(mask.shape) != wanted:
             _refuse(f"expects a key_padding_mask of shape {wanted}, got {tuple(mask.shape)}")
-        return _attended(mask, "key_padding_mask").view(shape)
+        return _as_allowed_pairs(mask, "key_padding_mask").view(shape)
 
     def _pair_mask(self, mask: Tensor | None, shape: tuple[int, int, int], is_causal: bool) -> Tensor | None:
         """Return the attn_mask as the mixer takes it; None without one, or if the mixer applies it anyway."""
@@ -227,7 +227,7 @@ class MultiheadMixer(nn.Module):
                 why = "is_causal=True without an attn_mask needs a mixer built with causal=True"
                 _refuse(f"{why}, {name} was built with causal=False")
             return None
-        allowed = self._agreed(_attended(mask, "attn_mask"), shape)
+        allowed = self._merge_head_masks(_as_allowed_pairs(mask, "attn_mask"), shape)
         if causal and shape[1] == shape[2]:
             order = torch.ones(shape[1:], dtype=torch.bool, device=mask.device).tril()
             same = (allowed == order).all()
@@ -245,7 +245,7 @@ class MultiheadMixer(nn.Module):
         _require(allowed.all(), f"{why}; {instead}, use key_padding_mask for padding; {_who_weighs_pairs()}")
         return None
 
-    def _agreed(self, allowed: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    def _merge_head_masks(self, allowed: Tensor, shape: tuple[int, int, int]) -> Tensor:
         """Reduce a mask that may have one map per head to (L, S) or (N, L, S)."""
         B, T, S = shape
         if tuple(allowed.shape) == (T, S):
@@ -286,7 +286,7 @@ class MultiheadMixer(nn.Module):
         return found
 
 
-def _one(a: Tensor, b: Tensor) -> bool:
+def _same_tensor(a: Tensor, b: Tensor) -> bool:
     """Return whether two arguments are one tensor, or identical views of one.
 
     Traced and compiled programs run on other tensors, so they decide by object identity alone.
@@ -334,7 +334,7 @@ def _complete(mixer: str | dict[str, Any], num_heads: int, bias: bool) -> dict[s
     return {name: value for name, value in wanted.items() if name in known} | spec
 
 
-def _attended(mask: Tensor, name: str) -> Tensor:
+def _as_allowed_pairs(mask: Tensor, name: str) -> Tensor:
     """Return a mask of torch as booleans, True = may be attended."""
     if mask.dtype == torch.bool:
         return ~mask

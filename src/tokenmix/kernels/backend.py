@@ -72,7 +72,7 @@ def default_backend() -> str:
     return blocks[-1][0] if blocks else _default
 
 
-def _asked(backend: str) -> str:
+def _resolve_backend(backend: str) -> str:
     return check_backend(default_backend() if backend == "auto" else backend)
 
 
@@ -100,15 +100,15 @@ def choose(
     Raises:
         MixerError: the requested backend is unknown, is not available or does not support the call.
     """
-    asked, first = _asked(backend), next(t for t in tensors if t is not None)
+    asked, first = _resolve_backend(backend), next(t for t in tensors if t is not None)
     kernel = asked if asked in KERNELS else "triton" if first.is_cuda else "cpu"
-    if asked != "eager" and not exporting():
+    if asked != "eager" and not is_exporting():
         why = lacks or (f"has no {kernel} kernel" if kernel not in on else _misfit(kernel, tensors, first))
         if asked in KERNELS and why:
             raise MixerError(f"{who}: backend={asked!r}: {why}; use backend='auto' or 'eager'.")
-        if asked in KERNELS or why is None and not slower and KERNELS[kernel].available() and not _transformed():
+        if asked in KERNELS or why is None and not slower and KERNELS[kernel].available() and not _is_transformed():
             return kernel
-        if "fused" in on and first.dtype != torch.float64 and not _transformed():
+        if "fused" in on and first.dtype != torch.float64 and not _is_transformed():
             return "fused"
     return "eager"
 
@@ -152,7 +152,7 @@ def steps(new: tuple[Tensor, ...], past: tuple[Tensor, ...], *, derives: bool = 
     for t in past:  # noqa: SIM110  (a loop is faster)
         if not t.is_cpu or not t.is_contiguous() or type(t) not in _PLAIN or t.is_neg() or graph and t.requires_grad:
             return False
-    return not derives or not _transformed()
+    return not derives or not _is_transformed()
 
 
 def masks(k: Tensor, valid: Tensor | None) -> bool:
@@ -185,7 +185,7 @@ def _misfit(name: str, tensors: tuple[Tensor | None, ...], first: Tensor) -> str
     return None
 
 
-def watched() -> bool:
+def is_intercepted() -> bool:
     """Return whether a compiler, a dispatch mode or torch.func runs the call.
 
     Its tensors may then hold no values to inspect.
@@ -193,7 +193,7 @@ def watched() -> bool:
     return _compiling() or bool(_modes()) or _functorch() is not None
 
 
-def exporting() -> bool:
+def is_exporting() -> bool:
     """Return whether torch.export, ONNX or torch.jit.trace traces the call.
 
     Such programs hold standard operators only, and no choice by length, which may differ in a later call.
@@ -201,7 +201,7 @@ def exporting() -> bool:
     return torch.compiler.is_exporting() or _tracing() is not None
 
 
-def _transformed() -> bool:
+def _is_transformed() -> bool:
     """Return whether vmap, jvp or grad of torch.func or forward-mode AD is active; they use the eager form."""
     return not torch.compiler.is_compiling() and (
         torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0

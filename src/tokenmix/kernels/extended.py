@@ -22,7 +22,7 @@ def has_gradient(*tensors: Tensor | None) -> bool:
     return False
 
 
-def extended(
+def extend_on_kernel(
     kernel: Any,
     eager: Callable[..., tuple[Tensor, Any]],
     inputs: Sequence[Tensor | None],
@@ -80,7 +80,7 @@ class _Extended(torch.autograd.Function):
         if gy is None:  # only the sums are asked for; one row of zeros stands for all
             gy = torch.zeros_like(inputs[1][:, :1]).expand_as(inputs[1])
         if torch.is_grad_enabled():
-            of_inputs, of_sums = _again(ctx.eager, inputs, past, unit, [gy, *g_sums])
+            of_inputs, of_sums = _derive_again(ctx.eager, inputs, past, unit, [gy, *g_sums])
         else:
             found = ctx.kernel.extend_backward(gy, g_sums, *inputs, mask, past, kept, **ctx.options)
             n = len(inputs)
@@ -89,7 +89,7 @@ class _Extended(torch.autograd.Function):
         return None, None, None, None, None, None, None, *of_sums, *of_inputs
 
 
-def _again(
+def _derive_again(
     eager: Callable[..., Any],
     inputs: Sequence[Tensor | None],
     past: Sequence[Tensor],

@@ -63,7 +63,7 @@ def fast_linear(*, allow_rounding: bool = False, tokens: int = 2048, features: i
     """
     if tokens < 1 or features < 1:
         raise MixerError(f"fast_linear: tokens and features must be positive, got {tokens} and {features}.")
-    setting = _setting()
+    setting = _matmul_setting()
     if setting is None:
         yield LinearRoutes(0.0, 0.0, 0.0, 0.0, "usual", "this build of torch has no oneDNN, or no switch for it")
         return
@@ -86,7 +86,7 @@ def fast_linear(*, allow_rounding: bool = False, tokens: int = 2048, features: i
                 _routes.clear()
 
 
-def _setting() -> Any:
+def _matmul_setting() -> Any:
     matmul = getattr(torch.backends.mkldnn, "matmul", None)
     return matmul if torch.backends.mkldnn.is_available() and hasattr(matmul, "fp32_precision") else None
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import triton
-from .shapes import check_shapes, declared, refuse_shapes
+from .shapes import check_shapes, parse_declaration, refuse_shapes
 
 LIBRARY = torch.library.Library("tokenmix", "DEF")  # noqa: TOR901  (this package's own, defined once)
 OPERATORS: dict[str, Operator] = {}
@@ -41,7 +41,7 @@ class Operator:
 
     Args:
         name: name of the operator and of its files.
-        inputs: names, sizes and dtypes of the tensors, as ``kernels.shapes.declared`` reads them. A call whose tensors
+        inputs: names, sizes and dtypes of the tensors, see ``kernels.shapes.parse_declaration``. A call whose tensors
             do not fit them is refused before an address leaves Python.
         options: the arguments after the inputs, in torch's schema language, such as "SymInt T, bool causal".
         saves: names of what ``forward`` returns besides y.
@@ -69,7 +69,7 @@ class Operator:
         self.name, self.eager, self.shape, self.on = name, eager, shape, tuple(on)
         self.modules: dict[str, Any] = {}
         self.fitting: set[Any] = set()
-        self.inputs, self.each, self.fits = inputs, declared(inputs), fits
+        self.inputs, self.each, self.fits = inputs, parse_declaration(inputs), fits
         kept = [f"Tensor {one}" for one in (["y"] if keeps_result else []) + list(saves)]
         self.differentiable = tuple(one.differentiable for one in self.each)
         self.main = next(i for i, one in enumerate(self.each) if not one.optional)
@@ -108,7 +108,7 @@ class Operator:
     def _define(self, name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
         LIBRARY.define(f"{name}{schema}")
         for key, on_cuda in (("CPU", False), ("CUDA", True)):
-            where = self._where(on_cuda)
+            where = self._kernel_of(on_cuda)
             if not on_cuda or where == "triton":
                 LIBRARY.impl(name, partial(run, where), key)
         torch.library.register_fake(f"tokenmix::{name}", fake, lib=LIBRARY)
@@ -117,16 +117,16 @@ class Operator:
     def _derivative(self, name: str, keep: Callable[..., None], derive: Callable[..., Any]) -> None:
         torch.library.register_autograd(f"tokenmix::{name}", derive, setup_context=keep, lib=LIBRARY)
 
-    def _where(self, on_cuda: bool) -> str:
+    def _kernel_of(self, on_cuda: bool) -> str:
         """Return whose kernel runs on tensors of this device: Triton's interpreter takes those on the CPU."""
         on_triton = on_cuda or triton.INTERPRETED and triton.available()
         return "triton" if on_triton and "triton" in self.on else "cpu"
 
-    def _named(self, options: Sequence[Any]) -> dict[str, Any]:
+    def _named_options(self, options: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(self.options, options, strict=True))
 
     def _run(self, where: str, *args: Any) -> Results | Tensor:
-        inputs, options = args[: self.count], self._named(args[self.count : -1])
+        inputs, options = args[: self.count], self._named_options(args[self.count : -1])
         self._check(inputs, options)
         return self.module(where).forward(*inputs, **options, save=args[-1])
 
@@ -145,7 +145,12 @@ class Operator:
 
     def _run_backward(self, where: str, *args: Any) -> Results | Tensor:
         n, module = len(args) - len(self.options), self.module(where)
-        g, inputs, kept, options = args[0], args[1 : 1 + self.count], args[1 + self.count : n], self._named(args[n:])
+        g, inputs, kept, options = (
+            args[0],
+            args[1 : 1 + self.count],
+            args[1 + self.count : n],
+            self._named_options(args[n:]),
+        )
         main = inputs[self.main]
         self._check(inputs, options)
         y = tuple(main.shape if self.shape is None else self.shape(*inputs, **options))
@@ -157,19 +162,24 @@ class Operator:
             for a, one in zip(given, wanted, strict=True)
         ):
             refuse_shapes(f"{self.name}_backward", f"{self.inputs} and what its forward gave and kept", given, options)
-        return _one(module.backward(g, *inputs, *(a.contiguous() for a in kept), **options))
+        return _unwrap_single(module.backward(g, *inputs, *(a.contiguous() for a in kept), **options))
 
     def _fake(self, *args: Any) -> Results | Tensor:
-        inputs, options, like, save = args[: self.count], self._named(args[self.count : -1]), args[self.main], args[-1]
+        inputs, options, like, save = (
+            args[: self.count],
+            self._named_options(args[self.count : -1]),
+            args[self.main],
+            args[-1],
+        )
         self._compare(inputs, options)
-        shapes = self.module(self._where(like.is_cuda)).saved_shapes(*inputs, **options)
+        shapes = self.module(self._kernel_of(like.is_cuda)).saved_shapes(*inputs, **options)
         y = like.new_empty(like.shape if self.shape is None else self.shape(*inputs, **options))
-        return _one((y, *(like.new_empty(shape if save else (0,), dtype=torch.float32) for shape in shapes)))
+        return _unwrap_single((y, *(like.new_empty(shape if save else (0,), dtype=torch.float32) for shape in shapes)))
 
     def _fake_backward(self, g: Tensor, *args: Any) -> Results | Tensor:
         like = args[self.main]
         inputs = compress(args, self.differentiable)
-        return _one(tuple(like.new_empty(0) if x is None else x.new_empty(x.shape) for x in inputs))
+        return _unwrap_single(tuple(like.new_empty(0) if x is None else x.new_empty(x.shape) for x in inputs))
 
     def _keep(self, ctx: Any, inputs: Sequence[Any], output: Results | Tensor) -> None:
         ctx.options = inputs[self.count : -1]
@@ -192,13 +202,13 @@ class Operator:
     def _derive_twice(self, ctx: Any, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
         g, *inputs = ctx.saved_tensors
 
-        def eager(*leaves: Tensor | None) -> Tensor:
+        def call_eager(*leaves: Tensor | None) -> Tensor:
             given = iter(leaves)
             return self.eager(
                 *(next(given) if has else x for x, has in zip(inputs, self.differentiable, strict=True)), *ctx.options
             )
 
-        dg, found = second_derivative(eager, list(compress(inputs, self.differentiable)), g, weights)
+        dg, found = second_derivative(call_eager, list(compress(inputs, self.differentiable)), g, weights)
         return dg, *self._at_inputs(inputs, iter(found)), *[None] * ctx.rest
 
     def _at_inputs(
@@ -213,7 +223,7 @@ class Operator:
             yield None if x is None and empty else d
 
 
-def _one(results: Results) -> Results | Tensor:
+def _unwrap_single(results: Results) -> Results | Tensor:
     """Return the tensor of a one-element tuple, as torch expects of an operator with one result."""
     return results[0] if len(results) == 1 else results
 

@@ -13,12 +13,12 @@ Given = ParamSpec("Given")
 Found = TypeVar("Found")
 
 
-def casting(device: str) -> bool:
+def is_autocast_on(device: str) -> bool:
     """Return whether autocast is on for a kind of device; some devices, such as meta, have none."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
-def alike(*tensors: Tensor) -> tuple[Tensor, ...]:
+def cast_alike(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast the tensors to the widest of their dtypes.
 
     Under autocast a norm or a state is float32 beside projections in half precision.
@@ -45,7 +45,7 @@ def exact(form: Callable[Given, Found]) -> Callable[Given, Found]:
         if not torch.is_autocast_enabled("cpu") and not torch.is_autocast_enabled("cuda"):
             return form(*args, **options)
         device = next((a.device.type for a in args if isinstance(a, Tensor)), "cpu")
-        if not casting(device):
+        if not is_autocast_on(device):
             return form(*args, **options)
         with torch.autocast(device, enabled=False):
             return form(*args, **options)

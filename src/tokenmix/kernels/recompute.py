@@ -42,7 +42,7 @@ SETTINGS: list[Setting] = []
 _read = methodcaller("read")
 
 
-def recomputing() -> bool:
+def is_recomputing() -> bool:
     """Return whether a backward pass runs in this thread, which means that a forward pass is one computed again."""
     return not _compiling() and _graph_task() != -1
 
@@ -52,7 +52,7 @@ def as_now(call: Callable[..., Any]) -> Callable[..., Any]:
     now = [*map(_read, SETTINGS)]
 
     def run(*args: Any, **given: Any) -> Any:
-        return _under(now, call, *args, **given)
+        return _call_under(now, call, *args, **given)
 
     return run
 
@@ -77,7 +77,7 @@ class Passes:
         """
         if _compiling():
             return value
-        if not recomputing():
+        if not is_recomputing():
             self.add(x, value)
             return value
         if not self._kept:
@@ -151,12 +151,12 @@ def remembers_settings(forward: Callable[Given, Found]) -> Callable[Given, Found
                 kept["_settings"] = now
             return forward(self, *args, **given)
         found = kept["_passes_under"].find(x) if "_passes_under" in kept else None
-        return _under(found[0] if found else kept.get("_settings", ()), forward, self, *args, **given)
+        return _call_under(found[0] if found else kept.get("_settings", ()), forward, self, *args, **given)
 
     return run  # type: ignore[return-value]  # mypy does not take self out of the parameters
 
 
-def _under(values: Sequence[Any], call: Callable[..., Any], *args: Any, **given: Any) -> Any:
+def _call_under(values: Sequence[Any], call: Callable[..., Any], *args: Any, **given: Any) -> Any:
     with ExitStack() as stack:
         for setting, value in zip(SETTINGS, values, strict=False):
             stack.enter_context(setting.use(value))

@@ -43,7 +43,7 @@ class Declared(NamedTuple):
         )
 
 
-def declared(inputs: str) -> list[Declared]:
+def parse_declaration(inputs: str) -> list[Declared]:
     """Read a declaration such as "q?(B,T,D) k(B,S,D) w(B|1,T,S):float key_mask?!(B,S):bool".
 
     "?" may be None, "!" has no gradient, "B|1" is B or 1, "*" stands for leading sizes. The dtype is that of the main

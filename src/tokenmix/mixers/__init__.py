@@ -2,16 +2,16 @@
 
 from ..functional.layout.heads import by_head, join_heads
 from ..functional.layout.masks import allowed, zero_masked
-from ..functional.sums.nonfinite import hides, honest_chunk
+from ..functional.sums.nonfinite import guard_nonfinite, propagate_nonfinite_chunk
 from ..kernels.precision import at_least_float32, exact
 from .base import QKVO, About, Capabilities, Inputs, Mixer
 from .cost import Cost, MixingCost
 from .examples import example_mixer, state_growth
 from .facts import Kernels, mixer_options
-from .outside import build_mixer
 from .parts.aux_losses import aux_losses
 from .parts.options import check_heads
 from .parts.shared import add_projections, check_positions, largest_dot, valid_mask
+from .registration import build_mixer
 from .segments import Segment
 from .state import State, chunk_positions, merge, register_state, reorder, state_bytes, token_positions
 from .table import *  # noqa: F403  (every class that is a row of MIXERS, and the table itself)
@@ -41,13 +41,13 @@ __all__ = [
     "chunk_positions",
     "exact",
     "example_mixer",
-    "hides",
-    "honest_chunk",
+    "guard_nonfinite",
     "is_softmax",
     "join_heads",
     "largest_dot",
     "merge",
     "mixer_options",
+    "propagate_nonfinite_chunk",
     "register_mixer",
     "register_state",
     "reorder",
@@ -59,3 +59,11 @@ __all__ = [
 ]
 __all__ += {cls.__name__ for cls in MIXERS.values()}
 __all__.sort()
+
+_RENAMED = {"hides": "guard_nonfinite", "honest_chunk": "propagate_nonfinite_chunk"}
+
+
+def __getattr__(name: str) -> object:
+    if name in _RENAMED:  # `from` shows no AttributeError
+        raise ImportError(f"tokenmix.mixers.{name} is now tokenmix.mixers.{_RENAMED[name]}.")
+    raise AttributeError(f"module 'tokenmix.mixers' has no attribute {name!r}.")

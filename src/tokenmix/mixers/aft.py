@@ -16,8 +16,8 @@ from ..functional import aft_chunk as chunk
 from ..functional.aft_forget import aft_forget_chunk
 from ..functional.layout.positions import position_gaps
 from ..functional.sums.gates import Gate
-from ..functional.sums.outside import OUTSIDES, Outside
 from ..functional.sums.softmax import MASKED_KEY
+from ..functional.sums.window import OUTSIDES, Outside
 from ..kernels.precision import at_least_float32
 from ..positions import PairPositions
 from .base import QKVO, About, Arguments, Inputs, Kernels, chunk_positions, token_positions
@@ -38,7 +38,7 @@ from .parts.aft import (
 )
 from .parts.pair_bias import PairBias, pair_positions_of
 from .parts.pair_biased import FullBlocks, PairBiased
-from .parts.shared import check_positions, check_rising_after, has_holes, in_pieces, rising, valid_mask
+from .parts.shared import ascend, check_positions, check_rising_after, has_holes, in_pieces, valid_mask
 from .segments import Segmented
 
 PAIRS = 1024  # tokens up to which a bidirectional bias that decays is computed as pairs, by the kernel
@@ -194,7 +194,7 @@ class AFTFull(DecaySegments, Segmented, FullBlocks):
     def mix(self, inputs):
         x, positions, key_mask, attn_mask = inputs.x, inputs.positions, inputs.key_mask, inputs.attn_mask
         itself = self.by_recurrence(x.shape[1]) and inputs.context is None and attn_mask is None
-        if not itself or positions is not None and (torch.compiler.is_compiling() or not rising(positions, key_mask)):
+        if not itself or positions is not None and (torch.compiler.is_compiling() or not ascend(positions, key_mask)):
             return super().mix(inputs)
         gaps, k, v, keep = None, self.k_proj(x), self.v_proj(x), key_mask
         if positions is not None or key_mask is not None and self.causal:
@@ -255,7 +255,7 @@ class AFTFull(DecaySegments, Segmented, FullBlocks):
         found = None
         if isinstance(self.bias, PairBias):
             keep = state.positions.shape[1] + positions.shape[1]
-            found = chunk.pair_weights(*self.bias.on(x.device), positions, state.positions, keep=keep)
+            found = chunk.pair_weights(*self.bias.factors_on(x.device), positions, state.positions, keep=keep)
         if found is None:
             key_positions = torch.cat([state.positions, positions], 1)
             w = self.log_weights(positions, key_positions, torch.float64)[:, None]
@@ -414,7 +414,7 @@ class AFTLocal(RingSegments, Segmented, PairBiased):
         none, found = self.outside == "none", None
         if isinstance(self.bias, PairBias):
             at = {"window": self.window, "keep": state.positions.shape[1]}
-            found = chunk.pair_weights(*self.bias.on(x.device), positions, state.positions, **at)
+            found = chunk.pair_weights(*self.bias.factors_on(x.device), positions, state.positions, **at)
         if found is not None:
             return ring_step(self, x, state, positions, found[2], valid, *found[:2], only_near=none, holes=holes)
         key_positions = torch.cat([state.positions, positions], 1)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..functional import aft_chunk as chunk
 from ..functional.sums.gates import Gate
-from ..functional.sums.outside import FILTERS, OUTSIDES, Filters, Outside
+from ..functional.sums.window import FILTERS, OUTSIDES, Filters, Outside
 from .base import About, Arguments, Inputs, Kernels
 from .cost import MixingCost
 from .parts.aft import add_projections, empty_ring, join_ring_states, queries, ring_step

@@ -13,9 +13,9 @@ from ..functional.layout.heads import by_head
 from ..functional.layout.masks import valid_mask, zero_masked
 from ..functional.sums.fused_attention import attention_sums
 from ..functional.sums.softmax import Sums
-from ..kernels.backend import watched
+from ..kernels.backend import is_intercepted
 from ..positions import ContentPositions, LearnedPositions, RotaryPositions, XPositions, build_logit_bias
-from ..positions.checks import chosen
+from ..positions.checks import choose_class
 from .base import QKVO, About, Arguments, Inputs, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .key_blocks import KeyBlock, KeyBlocks
@@ -145,7 +145,7 @@ class Attention(KeyBlocks):
     def _build_positions(self, spec: dict[str, Any]) -> LearnedPositions | RotaryPositions:
         kinds: dict[str, Any] = {"learned": LearnedPositions, "rotary": RotaryPositions, "xpos": XPositions}
         who, sizes = type(self).__name__, ("dim", "head_dim", "max_len")
-        kind, options = chosen(spec, kinds, sizes, who=who, option="positions", others=" or None")
+        kind, options = choose_class(spec, kinds, sizes, who=who, option="positions", others=" or None")
         if kind is LearnedPositions and self.max_len is None:
             self.refuse("learned positions need max_len, the number of positions")
         if kind is XPositions and not self.causal:
@@ -168,15 +168,15 @@ class Attention(KeyBlocks):
         return x + self.positions(positions).to(x.dtype) if isinstance(self.positions, LearnedPositions) else x
 
     def _queries(self, x: Tensor) -> Tensor:
-        return self._normed(self.q_norm, self.q_proj(x))
+        return self._normalise_heads(self.q_norm, self.q_proj(x))
 
     def _keys(self, x: Tensor) -> Tensor:
-        return self._normed(self.k_norm, self.k_proj(x))
+        return self._normalise_heads(self.k_norm, self.k_proj(x))
 
-    def _normed(self, norm: nn.Module | None, x: Tensor) -> Tensor:
+    def _normalise_heads(self, norm: nn.Module | None, x: Tensor) -> Tensor:
         return x if norm is None else norm(x.unflatten(-1, (-1, self.head_dim))).flatten(-2)
 
-    def _rotated(self, positions: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def _rotate_tensors(self, positions: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         return self.positions(positions, *tensors) if isinstance(self.positions, RotaryPositions) else tensors
 
     def functional_args(self, inputs: Inputs) -> Arguments:
@@ -198,13 +198,13 @@ class Attention(KeyBlocks):
             plain = positions is None and key_mask is None
             w = (self._log_weights(*both, query_positions, key_positions, plain=plain, **masks),)
         q, k = (
-            self._rotated(query_positions, q, k)
+            self._rotate_tensors(query_positions, q, k)
             if key_positions is query_positions
-            else (*self._rotated(query_positions, q), *self._rotated(key_positions, k))
+            else (*self._rotate_tensors(query_positions, q), *self._rotate_tensors(key_positions, k))
         )
         if isinstance(self.positions, XPositions):
             both = by_head(q, self.heads), by_head(k, self.kv_heads)
-            both = self._faded(*both, query_positions, key_positions, key_mask)
+            both = self._decay_heads(*both, query_positions, key_positions, key_mask)
             q, k = (a.transpose(1, 2).flatten(2) for a in both)
         args = (q, k, self.v_proj(keys), *w)
         options = {"heads": self.heads, "kv_heads": self.kv_heads, "scale": self.scale}
@@ -221,7 +221,9 @@ class Attention(KeyBlocks):
             return content_log_weights(self.bias, q, k, rows, cols, **options)
         return None if self.bias is None else log_weights(self.bias, rows, cols, plain=plain, dtype=q.dtype)
 
-    def _faded(self, q: Tensor, k: Tensor, rows: Tensor, cols: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _decay_heads(
+        self, q: Tensor, k: Tensor, rows: Tensor, cols: Tensor, valid: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return queries and keys by head with the decay of xPOS, counted from the middle of the queries.
 
         Keys far behind the queries fade to 0; those of ``valid`` (B, S) that stand far ahead of them are refused.
@@ -232,13 +234,13 @@ class Attention(KeyBlocks):
         first, last = rows.amin(1), rows.amax(1)
         cols = cols if valid is None else torch.where(valid, cols, first[:, None])
         span, most = rows.shape[1], self.positions.longest(q.dtype)
-        if not watched() and rows.stride(0) and len(rows):  # not the indices, so there may be gaps
+        if not is_intercepted() and rows.stride(0) and len(rows):  # not the indices, so there may be gaps
             span = max(span, int((torch.maximum(last, cols.amax(1)) - first).max()) + 1)
         if span > most:
             kind = str(q.dtype).removeprefix("torch.")
             self.refuse(f"the decay of xpos in {kind} spans at most {most:,} positions in one call, got {span:,}")
         middle = torch.div(first + last, 2, rounding_mode="floor")
-        fade = self.positions.faded
+        fade = self.positions.decay_features
         return fade(q, rows, middle, key=False), fade(k, cols, middle, key=True)
 
     def mixing_cost(self, T: int) -> MixingCost:
@@ -278,11 +280,11 @@ class Attention(KeyBlocks):
         return self.causal and not isinstance(self.bias, ContentPositions)
 
     def block_keys(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        (keys,) = self._rotated(positions, self._keys(self._with_positions(x, positions)))
+        (keys,) = self._rotate_tensors(positions, self._keys(self._with_positions(x, positions)))
         return keys, self.v_proj(x)
 
     def block_queries(self, x: Tensor, positions: Tensor) -> Tensor:
-        (queries,) = self._rotated(positions, self._queries(self._with_positions(x, positions)))
+        (queries,) = self._rotate_tensors(positions, self._queries(self._with_positions(x, positions)))
         return queries
 
     def block_sums(self, queries: Tensor, positions: Tensor, block: KeyBlock, *, causal: bool) -> Sums:
@@ -290,7 +292,7 @@ class Attention(KeyBlocks):
         k, ok = by_head(block.keys, self.kv_heads), block.valid[:, None, None]
         w = self._log_weights(q, k, positions, block.positions, plain=False, key_mask=block.valid)
         if isinstance(self.positions, XPositions):
-            q, k = self._faded(q, k, positions, block.positions, block.valid)
+            q, k = self._decay_heads(q, k, positions, block.positions, block.valid)
         if causal:
             ok = ok & torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
         return attention_sums(q, k, v, ok, self.scale, w)
@@ -310,9 +312,9 @@ class Attention(KeyBlocks):
         """Return whether the state holds keys before their rotation, because the bias reads them so."""
         return isinstance(self.bias, ContentPositions) and isinstance(self.positions, RotaryPositions)
 
-    def _turned(self, positions: Tensor, a: Tensor) -> Tensor:
+    def _rotate_by_head(self, positions: Tensor, a: Tensor) -> Tensor:
         """Rotate queries or keys by head (B, heads, S, e)."""
-        (turned,) = self._rotated(positions, a.transpose(1, 2).flatten(2))
+        (turned,) = self._rotate_tensors(positions, a.transpose(1, 2).flatten(2))
         return by_head(turned, a.shape[1])
 
     def empty_state(self, batch_size, *, device, dtype):
@@ -324,7 +326,7 @@ class Attention(KeyBlocks):
         positions = token_positions(context, context_mask)
         keys = self._keys(self._with_positions(context, positions))
         if not self._keeps_unturned:
-            (keys,) = self._rotated(positions, keys)
+            (keys,) = self._rotate_tensors(positions, keys)
         keys, values = self._to_keep(keys, self.v_proj(context), context_mask)
         valid = valid_mask(context, context_mask)
         first = torch.zeros(valid.shape[0], dtype=torch.long, device=valid.device)
@@ -346,20 +348,20 @@ class Attention(KeyBlocks):
         q = self._queries(inputs)
         if self.causal:
             k = self._keys(inputs)
-            q, k = (q, k) if late else self._rotated(query_positions, q, k)
+            q, k = (q, k) if late else self._rotate_tensors(query_positions, q, k)
             new = self._to_keep(k, self.v_proj(x), key_mask)
             keys, values = (torch.cat([old, a.to(old.dtype)], 2) for old, a in zip((keys, values), new, strict=True))
             valid = torch.cat([valid, valid_mask(x, key_mask)], 1)
             at = torch.cat([at, query_positions], 1) if self._keeps_positions else at
         elif not late:
-            (q,) = self._rotated(query_positions, q)
+            (q,) = self._rotate_tensors(query_positions, q)
         # the first chunk needs no mask, and without one it runs fused
         mask = None if self.causal and key_mask is None and fresh else valid
         q, seen = by_head(q, self.heads), keys.to(q.dtype)
         w = self._log_weights(q, seen, query_positions, at, plain=False, key_mask=mask)
         if late:
-            q, seen = self._turned(query_positions, q), self._turned(at, seen)
+            q, seen = self._rotate_by_head(query_positions, q), self._rotate_by_head(at, seen)
         if isinstance(self.positions, XPositions):
-            q, seen = self._faded(q, seen, query_positions, at, mask)
+            q, seen = self._decay_heads(q, seen, query_positions, at, mask)
         y = attention_by_head(q, seen, values.to(q.dtype), w, scale=self.scale, causal=self.causal, key_mask=mask)
         return self.out_proj(y), self._state(keys, values, valid, at, next_position)

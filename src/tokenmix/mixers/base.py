@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..kernels.recompute import remembers_settings
 from ..system.properties import named_errors
-from .belonging import Kinds, checked_state, working_dtype
-from .building import Checked
 from .cost import Cost, MixingCost
 from .entries import Entry, called_with_hooks
 from .entries import Inputs as Inputs
@@ -25,12 +23,14 @@ from .facts import QKVO as QKVO
 from .facts import About as About
 from .facts import Kernels as Kernels
 from .input_checks import InputChecks
-from .parts.hands_out import HandsOut
+from .option_checks import Checked
+from .parts.weights_on_call import WeightsOnCall
 from .state import Halo, Segment
 from .state import State as State
 from .state import chunk_positions as chunk_positions
 from .state import register_state as register_state
 from .state import token_positions as token_positions
+from .state_checks import Kinds, checked_state, working_dtype
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a functional form as ``functional_args`` returns them: (positional, keyword)."""
@@ -478,13 +478,13 @@ class Mixer(InputChecks, metaclass=Checked):
             MixerError: for a child that an adapter wraps or that is quantised, whose ``weight`` is not what it computes
                 with.
         """
-        if not isinstance(child, HandsOut) and (
+        if not isinstance(child, WeightsOnCall) and (
             next(child.children(), None) is not None or not isinstance(child.weight, Tensor)
         ):
             name = next((name for name, each in self.named_modules() if each is child), "a child")
             kind = f"{type(child).__module__.split('.')[0]}'s {type(child).__name__}"
             self.refuse(f"reads the weights of its {name}, which is now {kind}; leave this layer as it was")
-        given: Any = child() if isinstance(child, HandsOut) else (child.weight, child.bias)
+        given: Any = child() if isinstance(child, WeightsOnCall) else (child.weight, child.bias)
         weights = tuple(a for a in given if a is not None)
         for a in weights:
             if a.device != x.device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import MixerError
 from .base import Mixer
-from .outside import build_mixer
+from .registration import build_mixer
 from .table import MIXERS
 
 

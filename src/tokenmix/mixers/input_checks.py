@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ..positions.checks import check_exact, extremes
 from .facts import Facts
-from .traced import hold_grid, hold_length, traced
+from .traced import hold_grid, hold_length, is_traced
 
 
-def described(a: Tensor) -> str:
+def describe(a: Tensor) -> str:
     """Return dtype and shape of a tensor for an error message."""
     return f"{a.dtype} {tuple(a.shape)}"
 
@@ -88,7 +88,7 @@ class InputChecks(Facts):
         if key_mask is not None:
             if key_mask.dtype != torch.bool or key_mask.shape != (B, S):
                 self.refuse(
-                    f"expects a bool key_mask of shape {(B, S)}, True = may be attended, got {described(key_mask)}"
+                    f"expects a bool key_mask of shape {(B, S)}, True = may be attended, got {describe(key_mask)}"
                 )
             self._check_beside(x, "key_mask", key_mask)
         if attn_mask is None:
@@ -98,7 +98,7 @@ class InputChecks(Facts):
             self.refuse("does not weight pairs of tokens and takes no attn_mask; use key_mask")
         if attn_mask.dtype != torch.bool or tuple(attn_mask.shape) not in ((T, S), (B, T, S)):
             self.refuse(
-                f"expects a bool attn_mask {(T, S)} or {(B, T, S)}, True = may be attended, got {described(attn_mask)}"
+                f"expects a bool attn_mask {(T, S)} or {(B, T, S)}, True = may be attended, got {describe(attn_mask)}"
             )
 
     def _hold_lengths(
@@ -110,7 +110,7 @@ class InputChecks(Facts):
         """
         if grid is not None:
             x, grid = hold_grid(x, grid, type(self).__name__)
-        if not traced():
+        if not is_traced():
             return x, context, grid
         who, fixed = type(self).__name__, self.fixed_when_traced is True or self.causal and bool(self.fixed_when_traced)
         x = hold_length(x, who, limit=self.max_len, fixed=fixed or grid is not None)
@@ -120,7 +120,7 @@ class InputChecks(Facts):
 
     def _hold_chunk(self, x: Tensor) -> Tensor:
         """Return a chunk of a stream such that a program of torch.jit.trace refuses chunks of another length."""
-        return hold_length(x, type(self).__name__, limit=None, fixed=True) if traced() else x
+        return hold_length(x, type(self).__name__, limit=None, fixed=True) if is_traced() else x
 
     def _check_grid(self, x: Tensor, positions: Tensor | None, grid: tuple[int, ...] | None, prefix: int) -> None:
         if grid is None:
@@ -140,7 +140,7 @@ class InputChecks(Facts):
         if positions is None:
             return
         if positions.dtype not in (torch.int64, torch.int32) or positions.shape != x.shape[:2]:
-            self.refuse(f"expects integer positions of shape {tuple(x.shape[:2])}, got {described(positions)}")
+            self.refuse(f"expects integer positions of shape {tuple(x.shape[:2])}, got {describe(positions)}")
         self._check_beside(x, "positions", positions)
         self.check_range(positions)
 
@@ -165,7 +165,7 @@ class InputChecks(Facts):
         if x.ndim != 2 or x.shape[-1] != self.dim:
             self.refuse(f"expects packed x of shape (tokens, {self.dim}), got {tuple(x.shape)}")
         if cu_seqlens.ndim != 1 or cu_seqlens.dtype != torch.int32 or cu_seqlens.numel() < 1:
-            self.refuse(f"expects cu_seqlens as a 1-D int32 tensor of cumulative lengths, got {described(cu_seqlens)}")
+            self.refuse(f"expects cu_seqlens as a 1-D int32 tensor of cumulative lengths, got {describe(cu_seqlens)}")
         self._check_beside(x, "cu_seqlens", cu_seqlens)
         lengths = cu_seqlens.diff()
         if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != x.shape[0] or bool((lengths < 0).any()):

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..functional.attention import ROWS
 from ..functional.layout.masks import zero_masked
-from ..functional.sums.nonfinite import clean, each_mark, marks, over_keys, put_back
+from ..functional.sums.nonfinite import add_nan_mask, clean, each_mark, marks, over_keys
 from ..functional.sums.softmax import Sums, merge, merge_heads, ratio_of
 from ..kernels.recompute import as_now
 from .base import Mixer
@@ -36,7 +36,7 @@ class KeyBlock(NamedTuple):
         """Return the tokens from ``start`` to ``stop``."""
         return KeyBlock(*(a[:, start:stop] for a in self))
 
-    def padded(self, length: int) -> KeyBlock:
+    def pad_to(self, length: int) -> KeyBlock:
         """Return ``length`` tokens, the last of which are masked."""
         missing = length - self.valid.shape[1]
         return KeyBlock(*(F.pad(a, (0, 0) * (a.ndim - 2) + (0, missing)) for a in self))
@@ -60,14 +60,14 @@ class Reading:
         for i in range(len(self._pieces)):
             start, stop = i * ROWS, min((i + 1) * ROWS, T)
             if own:
-                self._meet(i, block.part(start, stop), True)
+                self._sum_block(i, block.part(start, stop), True)
                 block_before = block.part(0, start)
             else:
                 block_before = block
             if block_before.valid.shape[1]:
-                self._meet(i, block_before, False)
+                self._sum_block(i, block_before, False)
 
-    def _meet(self, i: int, block: KeyBlock, causal: bool) -> None:
+    def _sum_block(self, i: int, block: KeyBlock, causal: bool) -> None:
         rows = slice(i * ROWS, (i + 1) * ROWS)
         given = self.queries[:, rows], self.positions[:, rows], block, causal
         again = torch.is_grad_enabled()  # pairs are computed again in the backward pass, not kept
@@ -81,8 +81,8 @@ class Reading:
     def outputs(self, x: Tensor) -> Tensor:
         """Return the outputs (B, T, D) of x, the tokens from which the queries were made."""
         parts = [merge_heads(ratio_of(sums)) for sums in self._pieces if sums is not None]
-        y = self.mixer.weighed(self.queries, torch.cat(parts, 1).to(x.dtype))
-        return self.mixer.out_proj(put_back(y, self._met))
+        y = self.mixer.gate_means(self.queries, torch.cat(parts, 1).to(x.dtype))
+        return self.mixer.out_proj(add_nan_mask(y, self._met))
 
 
 class KeyBlocks(Mixer):
@@ -117,6 +117,6 @@ class KeyBlocks(Mixer):
         """Return the sums (B, heads, L, .) of at most ``ROWS`` queries over a block, all of it or causally."""
         raise NotImplementedError
 
-    def weighed(self, queries: Tensor, y: Tensor) -> Tensor:
+    def gate_means(self, queries: Tensor, y: Tensor) -> Tensor:
         """Return the input of ``out_proj``, given the weighted means y (B, L, D)."""
         return y

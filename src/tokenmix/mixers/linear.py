@@ -70,7 +70,7 @@ class LinearAttention(Segmented):
 
     def empty_state(self, batch_size, *, device, dtype):
         e = self.dim // self.heads
-        return KernelState(*sums.nothing(batch_size, self.heads, e, e, device=device))
+        return KernelState(*sums.empty_features(batch_size, self.heads, e, e, device=device))
 
     def context_state(self, context, context_mask):
         k, v = self.k_proj(context), self.v_proj(context)

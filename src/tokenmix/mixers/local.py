@@ -11,10 +11,10 @@ from torch import Tensor
 from .. import functional
 from ..functional.layout.positions import last_valid
 from ..functional.local import local_chunk
-from ..functional.sums.outside import LOCAL_OUTSIDES, LocalOutside
+from ..functional.sums.window import LOCAL_OUTSIDES, LocalOutside
 from .base import QKVO, About, Arguments, Inputs, chunk_positions, register_state, token_positions
 from .cost import MixingCost
-from .parts.history import HistoryState, empty_history, join_rings, newest
+from .parts.history import HistoryState, empty_history, join_rings, keep_newest
 from .parts.options import at_least
 from .parts.patterns import BlockCost, build_distance_bias, kept_bytes
 from .parts.shared import add_projections, check_positions, has_holes, in_pieces, largest_dot, valid_mask
@@ -219,7 +219,7 @@ class Local(Segmented):
             q, keys.to(q.dtype), values.to(q.dtype), w, (positions, key_positions), far, key_mask=key_valid, **options
         )
         n = x.shape[1]
-        ring = newest(
+        ring = keep_newest(
             LocalState(keys, values, key_valid, key_positions, *far, state.position), self.window - 1, holes=holes
         )
         if self.outside == "pool":

@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import functional
 from ..functional.performer import check_feature, log_keys, log_queries, orthogonal_features, performer_chunk
 from ..functional.sums import features as sums
-from ..kernels.recompute import Passes, recomputing
+from ..kernels.recompute import Passes, is_recomputing
 from .base import QKVO, About, Arguments, Inputs
 from .cost import MixingCost
 from .parts.feature_state import KernelState, kernel_cost, over_context
@@ -90,15 +90,15 @@ class Performer(Segmented):
     def init_parameters(self) -> None:
         """Draw the projections from torch's CPU generator, whatever the device."""
         with torch.no_grad():
-            self.projection.copy_(self._drawn())
+            self.projection.copy_(self._draw_features())
             self.forwards.zero_()
 
-    def _drawn(self) -> Tensor:
+    def _draw_features(self) -> Tensor:
         return orthogonal_features(self.heads, self.num_features, self.dim // self.heads, orthogonal=self.orthogonal)
 
     def redraw(self) -> None:
         """Draw new projections, into a new tensor so that a pending backward pass keeps the old one."""
-        self.projection = self._drawn().to(self.projection)
+        self.projection = self._draw_features().to(self.projection)
 
     def _count(self) -> None:
         if (
@@ -106,7 +106,7 @@ class Performer(Segmented):
             and self.redraw_interval is not None
             and not torch.compiler.is_compiling()
             and not self.forwards.is_meta
-            and not recomputing()
+            and not is_recomputing()
         ):
             if int(self.forwards) and int(self.forwards) % self.redraw_interval == 0:
                 self.redraw()
@@ -134,16 +134,16 @@ class Performer(Segmented):
     def mixing_cost(self, T: int) -> MixingCost:
         return kernel_cost(T, self.dim, self.heads, self.num_features, drawn=True)
 
-    def _new(self, x, key_mask):
+    def _map_keys(self, x, key_mask):
         return log_keys(self.k_proj(x), self.v_proj(x), self.projection, self.feature, self.eps, key_mask)
 
     def empty_state(self, batch_size, *, device, dtype):
         return KernelState(
-            *sums.nothing(batch_size, self.heads, self.num_features, self.dim // self.heads, device=device)
+            *sums.empty_features(batch_size, self.heads, self.num_features, self.dim // self.heads, device=device)
         )
 
     def context_state(self, context, context_mask):
-        return KernelState(*sums.absorb(*self._new(context, context_mask)))
+        return KernelState(*sums.absorb(*self._map_keys(context, context_mask)))
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         q = self.q_proj(x)

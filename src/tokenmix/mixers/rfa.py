@@ -134,19 +134,19 @@ class RFA(Segmented):
             state=8 * H * (e1 * (M + 1) + 1),
         )
 
-    def _new(self, x: Tensor, key_mask: Tensor | None) -> tuple[Tensor, ...]:
+    def _map_keys(self, x: Tensor, key_mask: Tensor | None) -> tuple[Tensor, ...]:
         k, v, projection, sigma, *gate = self._of_keys(x)
         return keys(k, v, projection, sigma, gate[0] if gate else None, self.feature, key_mask)
 
     def empty_state(self, batch_size, *, device, dtype):
         e1, M = self._widths
-        m, acc = sums.nothing(batch_size, self.heads, M + 1, e1 - 1, device=device)
+        m, acc = sums.empty_features(batch_size, self.heads, M + 1, e1 - 1, device=device)
         return RFAState(m[..., :1], acc)
 
     def context_state(self, context, context_mask):
         if context.shape[1] == 0:
             return self.empty_state(context.shape[0], device=context.device, dtype=context.dtype)
-        s = over_keys(*self._new(context, context_mask)[:3])
+        s = over_keys(*self._map_keys(context, context_mask)[:3])
         return RFAState(s.m[:, :, 0], s.acc[:, :, 0])
 
     def fades(self, x, valid):
@@ -162,7 +162,7 @@ class RFA(Segmented):
         q = self.q_proj(x)
         if not self.causal:
             fq = features(q, self.projection, self.sigma, self.feature)
-            return self.out_proj(sums.joined_heads(read(fq, sums.whole(state), self.eps), q)), state
+            return self.out_proj(sums.joined_heads(read(fq, sums.as_total(state), self.eps), q)), state
         k, v, projection, sigma, *gate = self._of_keys(x)
         options = {"feature": self.feature, "eps": self.eps, "key_mask": key_mask}
         y, past = rfa_chunk(q, k, v, state, projection, sigma, gate[0] if gate else None, **options)

@@ -57,7 +57,7 @@ class Stretch(NamedTuple):
         position = getattr(self.state, "position", self.length)
         seen = torch.where(self.placed, torch.where(position > 0, position, start), self.length)
         seen = torch.where(later.cut, torch.where(self.placed, start, 0), seen)
-        new = _moved(later.state, torch.where(later.placed, 0, seen))
+        new = _shift_positions(later.state, torch.where(later.placed, 0, seen))
         fade = later.fade
         if "last" in new._fields:
             new = new._replace(last=torch.where((later.live == 0) & ~later.cut, self.state.last, new.last))
@@ -87,7 +87,7 @@ def _rows(which: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.where(which.view(-1, *[1] * (a.ndim - 1)), a, b)
 
 
-def _moved(state: State, by: Tensor) -> State:
+def _shift_positions(state: State, by: Tensor) -> State:
     """Add ``by`` (B,) to every position in a state."""
     named = {"positions": by[:, None], "last": by, "position": by}
     return state._replace(**{name: getattr(state, name) + a for name, a in named.items() if name in state._fields})
@@ -155,19 +155,19 @@ class Segmented(Mixer):
                 first = self.halo + 1
                 at, near = at + first, halo.positions + first
                 halo = Halo(halo.x, halo.valid & (near >= 0), near.clamp_min(0))
-            state = self.behind(halo, state)
+            state = self.state_from_halo(halo, state)
         state = self.state_of(x, state, at, key_mask)
-        state = _moved(state, torch.full_like(at[:, 0], -first)) if first else state
+        state = _shift_positions(state, torch.full_like(at[:, 0], -first)) if first else state
         valid = torch.ones_like(index, dtype=torch.bool) if key_mask is None else key_mask
         return count_stretch(x, state, *self.fades(x, valid), positions, key_mask, self.join_states)
 
     def state_of(self, x: Tensor, empty: State, positions: Tensor, key_mask: Tensor | None) -> State:
-        """Return the state after x (B, L, D), from an empty one or from that of ``behind``."""
+        """Return the state after x (B, L, D), from an empty one or from that of ``state_from_halo``."""
         if hasattr(empty, "merge_with") and self.supports_context:
             return self.context_state(x, key_mask)
         return self.mix_chunk(x, empty, positions=positions, key_mask=key_mask)[1]
 
-    def behind(self, halo: Halo, empty: State) -> State:
+    def state_from_halo(self, halo: Halo, empty: State) -> State:
         """Return a state with empty sums that holds these tokens one by one."""
         return empty
 

@@ -34,7 +34,7 @@ def _cost(mixer: Any, T: int, kept: int) -> MixingCost:
     cost = MixingCost(
         flops=flops + 2 * T * T * mixer.inner,
         counted=counted + 2 * T * T * mixer.inner,
-        activations=4 * (part.logit_size(T) + part.kept(T) + kept),
+        activations=4 * (part.logit_size(T) + part.kept_numbers(T) + kept),
         state=(4 * mixer.inner + 9) * T + 8,
     )
     return parts_of.with_pairs(cost, mixer.pair_bias, mixer.heads, T)

@@ -176,7 +176,7 @@ class SynthesizerMixture(Mixer):
         products = 2 * T * T * D * (2 if "attention" in self.parts else 1) + sum(part.flops(T)[1] for part in made)
         aside = sum(part.flops(T)[0] - part.flops(T)[1] for part in made)
         joins = 2 * one * len(self.parts)
-        kept = sum(part.kept(T) for part in made)
+        kept = sum(part.kept_numbers(T) for part in made)
         if self.alpha is not None:  # the gradient of alpha needs the logits of each part
             fresh = {"dense": one, "attention": one, "factorized_dense": one, "factorized_random": one, "random": 0}
             kept += sum(fresh[part] for part in self.parts)

@@ -17,7 +17,7 @@ from torch import Tensor
 _tracing = torch._C._get_tracing_state
 
 
-def traced() -> bool:
+def is_traced() -> bool:
     """Return whether torch.jit.trace records the call; the exporter of ONNX, which uses it, checks sizes itself."""
     return _tracing() is not None and not torch.onnx.is_in_onnx_export()
 
@@ -27,10 +27,10 @@ def hold_length(x: Tensor, who: str, *, limit: int | None, fixed: bool, name: st
     if fixed:
         tokens = int(x.shape[1])
         says = f"{who}: this program was traced at {tokens} tokens and its steps depend on their number; trace it "
-        return _scripted(_held)(x, tokens, tokens, f"{says}at each length, or use torch.export; got")
+        return _script_check(_check_range)(x, tokens, tokens, f"{says}at each length, or use torch.export; got")
     if limit is None:
         return x
-    return _scripted(_held)(
+    return _script_check(_check_range)(
         x, 0, limit, f"{who}: was built with {name}={limit}; shorten the sequence or call resize; got"
     )
 
@@ -43,8 +43,8 @@ def hold_grid(x: Tensor, grid: tuple[Any, ...], who: str) -> tuple[Tensor, tuple
     sizes = tuple(int(n) for n in grid)
     says = f"{who}: this program was traced on a grid of {' x '.join(map(str, sizes))}; trace it at each size, or use "
     given = [n for n in grid if isinstance(n, Tensor)]
-    if traced() and len(given) == len(sizes):
-        x = _scripted(_held_grid)(x, given, list(sizes), f"{says}torch.export; got")
+    if is_traced() and len(given) == len(sizes):
+        x = _script_check(_held_grid)(x, given, list(sizes), f"{says}torch.export; got")
     return x, sizes
 
 
@@ -55,7 +55,7 @@ def _held_grid(x: Tensor, grid: list[Tensor], sizes: list[int], says: str) -> Te
     return x
 
 
-def _held(x: Tensor, low: int, high: int, says: str) -> Tensor:
+def _check_range(x: Tensor, low: int, high: int, says: str) -> Tensor:
     tokens = x.size(1)
     if tokens < low or tokens > high:
         raise ValueError(says + " " + str(tokens) + ".")
@@ -63,7 +63,7 @@ def _held(x: Tensor, low: int, high: int, says: str) -> Tensor:
 
 
 @cache
-def _scripted(check: Callable[..., Tensor]) -> Any:
+def _script_check(check: Callable[..., Tensor]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return torch.jit.script(check)

@@ -10,7 +10,7 @@ from torch import nn
 from ..errors import MixerError
 from ..system.config import from_json, nearest
 from ..system.memory import in_memory
-from .blocks import Block, evaluating
+from .blocks import Block, evaluation_mode
 from .dit import DiT, DiTConfig
 from .eamlp import EAMLP, EAMLPConfig
 from .encoder import Encoder, EncoderConfig
@@ -70,7 +70,7 @@ __all__ = [
     "build_model",
     "check_layers",
     "config_from_json",
-    "evaluating",
+    "evaluation_mode",
     "find_model",
     "in_shell",
     "macs",

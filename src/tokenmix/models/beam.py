@@ -85,7 +85,9 @@ class BeamSearch:
             sums, kept = rest.topk(min(K, rest.shape[1]), 1)
             beam, token = beam.gather(1, kept), token.gather(1, kept)
             tokens = torch.cat([tokens.gather(1, beam[..., None].expand(-1, -1, length - 1)), token[..., None]], 2)
-            going = [i for i, row in enumerate(open_rows) if not self._finished(found[row], float(sums[i, 0]), length)]
+            going = [
+                i for i, row in enumerate(open_rows) if not self._is_finished(found[row], float(sums[i, 0]), length)
+            ]
             if not going or length == n:
                 break
             chosen = torch.tensor(going, device=device)
@@ -96,7 +98,7 @@ class BeamSearch:
         for i, row in enumerate(open_rows):  # a row in which nothing has ended gives its best open target
             if not found[row]:
                 found[row].append(Found(float(sums[i, 0]), tokens[i, 0].tolist()))
-        return self._best(found, device)
+        return self._best_targets(found, device)
 
     def _check(self, logits: Tensor, open_rows: list[int], length: int) -> None:
         bad = (~finite_rows(logits)).nonzero()
@@ -123,10 +125,10 @@ class BeamSearch:
             kept.sort(key=lambda each: -each.score)
             del kept[self.beams :]
 
-    def _finished(self, found: list[Found], best_open: float, length: int) -> bool:
+    def _is_finished(self, found: list[Found], best_open: float, length: int) -> bool:
         return len(found) == self.beams and found[-1].score >= best_open / length**self.penalty
 
-    def _best(self, found: list[list[Found]], device: torch.device) -> Tensor:
+    def _best_targets(self, found: list[list[Found]], device: torch.device) -> Tensor:
         texts = [targets[0].tokens for targets in found]
         longest = max((len(text) for text in texts), default=0)
         filled = [text + [self.end] * (longest - len(text)) for text in texts]

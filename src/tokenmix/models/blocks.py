@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers import MIXERS, Mixer, State, build_mixer, mixer_options
-from ..mixers.outside import load_mixer
+from ..mixers.registration import load_mixer
 from ..mixers.state import register_state
 from ..system.properties import named_errors
 from .layers import MLP, DropPath, MLPKind, NormType, build_norm, check_layer_kinds, init_linear
@@ -119,16 +119,16 @@ class Block(nn.Module):
                 cross mixer is given the positions.
         """
         given = self.for_mixer(given)
-        read = self.normed(x, self.mixer_norm)
+        read = self.branch_input(x, self.mixer_norm)
         if cu_seqlens is None:
             mixed = self.mixer(read, **given)
         else:
             mixed = self.mixer.forward_packed(read.flatten(0, 1), cu_seqlens).view_as(read)
-        x = self.added(x, mixed, self.mixer_norm)
+        x = self.add_branch(x, mixed, self.mixer_norm)
         if self.cross is not None and context is not None:
-            asked = self.normed(x, self.cross_norm)
+            asked = self.branch_input(x, self.cross_norm)
             crossed = self.cross(asked, context, key_mask=context_mask, positions=given.get("positions"))
-            x = self.added(x, crossed, self.cross_norm)
+            x = self.add_branch(x, crossed, self.cross_norm)
         return self.after_mixing(x)
 
     def for_mixer(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -155,13 +155,13 @@ class Block(nn.Module):
         ``given`` holds key_mask and positions of the chunk.
         """
         if self.cross is None:
-            mixed, state = self.mixer.extend(self.normed(x, self.mixer_norm), state, **given)
-            return self.after_mixing(self.added(x, mixed, self.mixer_norm)), state
-        mixed, own = self.mixer.extend(self.normed(x, self.mixer_norm), state.own, **given)
-        x = self.added(x, mixed, self.mixer_norm)
-        asked = self.normed(x, self.cross_norm)
+            mixed, state = self.mixer.extend(self.branch_input(x, self.mixer_norm), state, **given)
+            return self.after_mixing(self.add_branch(x, mixed, self.mixer_norm)), state
+        mixed, own = self.mixer.extend(self.branch_input(x, self.mixer_norm), state.own, **given)
+        x = self.add_branch(x, mixed, self.mixer_norm)
+        asked = self.branch_input(x, self.cross_norm)
         crossed, cross = self.cross.extend(asked, state.cross, positions=given.get("positions"))
-        return self.after_mixing(self.added(x, crossed, self.cross_norm)), CrossState(own, cross)
+        return self.after_mixing(self.add_branch(x, crossed, self.cross_norm)), CrossState(own, cross)
 
     @property
     def streams(self) -> bool:
@@ -170,13 +170,13 @@ class Block(nn.Module):
 
     def after_mixing(self, x: Tensor) -> Tensor:
         """Apply the MLP's half of the block."""
-        return self.added(x, self.mlp(self.normed(x, self.mlp_norm)), self.mlp_norm)
+        return self.add_branch(x, self.mlp(self.branch_input(x, self.mlp_norm)), self.mlp_norm)
 
-    def normed(self, x: Tensor, norm: nn.Module) -> Tensor:
+    def branch_input(self, x: Tensor, norm: nn.Module) -> Tensor:
         """Return the input of a branch, from the residual stream."""
         return norm(x) if self.pre else x
 
-    def added(self, x: Tensor, branch: Tensor, norm: nn.Module) -> Tensor:
+    def add_branch(self, x: Tensor, branch: Tensor, norm: nn.Module) -> Tensor:
         """Return the residual stream with a branch's output added."""
         return x + self.dropout(branch) if self.pre else norm(x + self.dropout(branch))
 
@@ -233,7 +233,7 @@ def reset_mixer(mixer: Mixer, std: float, residual_std: float) -> None:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put the model in evaluation mode inside the block, and back in its former mode afterwards."""
     was_training = model.training
     model.eval()
@@ -243,7 +243,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def cycled(mixers: tuple[dict[str, Any], ...], layers: int | None) -> list[dict[str, Any]]:
+def cycle_specs(mixers: tuple[dict[str, Any], ...], layers: int | None) -> list[dict[str, Any]]:
     """Return one mixer spec per layer, repeating the specs cyclically."""
     return [mixers[i % len(mixers)] for i in range(layers or len(mixers))]
 

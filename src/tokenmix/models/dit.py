@@ -18,12 +18,12 @@ from ..errors import MixerError
 from ..positions.grid import sincos
 from ..positions.sinusoidal import SinusoidalPositions
 from ..system.config import Json
-from .blocks import Block, cycled, evaluating
-from .flow import Solver, check_solver, guided, solve_flow
+from .blocks import Block, cycle_specs, evaluation_mode
+from .flow import Solver, check_solver, guide_velocity, solve_flow
 from .images import check_images, check_layers, check_multiples, held_size, image_block, normalise_image_config
 from .layers import init_linear
 from .mae import images_of
-from .sampling import seeded
+from .sampling import seeded_generator
 
 POSITIONS = ("sinusoidal", "learned", None)
 WAVES, TIME_SCALE = 256, 1000.0
@@ -87,7 +87,7 @@ class DiTConfig(Json):
 
     def specs(self) -> list[dict[str, Any]]:
         """Return one mixer spec per layer."""
-        return cycled(self.mixers, self.layers)
+        return cycle_specs(self.mixers, self.layers)
 
 
 class DiTBlock(Block):
@@ -112,9 +112,9 @@ class DiTBlock(Block):
     ) -> Tensor:
         """Map (B, N, D) to the same shape, given silu(c) as ``condition`` (B, D); ``given`` goes to the mixer."""
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation(condition)[:, None].chunk(6, -1)
-        mixed = self.mixer(modulated(self.mixer_norm(x), shift, scale), **self.for_mixer(given))
+        mixed = self.mixer(modulate(self.mixer_norm(x), shift, scale), **self.for_mixer(given))
         x = x + gate * self.dropout(mixed)
-        return x + mlp_gate * self.dropout(self.mlp(modulated(self.mlp_norm(x), mlp_shift, mlp_scale)))
+        return x + mlp_gate * self.dropout(self.mlp(modulate(self.mlp_norm(x), mlp_shift, mlp_scale)))
 
     def reset_parameters(self, std: float = 0.02, residual_std: float | None = None) -> None:
         """Re-initialise as ``Block`` does, and the modulation as 0."""
@@ -164,7 +164,7 @@ class Head(nn.Module):
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         """Map (B, N, D) to patches (B, N, P)."""
         shift, scale = self.modulation(condition)[:, None].chunk(2, -1)
-        return self.out(modulated(self.norm(x), shift, scale))
+        return self.out(modulate(self.norm(x), shift, scale))
 
 
 class DiT(nn.Module):
@@ -267,7 +267,7 @@ class DiT(nn.Module):
         none = torch.full_like(classes, self.config.classes)
         both = self(torch.cat([images, images]), torch.cat([time, time]), torch.cat([classes, none]))
         with_class, without = both.chunk(2)
-        return guided(with_class, without, guidance)
+        return guide_velocity(with_class, without, guidance)
 
     def check_guidance(self, guidance: float) -> None:
         """Refuse guidance where the model has no classes, or has never been without one in training."""
@@ -311,10 +311,10 @@ class DiT(nn.Module):
         self.check_guidance(guidance)
         device = self.patch.weight.device
         known = self.as_classes(classes, n).to(device)
-        generator = seeded(seed)
+        generator = seeded_generator(seed)
         shape = n, self.config.channels, *self.config.image_size
         noise = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(self.patch.weight)
-        with evaluating(self):
+        with evaluation_mode(self):
             return solve_flow(
                 lambda x, t: self.guided_velocity(x, t, known, guidance), noise, steps=steps, solver=solver
             )
@@ -325,6 +325,6 @@ def plain_norm(dim: int, eps: float) -> nn.LayerNorm:
     return nn.LayerNorm(dim, eps=eps, elementwise_affine=False)
 
 
-def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """Return x (1 + scale) + shift."""
     return x * (1 + scale) + shift

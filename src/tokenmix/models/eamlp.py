@@ -16,16 +16,16 @@ from ..errors import MixerError
 from ..positions.grid import resize_rows
 from ..system.config import Json
 from ..system.properties import named_errors
-from .blocks import Block, cycled
+from .blocks import Block, cycle_specs
 from .images import (
     both_sides,
     check_images,
     check_layers,
     check_multiples,
-    filled,
     held_size,
     image_block,
     normalise_image_config,
+    pad_to_patches,
     parts_with_positions,
     refuse_size,
     resize_mixers,
@@ -85,7 +85,7 @@ class EAMLPConfig(Json):
 
     def specs(self) -> list[dict[str, Any]]:
         """Return one mixer spec per layer."""
-        return cycled(self.mixers, self.layers)
+        return cycle_specs(self.mixers, self.layers)
 
 
 class TokenMemory(nn.Module):
@@ -234,7 +234,7 @@ class EAMLP(nn.Module):
     def forward_features(self, images: Tensor) -> Tensor:
         """Map images (B, C, H, W) to the normalised tokens (B, 1 + patches, D), the class token first."""
         check_images("EAMLP", images, self.config.channels)
-        x = filled(images, STRIDE)
+        x = pad_to_patches(images, STRIDE)
         if tuple(x.shape[2:]) != self.config.image_size:
             blocks = [*self.blocks, *(s.block for s in self.token_stages if isinstance(s.block, Block))]
             refuse_size(

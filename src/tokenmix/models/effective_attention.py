@@ -21,7 +21,7 @@ def values_attention(mixer: Mixer, x: Tensor, context: Tensor | None = None, **g
     """
     with torch.no_grad():
         found = _by_values(mixer, x, context, given)
-    return None if found is None else _grouped(found, getattr(mixer, "heads", None))
+    return None if found is None else _group_by_head(found, getattr(mixer, "heads", None))
 
 
 def _by_values(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[str, Any]) -> Tensor | None:
@@ -54,7 +54,7 @@ def repeat_batch(value: Any, n: int) -> Any:
     return value.expand(n, *value.shape[1:]) if batched else value
 
 
-def _grouped(weights: Tensor, heads: int | None) -> Tensor:
+def _group_by_head(weights: Tensor, heads: int | None) -> Tensor:
     """Reduce to one map per head where all channels of each head share it."""
     if not heads or weights.shape[0] % heads:
         return weights

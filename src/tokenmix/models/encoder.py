@@ -12,7 +12,7 @@ from ..errors import MixerError
 from ..functional.layout.checks import check_key_mask
 from ..mixers.base import token_positions
 from ..system.config import Json
-from .blocks import cycled
+from .blocks import cycle_specs
 from .layers import MLPKind, NormType, init_linear
 from .looped import LoopConfig, check_loop
 from .trunk import Trunk, check_trunk
@@ -61,7 +61,7 @@ class EncoderConfig(Json):
 
     def specs(self) -> list[dict[str, Any]]:
         """Return one mixer spec per layer."""
-        return cycled(self.mixers, self.layers)
+        return cycle_specs(self.mixers, self.layers)
 
 
 def check_plain_positions(positions: Any, who: str) -> None:
@@ -112,7 +112,7 @@ class Encoder(Trunk):
             raise MixerError("Encoder: a model with classes takes one text in each row; leave starts out.")
         x = self.embedded_text(tokens, key_mask, starts)
         if self.config.classes:
-            return self.classifier(pooled(x, key_mask, self.config.pool))
+            return self.classifier(pool_tokens(x, key_mask, self.config.pool))
         if chosen is not None:
             x = x.gather(1, chosen[..., None].expand(-1, -1, x.shape[2]))
         return self.logits(x)
@@ -127,12 +127,12 @@ class Encoder(Trunk):
                 + "shorten them, or build with a larger max_len."
             )
         if starts is not None:
-            at, ends = self.packed(tokens, starts, key_mask)
-            return self.features(self.placed(tokens, at), cu_seqlens=ends)
-        return self.features(self.placed(tokens, token_positions(tokens, key_mask)), key_mask=key_mask)
+            at, ends = self.packed_positions(tokens, starts, key_mask)
+            return self.features(self.embed_at(tokens, at), cu_seqlens=ends)
+        return self.features(self.embed_at(tokens, token_positions(tokens, key_mask)), key_mask=key_mask)
 
 
-def pooled(x: Tensor, key_mask: Tensor | None, how: str) -> Tensor:
+def pool_tokens(x: Tensor, key_mask: Tensor | None, how: str) -> Tensor:
     """Pool (B, T, D) to (B, D): the "mean" of the valid tokens, or the "first" or the "last" of them."""
     valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
     if how == "mean":

@@ -22,7 +22,7 @@ Velocity = Callable[[Tensor, Tensor], Tensor]
 """A function of images (B, ...) and their times (B,) that returns velocities (B, ...)."""
 
 
-def noised(images: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+def add_noise(images: Tensor, noise: Tensor, time: Tensor) -> Tensor:
     """Return the point x_t = (1 - t) x + t e of each path; x and e are (B, ...), t is (B,)."""
     t = time.view(-1, *[1] * (images.ndim - 1)).to(images.dtype)
     return (1 - t) * images + t * noise
@@ -41,7 +41,7 @@ def squared_errors(predicted: Tensor, velocity: Tensor) -> Tensor:
     return (at_least_float32(predicted) - velocity).square().flatten(1).mean(1)
 
 
-def guided(with_class: Tensor, without: Tensor, weight: float) -> Tensor:
+def guide_velocity(with_class: Tensor, without: Tensor, weight: float) -> Tensor:
     """Return v_none + weight (v_class - v_none), classifier-free guidance (Ho & Salimans 2022, arXiv 2207.12598).
 
     Weight 1 is the class's own velocity, 0 that of all images; theirs is counted from the class's own, weight - 1.

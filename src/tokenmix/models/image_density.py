@@ -14,9 +14,9 @@ from ..mixers import MIXERS, State, mixer_options
 from ..mixers.base import chunk_positions, register_state, token_positions
 from ..system.config import Json
 from ..system.properties import named_errors
-from .blocks import cycled, evaluating
+from .blocks import cycle_specs, evaluation_mode
 from .layers import MLPKind, NormType
-from .sampling import FiniteSteps, check_sampling, pick_token, seeded
+from .sampling import FiniteSteps, check_sampling, pick_token, seeded_generator
 from .trunk import Trunk, check_trunk
 
 POSITIONS = ("learned", "sinusoidal", None)
@@ -91,7 +91,7 @@ class ImageDensityConfig(Json):
 
     def specs(self) -> list[dict[str, Any]]:
         """Return one mixer spec per layer, with the width of a line if the mixer has this option."""
-        return [_with_width(spec, self.line) for spec in cycled(self.mixers, self.layers)]
+        return [_with_width(spec, self.line) for spec in cycle_specs(self.mixers, self.layers)]
 
 
 @register_state
@@ -152,7 +152,7 @@ class ImageDensity(Trunk):
     def _read(self, before: Tensor) -> Tensor:
         """Compute the logits (B, L + 1, values) of the first L + 1 sub-pixels from the first L, without a state."""
         x = torch.cat([self._start(before.shape[0]), self.embed(before.long())], 1)
-        return self.read(self._placed(x, token_positions(x, None)))
+        return self.read(self._add_positions(x, token_positions(x, None)))
 
     @torch.no_grad()
     def bits(self, tokens: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ class ImageDensity(Trunk):
 
         They are -1/N sum_n log2 p(x_n | x_<n), summed in float64, without dropout.
         """
-        with evaluating(self):
+        with evaluation_mode(self):
             logits = self(tokens)
         found = torch.empty(tokens.shape[0], dtype=torch.float64, device=tokens.device)
         for i, (row, image) in enumerate(
@@ -201,10 +201,10 @@ class ImageDensity(Trunk):
     def _advance(self, x: Tensor, state: ImageDensityState) -> tuple[Tensor, ImageDensityState]:
         """Read the inputs x (B, L, D) at the next positions."""
         at, after = chunk_positions(state.position, x, None, None)
-        logits, layers = self.read_chunk(self._placed(x, at), state.layers)
+        logits, layers = self.read_chunk(self._add_positions(x, at), state.layers)
         return logits, state._replace(layers=layers, position=after)
 
-    def _placed(self, x: Tensor, at: Tensor) -> Tensor:
+    def _add_positions(self, x: Tensor, at: Tensor) -> Tensor:
         return x if self.positions is None else x + self.positions(at).to(x.dtype)
 
     def _start(self, rows: int) -> Tensor:
@@ -288,11 +288,11 @@ class ImageDensity(Trunk):
     ) -> Tensor:
         """Sample images that begin with tokens (B, L)."""
         check_sampling(temperature, top_k, top_p)
-        generator = seeded(seed, tokens.device)
+        generator = seeded_generator(seed, tokens.device)
         known, image = tokens.shape[1], tokens.new_zeros(len(tokens), self.max_len)
         image[:, :known] = tokens
         steps = FiniteSteps("ImageDensity", f"logits of new sub-pixel {{step}} (behind {known} given ones)")
-        with evaluating(self):
+        with evaluation_mode(self):
             state = self.init_state(len(tokens)) if self.streams else None
             if state is not None and 0 < known < self.max_len:
                 _, state = self.extend(tokens, state)

@@ -132,7 +132,7 @@ def held_size(images: Tensor, who: str) -> Tensor:
     return hold_grid(images, tuple(images.shape[2:]), who)[0] if _tracing() is not None else images
 
 
-def filled(images: Tensor, patch: int) -> Tensor:
+def pad_to_patches(images: Tensor, patch: int) -> Tensor:
     """Pad images with zeros at the right and bottom, up to whole patches."""
     down, right = (-n % patch for n in images.shape[2:])
     pads = _tracing() is not None or down or right  # a program of torch.jit.trace may be given images of another size

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..kernels.recompute import recomputing, remembers_settings
+from ..kernels.recompute import is_recomputing, remembers_settings
 from ..kernels.tokenwise import silu_gate
 from ..mixers.parts.token_norm import RMSNorm
 
@@ -48,7 +48,7 @@ class BatchNorm2d(nn.BatchNorm2d):
     """Torch's BatchNorm2d, whose running statistics a pass that checkpointing computes again leaves alone."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not (self.training and recomputing()):
+        if not (self.training and is_recomputing()):
             return super().forward(x)
         mean, var = (None if a is None else a.clone() for a in (self.running_mean, self.running_var))
         return F.batch_norm(x, mean, var, self.weight, self.bias, True, self.momentum or 0.0, self.eps)
@@ -110,7 +110,7 @@ class DropPath(nn.Module):
         return x * kept.to(x.dtype) / (1 - self.rate)
 
 
-def capped(logits: Tensor, cap: float | None) -> Tensor:
+def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
     """Return cap * tanh(logits / cap), or the logits as they are if there is no cap."""
     return logits if cap is None else cap * torch.tanh(logits / cap)
 

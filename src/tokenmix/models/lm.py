@@ -12,13 +12,13 @@ from ..errors import MixerError
 from ..functional.layout.checks import check_key_mask
 from ..mixers import State
 from ..mixers.base import chunk_positions, register_state, token_positions
-from ..positions.samplers import check_sampler, sampled
+from ..positions.samplers import check_sampler, sample_positions
 from ..system.config import Json
 from ..system.properties import named_errors
-from .blocks import cycled, evaluating
+from .blocks import cycle_specs, evaluation_mode
 from .layers import MLPKind, NormType
 from .looped import LoopConfig, check_loop
-from .sampling import FiniteSteps, check_sampling, pick_token, seeded
+from .sampling import FiniteSteps, check_sampling, pick_token, seeded_generator
 from .trunk import Trunk, check_trunk
 
 
@@ -80,7 +80,7 @@ class LMConfig(Json):
 
     def specs(self) -> list[dict[str, Any]]:
         """Return one mixer spec per layer."""
-        return cycled(self.mixers, self.layers)
+        return cycle_specs(self.mixers, self.layers)
 
 
 @register_state
@@ -129,13 +129,13 @@ class LM(Trunk):
                 raise MixerError(
                     "LM: sampled positions and those of digits are for one text in each row; leave starts out."
                 )
-            at, ends = self.packed(tokens, starts, key_mask)
+            at, ends = self.packed_positions(tokens, starts, key_mask)
             given = {"cu_seqlens": ends}
         elif self.training and self.config.sample_positions is not None:
-            at = sampled(self.config.sample_positions, at, "LM")
+            at = sample_positions(self.config.sample_positions, at, "LM")
             if not at.is_floating_point():  # mixers count tokens
                 given["positions"] = at
-        x, _ = self._placed(tokens, at, key_mask, ())
+        x, _ = self._embed_run(tokens, at, key_mask, ())
         return self.read(x, **given)
 
     def resize(self, max_len: int) -> LM:
@@ -200,7 +200,7 @@ class LM(Trunk):
                 f"LM: the model was built with max_len={longest}, but this chunk would end at length "
                 + f"{int(after.max())}; give a shorter one."
             )
-        x, run = self._placed(tokens, at, key_mask, state.run)
+        x, run = self._embed_run(tokens, at, key_mask, state.run)
         logits, layers = self.read_chunk(x, state.layers, key_mask=key_mask)
         return logits, LMState(layers, after, run)
 
@@ -208,12 +208,12 @@ class LM(Trunk):
     def _reads_tokens(self) -> bool:
         return getattr(self.positions, "reads_tokens", False)
 
-    def _placed(
+    def _embed_run(
         self, tokens: Tensor, at: Tensor, key_mask: Tensor | None, run: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the embedded tokens (B, T, D) with their positions added, and the state's ``run`` after them."""
         if not self._reads_tokens:
-            return self.placed(tokens, at), run
+            return self.embed_at(tokens, at), run
         x = self.embed(tokens.long())
         before = run[0] if run else tokens.new_zeros(tokens.shape[0], dtype=torch.long)
         added, after = self.positions(tokens, key_mask, before)
@@ -261,10 +261,10 @@ class LM(Trunk):
         if decoder is not None and decoder.model is not self:
             raise MixerError("LM.generate: the decoder belongs to another model; make one from this model.")
         self._check_prompt(tokens, n, key_mask)
-        generator = seeded(seed, tokens.device)
+        generator = seeded_generator(seed, tokens.device)
         extend = self.extend if decoder is None else decoder.extend
         out, state, steps = [tokens], None, FiniteSteps("LM.generate", "logits of new token {step}")
-        with evaluating(self):
+        with evaluation_mode(self):
             if self.streams:
                 logits, state = self.prefill(tokens, key_mask=key_mask)
             else:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..positions.checks import whole
+from ..positions.checks import is_whole
 from ..system.config import Json
 from .layers import init_linear
 
@@ -47,7 +47,7 @@ class LoopConfig(Json):
     random: float = 0.0
 
     def __post_init__(self) -> None:
-        if not whole(self.times, 1):
+        if not is_whole(self.times, 1):
             raise MixerError(f"loop: times must be an integer of at least 1, got {self.times!r}.")
         for name, known in (
             ("inject", (*get_args(Inject), None)),

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..positions.grid import sincos
-from .blocks import Block, cycled
-from .images import filled
+from .blocks import Block, cycle_specs
+from .images import pad_to_patches
 from .layers import build_norm, init_linear
 from .vit import ViT, ViTConfig
 
@@ -133,7 +133,7 @@ class MAE(nn.Module):
         said, patches = self(images, keep), patches_of(images, self.config.patch)
         hidden = hidden_patches(keep, patches.shape[1])
         if self.config.normalise:
-            mean, deviation = moments_of(at(patches, hidden))
+            mean, deviation = moments_of(take_tokens(patches, hidden))
             said = said * deviation + mean
         patches = patches.scatter(1, hidden[..., None].expand_as(said), said.to(patches.dtype))
         return images_of(patches, self.config.patch, (images.shape[2], images.shape[3]))
@@ -161,7 +161,7 @@ class Decoder(nn.Module):
             self.mask_token = nn.Parameter(torch.empty(dim))
             self.blocks: Any = nn.ModuleList(
                 Block(dim, spec, causal=False, max_len=tokens, grid=config.grid, **options)
-                for spec in cycled(config.decoder_mixers, config.decoder_layers)
+                for spec in cycle_specs(config.decoder_mixers, config.decoder_layers)
             )
             self.norm = build_norm(config.norm_type, dim, config.norm_eps)
             self.head = nn.Linear(dim, config.values)
@@ -188,7 +188,7 @@ class Decoder(nn.Module):
         x = torch.cat([x[:, :prefix], full], 1)
         for block in self.blocks:
             x = block(x, grid=grid, prefix=prefix)
-        return self.head(self.norm(at(x, prefix + hidden)))
+        return self.head(self.norm(take_tokens(x, prefix + hidden)))
 
 
 def hidden_patches(keep: Tensor, patches: int) -> Tensor:
@@ -214,7 +214,7 @@ def hidden_patches(keep: Tensor, patches: int) -> Tensor:
 
 def patches_of(images: Tensor, patch: int) -> Tensor:
     """Cut images (B, C, H, W) into patches (B, N, P), row by row, padded with zeros as a ViT pads them."""
-    x = filled(images, patch).unflatten(3, (-1, patch)).unflatten(2, (-1, patch))  # B C rows p columns p
+    x = pad_to_patches(images, patch).unflatten(3, (-1, patch)).unflatten(2, (-1, patch))  # B C rows p columns p
     return x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
@@ -225,7 +225,7 @@ def images_of(patches: Tensor, patch: int, size: tuple[int, int]) -> Tensor:
     return x.flatten(4).flatten(2, 3)[:, :, : size[0], : size[1]]
 
 
-def at(tokens: Tensor, index: Tensor) -> Tensor:
+def take_tokens(tokens: Tensor, index: Tensor) -> Tensor:
     """Return the tokens (B, M, D) of (B, N, D) at the indices (B, M)."""
     return tokens.gather(1, index[..., None].expand(-1, -1, tokens.shape[2]))
 
@@ -240,7 +240,7 @@ def pixel_targets(images: Tensor, hidden: Tensor, patch: int, *, normalise: bool
 
     With ``normalise``, (x - mean(x)) / sqrt(var(x) + 1e-6), with the unbiased variance over the patch's P values.
     """
-    patches = at(patches_of(images, patch), hidden)
+    patches = take_tokens(patches_of(images, patch), hidden)
     if not normalise:
         return patches
     mean, deviation = moments_of(patches)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..functional.sums.gates import Gate, check_gate, gated
+from ..functional.sums.gates import Gate, apply_gate, check_gate
 from ..functional.sums.softmax import Sums, merge_heads, products, ratio_of, split_heads64
 from ..mixers import Mixer
 from ..mixers.aft_conv import AFTConv
@@ -143,7 +143,7 @@ def aft_one_hot(
     at = source.clamp_min(0).expand(B, heads, T)[..., None, None].expand_as(terms)
     weighed = others.gather(2, at) + torch.exp(weight.double())[:, None, None, None] * terms.gather(2, at)
     acc = torch.where((source >= 0)[..., None, None], weighed, terms.sum(2, keepdim=True))
-    return gated(q, merge_heads(ratio_of(Sums(m, torch.zeros_like(m), acc))), gate)
+    return apply_gate(q, merge_heads(ratio_of(Sums(m, torch.zeros_like(m), acc))), gate)
 
 
 def _check(

@@ -22,7 +22,7 @@ def farthest_points(points: Tensor, n: int) -> Tensor:
     for _ in range(n):
         last = distance.argmax(1, keepdim=True)  # (B, 1)
         chosen.append(last)
-        nearest = torch.minimum(nearest, (points - picked(points, last)).square().sum(-1))
+        nearest = torch.minimum(nearest, (points - gather_points(points, last)).square().sum(-1))
         distance = nearest
     return torch.cat(chosen, 1) if chosen else points.new_empty(len(points), 0, dtype=torch.long)
 
@@ -34,7 +34,7 @@ def nearest_points(queries: Tensor, points: Tensor, k: int) -> Tensor:
     return exact.topk(k, largest=False).indices
 
 
-def picked(x: Tensor, indices: Tensor) -> Tensor:
+def gather_points(x: Tensor, indices: Tensor) -> Tensor:
     """Pick tokens: x (B, N, C) and indices (B, ...) -> (B, ..., C)."""
     flat = indices.flatten(1)
     return x.gather(1, flat[..., None].expand(-1, -1, x.shape[-1])).unflatten(1, indices.shape[1:])

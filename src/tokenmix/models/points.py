@@ -16,8 +16,8 @@ from ..errors import MixerError
 from ..mixers import Mixer, build_mixer
 from ..mixers.parts.token_norm import LBR
 from ..system.config import Json
-from .blocks import check_form, complete_spec, cycled
-from .point_sampling import farthest_points, nearest_points, picked
+from .blocks import check_form, complete_spec, cycle_specs
+from .point_sampling import farthest_points, gather_points, nearest_points
 
 POOLS = ("max_mean", "max")
 PROBE_TOKENS = 1024  # of a model that takes clouds of any size
@@ -77,9 +77,9 @@ class PointsConfig(Json):
 
     def specs(self) -> list[dict[str, Any]]:
         """Return one mixer spec per layer."""
-        return cycled(self.mixers, self.layers)
+        return cycle_specs(self.mixers, self.layers)
 
-    def least(self) -> int:
+    def least_points(self) -> int:
         """Return how many points a cloud must have."""
         had, least = None, 1
         for k, n in zip(self.neighbours, self.samples, strict=True):
@@ -141,10 +141,10 @@ class NeighbourEmbedding(nn.Module):
         """Map points (B, N, 3) with features x (B, N, C) to fewer points (B, M, 3) with other features."""
         if self.samples:
             chosen = farthest_points(points, self.samples)
-            centres, own = picked(points, chosen), picked(x, chosen)
+            centres, own = gather_points(points, chosen), gather_points(x, chosen)
         else:
             centres, own = points, x
-        near = picked(x, nearest_points(centres, points, self.neighbours))  # (B, M, k, C)
+        near = gather_points(x, nearest_points(centres, points, self.neighbours))  # (B, M, k, C)
         own = own[:, :, None].expand_as(near)
         pairs = torch.cat([near - own, own], -1)
         grouped = self.second(self.first(pairs.flatten(1, 2))).unflatten(1, pairs.shape[1:3])
@@ -175,7 +175,7 @@ def blind_mixer(dim: int, spec: dict[str, Any], tokens: int) -> Mixer:
     mixer = build_mixer(dim=dim, causal=False, **spec)
     if mixer.max_len is None:
         weight = next(mixer.parameters(), None)
-        if (weight is not None and weight.is_meta) or _blind({"dim": dim, "causal": False} | spec, tokens):
+        if (weight is not None and weight.is_meta) or _ignores_order({"dim": dim, "causal": False} | spec, tokens):
             return mixer
     raise MixerError(
         f"points: {spec['name']} knows the order of its tokens, and a cloud has none; take a mixer that does not, such "
@@ -183,7 +183,7 @@ def blind_mixer(dim: int, spec: dict[str, Any], tokens: int) -> Mixer:
     )
 
 
-def _blind(options: dict[str, Any], tokens: int) -> bool:
+def _ignores_order(options: dict[str, Any], tokens: int) -> bool:
     """Return whether the outputs of a mixer with random weights move with its tokens."""
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(), torch.no_grad():
@@ -212,7 +212,7 @@ class PointTrunk(nn.Module):
             for a, b, k, m in zip(widths[:-1], widths[1:], config.neighbours, config.samples, strict=True)
         )
         self.enter = nn.ModuleList(LBR(config.dim, config.dim, bias=False) for _ in range(2 if n else 0))
-        self.least = config.least()
+        self.least = config.least_points()
         tokens = next((m for m in reversed(config.samples) if m), max(self.least, PROBE_TOKENS))
         self.blocks = nn.ModuleList(PointBlock(config.dim, spec, tokens) for spec in config.specs())
         joined = (len(self.blocks) + 1) * config.dim
@@ -242,7 +242,7 @@ class PointTrunk(nn.Module):
             found.append(x)
         return self.fuse(torch.cat(found, -1))
 
-    def whole(self, x: Tensor) -> Tensor:
+    def pool_cloud(self, x: Tensor) -> Tensor:
         """Pool features (B, M, fuse) to one vector for each cloud, (B, width)."""
         return torch.cat([x.amax(1), x.mean(1)], -1) if self.pool == "max_mean" else x.amax(1)
 
@@ -288,7 +288,7 @@ class PointClassifier(PointModel):
 
     def forward(self, points: Tensor) -> Tensor:
         """Map clouds (B, N, 3) to logits (B, classes)."""
-        return self.head(self.trunk.whole(self.trunk(points))[None])[0]
+        return self.head(self.trunk.pool_cloud(self.trunk(points))[None])[0]
 
 
 class PointSegmenter(PointModel):
@@ -304,7 +304,7 @@ class PointSegmenter(PointModel):
     def forward(self, points: Tensor, category: Tensor | None = None) -> Tensor:
         """Map clouds (B, N, 3) of categories (B,) to logits (B, N, parts); the logits move with the points."""
         x = self.trunk(points)
-        about = [self.trunk.whole(x)]
+        about = [self.trunk.pool_cloud(x)]
         if self.told is not None:
             if category is None or category.shape != points.shape[:1]:
                 raise MixerError(f"PointSegmenter: needs the category of each of {len(points)} clouds, or category=0.")

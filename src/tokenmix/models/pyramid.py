@@ -16,18 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..positions.grid import regrown, resize_rows
+from ..positions.grid import replacing_parameter, resize_rows
 from ..system.config import Json
 from ..system.properties import named_errors
-from .blocks import Block, cycled
+from .blocks import Block, cycle_specs
 from .images import (
     both_sides,
     check_images,
     check_multiples,
-    filled,
     held_size,
     image_block,
     normalise_image_config,
+    pad_to_patches,
     parts_with_positions,
     refuse_size,
     resize_mixers,
@@ -128,7 +128,7 @@ class PyramidConfig(Json):
         """Return one mixer spec per layer."""
         if len(self.mixers) == len(self.depths):
             return [spec for spec, depth in zip(self.mixers, self.depths, strict=True) for _ in range(depth)]
-        return cycled(self.mixers, self.layers)
+        return cycle_specs(self.mixers, self.layers)
 
 
 class Stage(nn.Module):
@@ -180,7 +180,9 @@ class Stage(nn.Module):
     def resize_positions(self, old: tuple[int, int], new: tuple[int, int]) -> None:
         """Interpolate the learned positions from one grid to another."""
         if self.positions is not None:
-            self.positions = regrown(self.positions, resize_rows(self.positions.detach(), old, new, self.prefix))
+            self.positions = replacing_parameter(
+                self.positions, resize_rows(self.positions.detach(), old, new, self.prefix)
+            )
 
 
 @named_errors
@@ -254,7 +256,7 @@ class Pyramid(nn.Module):
         """Compute tokens and grid of every stage."""
         c = self.config
         check_images("Pyramid", images, c.channels)
-        x = filled(images, c.stride)
+        x = pad_to_patches(images, c.stride)
         if tuple(x.shape[2:]) != c.image_size and self.fixed_size:
             refuse_size("Pyramid", images, c.image_size, c.stride, self._bound())
         x = held_size(x, "Pyramid") if self.fixed_size else x

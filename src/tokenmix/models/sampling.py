@@ -36,7 +36,7 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
         raise MixerError(f"top_p must be in (0, 1], got {top_p}.")
 
 
-def seeded(seed: int | None, device: torch.device | str = "cpu") -> torch.Generator | None:
+def seeded_generator(seed: int | None, device: torch.device | str = "cpu") -> torch.Generator | None:
     """Return a generator that starts from ``seed``; None, torch's own, for None."""
     if seed is None:
         return None
@@ -79,13 +79,13 @@ class FiniteSteps:
 
     def logits(self, a: Tensor) -> Tensor:
         """Return the logits (B, V) of the next step. -inf forbids a token, but not all of a row."""
-        return self._checked(a, finite_rows(a))
+        return self._check_finite(a, finite_rows(a))
 
     def values(self, a: Tensor) -> Tensor:
         """Return the numbers (B, ...) of the next step, all of which must be finite."""
-        return self._checked(a, a.isfinite().flatten(1).all(1))
+        return self._check_finite(a, a.isfinite().flatten(1).all(1))
 
-    def _checked(self, a: Tensor, good: Tensor) -> Tensor:
+    def _check_finite(self, a: Tensor, good: Tensor) -> Tensor:
         self.count += 1
         if a.is_cpu:
             self._refuse_bad(self.count - 1, good)

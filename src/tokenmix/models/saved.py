@@ -26,7 +26,7 @@ def load_model(path: Path | str) -> tuple[nn.Module, Any]:
     folder = Path(path)
     if (folder / "checkpoints").is_dir():
         config, tensors, _ = read_run(folder)
-        return _built(config, tensors, folder), config
+        return _build_saved(config, tensors, folder), config
     if not (folder / "config.json").is_file() or not (folder / WEIGHTS).is_file():
         raise MixerError(
             f"{folder} contains no model; it must be a run directory, or have config.json and {WEIGHTS} as written by "
@@ -41,7 +41,7 @@ def load_model(path: Path | str) -> tuple[nn.Module, Any]:
         tensors = load_file(folder / WEIGHTS)
     except SafetensorError as why:
         raise MixerError(f"{folder / WEIGHTS}: is truncated or not a safetensors file ({why}).") from None
-    return _built(config, tensors, folder), config
+    return _build_saved(config, tensors, folder), config
 
 
 def read_run(folder: Path, step: int | str = "last") -> tuple[Any, dict[str, Tensor], int]:
@@ -110,7 +110,7 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> N
         ) from None
 
 
-def _built(config: Any, tensors: dict[str, Tensor], where: Path) -> nn.Module:
+def _build_saved(config: Any, tensors: dict[str, Tensor], where: Path) -> nn.Module:
     with torch.random.fork_rng():
         model = build_model(config)
     load_weights(model, tensors, where)

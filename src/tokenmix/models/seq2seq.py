@@ -20,10 +20,10 @@ from ..positions.added import build_added_positions
 from ..system.config import Json
 from ..system.properties import named_errors
 from .beam import BeamSearch, Writer, check_beam
-from .blocks import cycled, evaluating
+from .blocks import cycle_specs, evaluation_mode
 from .encoder import check_plain_positions
 from .layers import MLPKind, NormType, build_norm
-from .sampling import FiniteSteps, check_sampling, pick_token, seeded
+from .sampling import FiniteSteps, check_sampling, pick_token, seeded_generator
 from .trunk import Trunk, build_blocks, check_trunk, shortest
 
 ATTENTION: tuple[dict[str, Any], ...] = ({"name": "attention", "heads": 4},)
@@ -97,15 +97,15 @@ class Seq2SeqConfig(Json):
 
     def specs(self) -> list[dict[str, Any]]:
         """Return one spec per layer of the decoder, for its own mixer."""
-        return cycled(self.mixers, self.layers)
+        return cycle_specs(self.mixers, self.layers)
 
     def cross_specs(self) -> list[dict[str, Any]]:
         """Return one spec per layer of the decoder, for the mixer over the source."""
-        return cycled(self.cross_mixers, self.layers or len(self.mixers))
+        return cycle_specs(self.cross_mixers, self.layers or len(self.mixers))
 
     def encoder_specs(self) -> list[dict[str, Any]]:
         """Return one spec per layer of the encoder."""
-        return cycled(self.encoder_mixers or self.mixers, self.encoder_layers or self.layers or len(self.mixers))
+        return cycle_specs(self.encoder_mixers or self.mixers, self.encoder_layers or self.layers or len(self.mixers))
 
 
 @register_state
@@ -239,14 +239,14 @@ class Seq2Seq(Trunk):
         given: dict[str, Any] = {"key_mask": target_mask}
         if target_mask is not None:
             given["positions"] = at
-        return self.read(self.placed(target, at), context=context, context_mask=context_mask, **given)
+        return self.read(self.embed_at(target, at), context=context, context_mask=context_mask, **given)
 
     def encode(self, source: Tensor, source_mask: Tensor | None = None) -> Tensor:
         """Map a source (B, S) to the features (B, S, D) that the decoder reads."""
         self._check(source, source_mask, "source", self.max_source)
         return self.encoder(self.embed(source.long()) * self.config.embed_scale, source_mask)
 
-    def placed(self, tokens: Tensor, at: Tensor) -> Tensor:
+    def embed_at(self, tokens: Tensor, at: Tensor) -> Tensor:
         """Return the embedded tokens (B, T, D) of a target at the positions ``at`` (B, T), added to them."""
         x = self.embed(tokens.long()) * self.config.embed_scale
         return x if self.positions is None else x + self.positions(at).to(x.dtype)
@@ -272,7 +272,7 @@ class Seq2Seq(Trunk):
                 f"Seq2Seq: for this state, extend needs tokens of shape ({rows}, 1 or more), got {tuple(target.shape)}."
             )
         at, after = chunk_positions(state.position, target, None, None)
-        logits, layers = self.read_chunk(self.placed(target, at), state.layers, positions=at)
+        logits, layers = self.read_chunk(self.embed_at(target, at), state.layers, positions=at)
         return logits, Seq2SeqState(layers, after)
 
     @torch.no_grad()
@@ -313,12 +313,12 @@ class Seq2Seq(Trunk):
         if not isinstance(n, int) or n < 1 or (self.max_len is not None and n > self.max_len):
             most = "" if self.max_len is None else f" and at most max_len={self.max_len}"
             raise MixerError(f"Seq2Seq.generate: n must be an integer of at least 1{most}, got {n}.")
-        with evaluating(self):
+        with evaluation_mode(self):
             writer = self._writer(source, source_mask)
             if beams > 1:
                 search = BeamSearch(beams, length_penalty, self.config.end)
                 return search.write(writer, len(source), n, source.device, start=self.config.start)
-            generator = seeded(seed, source.device)
+            generator = seeded_generator(seed, source.device)
             return self._write(
                 writer, source, n, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
             )

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any, Literal, get_args
 
 from ..errors import MixerError
-from ..mixers.outside import load_mixer
+from ..mixers.registration import load_mixer
 
 Shell = Literal["paper", "modern"]
 SHELLS = get_args(Shell)

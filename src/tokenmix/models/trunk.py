@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers import State
-from ..mixers.parts.hands_out import ReadEmbedding
+from ..mixers.parts.weights_on_call import ReadEmbedding
 from ..positions.added import build_added_positions, check_added_positions
 from ..system.properties import named_errors
 from .blocks import Block
-from .layers import MLPKind, NormType, build_norm, capped, check_layer_kinds
+from .layers import MLPKind, NormType, build_norm, cap_logits, check_layer_kinds
 from .looped import Loop, LoopConfig
 
 
@@ -238,12 +238,12 @@ class Trunk(nn.Module):
         """Return the shortest length that a mixer was built with; None if none has a length."""
         return shortest(*(block.mixer.max_len for block in self.blocks))
 
-    def placed(self, tokens: Tensor, at: Tensor) -> Tensor:
+    def embed_at(self, tokens: Tensor, at: Tensor) -> Tensor:
         """Return the embedded symbols (B, T, D) of tokens (B, T) at the positions ``at`` (B, T), added to them."""
         x = self.embed(tokens.long())
         return x if self.positions is None else x + self.positions(at).to(x.dtype)
 
-    def packed(self, tokens: Tensor, starts: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def packed_positions(self, tokens: Tensor, starts: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the positions (B, T) of tokens in their sequences, and the cumulative lengths of all sequences.
 
         Args:
@@ -289,4 +289,4 @@ class Trunk(nn.Module):
     def logits(self, x: Tensor) -> Tensor:
         """Map the output of ``features`` (B, T, D) to logits (B, T, V)."""
         logits = self.head(x) if self.head is not None else F.linear(x, *self.embed())
-        return capped(logits, self.logit_cap)
+        return cap_logits(logits, self.logit_cap)

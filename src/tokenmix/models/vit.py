@@ -14,19 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..positions.grid import regrown, resize_rows, sincos
+from ..positions.grid import replacing_parameter, resize_rows, sincos
 from ..system.config import Json
 from ..system.properties import named_errors
-from .blocks import Block, cycled
+from .blocks import Block, cycle_specs
 from .images import (
     both_sides,
     check_images,
     check_layers,
     check_multiples,
-    filled,
     held_size,
     image_block,
     normalise_image_config,
+    pad_to_patches,
     parts_with_positions,
     refuse_size,
     resize_mixers,
@@ -111,7 +111,7 @@ class ViTConfig(Json):
 
     def specs(self) -> list[dict[str, Any]]:
         """Return one mixer spec per layer."""
-        return cycled(self.mixers, self.layers)
+        return cycle_specs(self.mixers, self.layers)
 
 
 @named_errors
@@ -226,7 +226,7 @@ class ViT(nn.Module):
         These are grid, prefix and, with ``keep``, positions.
         """
         check_images("ViT", images, self.config.channels)
-        patches = self.patch(filled(images, self.config.patch))
+        patches = self.patch(pad_to_patches(images, self.config.patch))
         grid = (patches.shape[2], patches.shape[3])
         if grid != self.grid and self.fixed_size:
             parts = parts_with_positions(self.blocks, "learned positions" if self.positions is not None else "")
@@ -239,7 +239,7 @@ class ViT(nn.Module):
             x = x + table[has_class:]
         given: dict[str, Any] = {"grid": grid, "prefix": self.config.prefix}
         if keep is not None:
-            x, given["positions"] = self._kept(x, keep)
+            x, given["positions"] = self._keep_patches(x, keep)
         before = []
         if self.class_token is not None:
             before.append(self.class_token + table[0] if table is not None else self.class_token)
@@ -256,7 +256,7 @@ class ViT(nn.Module):
         table = sincos(grid, self.config.dim, device=x.device).to(x.dtype)
         return table if self.class_token is None else torch.cat([torch.zeros_like(table[:1]), table])
 
-    def _kept(self, x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    def _keep_patches(self, x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tokens of the patches in ``keep``, and the positions of all tokens."""
         n = x.shape[1]
         if keep.ndim != 2 or keep.shape[0] != x.shape[0] or keep.is_floating_point() or keep.dtype == torch.bool:
@@ -280,7 +280,7 @@ class ViT(nn.Module):
         old, prefix = self.grid, self.config.prefix
         resize_mixers([(block.mixer, old, new.grid, prefix) for block in self.blocks])
         if self.positions is not None:
-            self.positions = regrown(
+            self.positions = replacing_parameter(
                 self.positions, resize_rows(self.positions.detach(), old, new.grid, int(self.class_token is not None))
             )
         self.config = new

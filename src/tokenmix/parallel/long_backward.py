@@ -85,10 +85,10 @@ def long_backward(
     """
     _check(model, tokens, chunk, save_every)
     folder = None if save is None else Path(save)
-    return _Run(model, tokens, chunk, loss or _cross_entropy, folder, save_every, watch or _unwatched)()
+    return _Run(model, tokens, chunk, loss or _cross_entropy, folder, save_every, watch or _ignore_step)()
 
 
-def _unwatched(step: LongStep) -> None:
+def _ignore_step(step: LongStep) -> None:
     """Do nothing."""
 
 

@@ -29,19 +29,19 @@ class _Like(NamedTuple):
         return self.shape.numel() * self.dtype.itemsize
 
 
-def _packed(leaves: Sequence[Tensor]) -> Tensor:
+def _pack_message(leaves: Sequence[Tensor]) -> Tensor:
     """Return the bytes of all tensors as one message."""
     flat = [a.detach().reshape(-1).clone(memory_format=torch.contiguous_format) for a in leaves]
     return torch.cat([a.view(torch.uint8) for a in flat])
 
 
-def _unpacked(message: Tensor, like: Sequence[_Like]) -> list[Tensor]:
+def _unpack_message(message: Tensor, like: Sequence[_Like]) -> list[Tensor]:
     """Return the tensors of a message; copies, since bytes inside a message may be out of line for their type."""
     parts = message.split([each.bytes for each in like])
     return [part.clone().view(each.dtype).view(each.shape) for part, each in zip(parts, like, strict=True)]
 
 
-def _passed(group: Group, message: Tensor, by: int) -> Tensor | None:
+def _send_message(group: Group, message: Tensor, by: int) -> Tensor | None:
     """Send a message ``by`` ranks to the right, to the left if below 0; return that received, None if there is none."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     received = torch.empty_like(message) if 0 <= rank - by < ranks else None
@@ -60,7 +60,7 @@ def _remember(ctx: Any, group: Group, leaves: Sequence[Tensor]) -> list[_Like]:
     return like
 
 
-def _returned(ctx: Any, chain: Tensor, found: Sequence[Tensor | None]) -> tuple[Any, ...]:
+def _input_gradients(ctx: Any, chain: Tensor, found: Sequence[Tensor | None]) -> tuple[Any, ...]:
     """Return the gradients of the arguments, of which integers have none."""
     rest = iter(found)
     return None, None, chain, *(next(rest) if floating else None for floating in ctx.floating)
@@ -71,10 +71,10 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, group: Group, _: int, chain: Tensor, *leaves: Tensor) -> Any:
-        like, message = _remember(ctx, group, leaves), _packed(leaves)
+        like, message = _remember(ctx, group, leaves), _pack_message(leaves)
         every = [torch.empty_like(message) for _ in range(dist.get_world_size(group))]
         dist.all_gather(every, message, group=group)
-        out = [a for each in every for a in _unpacked(each, like)]
+        out = [a for each in every for a in _unpack_message(each, like)]
         ctx.mark_non_differentiable(*(a for a in out if not a.is_floating_point()))
         return chain.clone(), *out
 
@@ -84,12 +84,12 @@ class _Gathered(torch.autograd.Function):
         n = len(ctx.floating)
         sent = [g for i, g in enumerate(gradients) if ctx.floating[i % n]]
         if not sent:
-            return _returned(ctx, chain, [])
-        message = _packed(sent)
+            return _input_gradients(ctx, chain, [])
+        message = _pack_message(sent)
         received = torch.empty_like(message)
         dist.all_to_all_single(received, message, group=ctx.group)
-        every = [_unpacked(each, ctx.like) for each in received.chunk(len(gradients) // n)]
-        return _returned(ctx, chain, [torch.stack(parts).sum(0) for parts in zip(*every, strict=True)])
+        every = [_unpack_message(each, ctx.like) for each in received.chunk(len(gradients) // n)]
+        return _input_gradients(ctx, chain, [torch.stack(parts).sum(0) for parts in zip(*every, strict=True)])
 
 
 class _Shifted(torch.autograd.Function):
@@ -97,9 +97,9 @@ class _Shifted(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, group: Group, by: int, chain: Tensor, *leaves: Tensor) -> Any:
-        ctx.by, like, message = by, _remember(ctx, group, leaves), _packed(leaves)
-        received = _passed(group, message, by)
-        out = _unpacked(torch.zeros_like(message) if received is None else received, like)
+        ctx.by, like, message = by, _remember(ctx, group, leaves), _pack_message(leaves)
+        received = _send_message(group, message, by)
+        out = _unpack_message(torch.zeros_like(message) if received is None else received, like)
         ctx.mark_non_differentiable(*(a for a in out if not a.is_floating_point()))
         return chain.clone(), *out
 
@@ -108,14 +108,14 @@ class _Shifted(torch.autograd.Function):
     def backward(ctx: Any, chain: Tensor, *gradients: Tensor) -> Any:
         sent = [g for g, floating in zip(gradients, ctx.floating, strict=True) if floating]
         if not sent:
-            return _returned(ctx, chain, [])
-        message = _packed(sent)
-        received = _passed(ctx.group, message, -ctx.by)
-        found = [None] * len(sent) if received is None else _unpacked(received, ctx.like)
-        return _returned(ctx, chain, found)
+            return _input_gradients(ctx, chain, [])
+        message = _pack_message(sent)
+        received = _send_message(ctx.group, message, -ctx.by)
+        found = [None] * len(sent) if received is None else _unpack_message(received, ctx.like)
+        return _input_gradients(ctx, chain, found)
 
 
-def _apart(tree: Any) -> tuple[list[Any], list[int], Any]:
+def _split_tensors(tree: Any) -> tuple[list[Any], list[int], Any]:
     """Return the leaves of a tree, the places of its tensors, and its structure."""
     leaves, spec = pytree.tree_flatten(tree)
     return leaves, [i for i, a in enumerate(leaves) if isinstance(a, Tensor)], spec
@@ -129,16 +129,16 @@ def _as_tree(leaves: list[Any], places: list[int], spec: Any, tensors: Sequence[
     return pytree.tree_unflatten(filled, spec)
 
 
-def gathered(group: Group, tree: Any, chain: Tensor) -> tuple[list[Any], Tensor]:
+def gather_trees(group: Group, tree: Any, chain: Tensor) -> tuple[list[Any], Tensor]:
     """Return the trees of all ranks, which have one structure, and the chain."""
-    leaves, places, spec = _apart(tree)
+    leaves, places, spec = _split_tensors(tree)
     chain, *found = _Gathered.apply(group, 0, chain, *(leaves[i] for i in places))  # type: ignore[no-untyped-call]
     n = len(places)
     return [_as_tree(leaves, places, spec, found[i : i + n]) for i in range(0, len(found), n)], chain
 
 
-def shifted(group: Group, tree: Any, by: int, chain: Tensor) -> tuple[Any, Tensor]:
+def shift_tree(group: Group, tree: Any, by: int, chain: Tensor) -> tuple[Any, Tensor]:
     """Return the tree of the rank ``by`` to the left, None if there is none, and the chain."""
-    leaves, places, spec = _apart(tree)
+    leaves, places, spec = _split_tensors(tree)
     chain, *found = _Shifted.apply(group, by, chain, *(leaves[i] for i in places))  # type: ignore[no-untyped-call]
     return None if dist.get_rank(group) < by else _as_tree(leaves, places, spec, found), chain

@@ -119,22 +119,22 @@ def mix_share(mixer: Mixer, share: Share, rank: int, ranks: int, *, scan: Scan |
     cut, last = bool(share.starts), parts[-1]
     if isinstance(mixer, KeyBlocks) and mixer.has_key_blocks:
         first = yield from _over_blocks(mixer, parts, share.starts, rank, ranks)
-        return _joined([*first, *_outputs(mixer, parts[len(first) :], None)]) if L else x
+        return _join_outputs([*first, *_outputs(mixer, parts[len(first) :], None)]) if L else x
     assert isinstance(mixer, Segmented)
     halo = (yield from _halo(mixer.halo, last, cut, ranks)) if mixer.halo else None
     alone = halo if len(parts) == 1 and not cut else None
     state = mixer.init_state(x.shape[0], device=x.device, dtype=x.dtype)
     if halo is not None and mixer.only_halo:
-        before = yield from _before(_marked(_counted(last), cut), rank, ranks, scan)
-        state = state if before is None else _behind(mixer, halo, before, share.positions is None)
+        before = yield from _compose_before(_mark_cut(_count_share(last), cut), rank, ranks, scan)
+        state = state if before is None else _state_after_halo(mixer, halo, before, share.positions is None)
     else:
         segment = _segment_of(mixer, last, alone)
-        before = yield from _before(_marked(segment, cut), rank, ranks, scan)
+        before = yield from _compose_before(_mark_cut(segment, cut), rank, ranks, scan)
         state = state if before is None else before.after(state)
-    return _joined(_outputs(mixer, parts, None if 0 in share.starts else state)) if L else x
+    return _join_outputs(_outputs(mixer, parts, None if 0 in share.starts else state)) if L else x
 
 
-def _joined(outputs: list[Tensor]) -> Tensor:
+def _join_outputs(outputs: list[Tensor]) -> Tensor:
     """Join outputs along the tokens; a single one is not copied."""
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
@@ -153,20 +153,20 @@ def _outputs(mixer: Mixer, parts: list[Share], state: Any) -> list[Tensor]:
 def _over_blocks(mixer: KeyBlocks, parts: list[Share], starts: tuple[int, ...], rank: int, ranks: int) -> Program:
     """Return the outputs of the share's first part as a list, which is empty where a document begins with it."""
     first, last = parts[0], parts[-1]
-    every = [_marked(_counted(last), bool(starts))]
+    every = [_mark_cut(_count_share(last), bool(starts))]
     if ranks > 1:
         every = yield Gather(every[0])
-    none, before, goes_on = torch.zeros_like(every[0].length), _composed(every[:rank]), 0 not in starts
+    none, before, goes_on = torch.zeros_like(every[0].length), _compose_segments(every[:rank]), 0 not in starts
     taken = none if before is None or not goes_on else before.after(_Position(none)).position
-    at = _placed(first, taken)
+    at = _share_positions(first, taken)
     block = mixer.key_block(first.x, at, first.key_mask)
     reading = None
     if goes_on and first.x.shape[1]:
         reading = mixer.read_blocks(first.x, at)
         reading.add(block, own=True)
     if last is not first:
-        block = mixer.key_block(last.x, _placed(last, none), last.key_mask)
-    sent = block.padded(max(int(each.length.max()) for each in every))
+        block = mixer.key_block(last.x, _share_positions(last, none), last.key_mask)
+    sent = block.pad_to(max(int(each.length.max()) for each in every))
     nearest = max((r for r in range(rank) if bool(every[r].cut.any())), default=0)  # nothing before it is seen
     for by in range(1, ranks):
         received = yield Shift(sent, by)
@@ -175,7 +175,7 @@ def _over_blocks(mixer: KeyBlocks, parts: list[Share], starts: tuple[int, ...], 
     return [] if reading is None else [reading.outputs(first.x)]
 
 
-def _placed(share: Share, before: Tensor) -> Tensor:
+def _share_positions(share: Share, before: Tensor) -> Tensor:
     """Return the positions (B, L) of a share, ``before`` (B,) of which are taken by earlier tokens."""
     if not share.x.shape[1]:
         return before.new_zeros(share.x.shape[:2])
@@ -191,12 +191,12 @@ def _segment_of(mixer: Mixer, share: Share, halo: Halo | None) -> Any:
     return checkpoint(segment, share.x, use_reentrant=False) if torch.is_grad_enabled() else segment(share.x)
 
 
-def _marked(segment: Any, cut: bool) -> Any:
+def _mark_cut(segment: Any, cut: bool) -> Any:
     """Mark a segment before which a document begins; nothing before it counts."""
     return segment._replace(cut=torch.ones_like(segment.cut)) if cut else segment
 
 
-def _before(segment: Any, rank: int, ranks: int, scan: Scan | None) -> Program:
+def _compose_before(segment: Any, rank: int, ranks: int, scan: Scan | None) -> Program:
     """Compose the segments of all ranks before this one; None for rank 0."""
     if ranks == 1:
         return None
@@ -204,7 +204,7 @@ def _before(segment: Any, rank: int, ranks: int, scan: Scan | None) -> Program:
         scan = "gather" if ranks * tree_bytes(segment) <= GATHER_LIMIT else "steps"
     if scan == "gather":
         every = yield Gather(segment)
-        return _composed(every[:rank])
+        return _compose_segments(every[:rank])
     step = 1
     while step < ranks:
         earlier = yield Shift(segment, step)
@@ -213,7 +213,7 @@ def _before(segment: Any, rank: int, ranks: int, scan: Scan | None) -> Program:
     return (yield Shift(segment, 1))
 
 
-def _composed(segments: list[Any]) -> Any:
+def _compose_segments(segments: list[Any]) -> Any:
     """Compose segments in their order; None if there are none."""
     total = None
     for other in segments:
@@ -252,20 +252,20 @@ def _rounds(counts: Tensor, size: int) -> int:
     return int(torch.where(sums > 0, ranks - first, 0)[:, :-1].max())
 
 
-def _counted(share: Share) -> Any:
+def _count_share(share: Share) -> Any:
     """Return a segment that only counts the tokens of a share."""
     x, positions = share.x, share.positions
     length = torch.full((x.shape[0],), x.shape[1], device=x.device)
     at = length if positions is None or not x.shape[1] else positions[:, -1] + 1
     positions = positions if x.shape[1] else None
-    return count_stretch(x, _Position(at), None, None, positions, share.key_mask, _later)
+    return count_stretch(x, _Position(at), None, None, positions, share.key_mask, _take_later)
 
 
-def _later(earlier: Any, later: Any, fade: Any) -> Any:
+def _take_later(earlier: Any, later: Any, fade: Any) -> Any:
     return later
 
 
-def _behind(mixer: Mixer, halo: Halo, before: Any, counted: bool) -> Any:
+def _state_after_halo(mixer: Mixer, halo: Halo, before: Any, counted: bool) -> Any:
     """Return the state after the halo's tokens, at the position to which ``before`` counts."""
     rows = halo.x.shape[0]
     at = before.after(_Position(torch.zeros_like(before.length))).position

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers import Mixer
-from .messages import Group, gathered, shifted
+from .messages import Group, gather_trees, shift_tree
 from .program import Gather, Program, Scan, Share, Shift, check_scan, check_shares, mix_share, tree_bytes
-from .sharing import Method, forward_of, mixers_of, replaced
+from .sharing import Method, forward_of, mixers_of, replace_methods
 
 TEXT = 400
 """Bytes of an error message that are sent to the other ranks."""
@@ -86,7 +86,7 @@ class Ranks:
         Raises:
             MixerError: on every rank, if one refuses.
         """
-        with self.together():
+        with self.share_errors():
             self._rows, self._placed = x.shape[0], positions is not None
             share = Share(x, key_mask, positions, tuple(starts))
             return self._run(mix_share(mixer, share, self.rank, self.ranks, scan=self.scan), x)
@@ -104,7 +104,7 @@ class Ranks:
                 return end.value + chain
             answer, chain = self._exchange(asked, chain)
 
-    def told(self, mine: Any) -> list[Any]:
+    def all_gather(self, mine: Any) -> list[Any]:
         """All-gather a tree of tensors, without gradients; return one tree for each rank."""
         with torch.no_grad():
             return self._exchange(Gather(mine), torch.zeros((), device="cpu"))[0]
@@ -113,11 +113,11 @@ class Ranks:
         by = asked.by if isinstance(asked, Shift) else 0
         self._agree(1 + by, tree_bytes(asked.tree))
         if isinstance(asked, Shift):
-            return shifted(self.group, asked.tree, by, chain)
-        return gathered(self.group, asked.tree, chain)
+            return shift_tree(self.group, asked.tree, by, chain)
+        return gather_trees(self.group, asked.tree, chain)
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def share_errors(self) -> Iterator[None]:
         """Within this block an error on one rank is raised on all, at their next exchange or at the end."""
         if self._inside:
             yield
@@ -196,7 +196,7 @@ class Ranks:
             whole = model.forward
 
             def forward(*args: Any, **given: Any) -> Any:
-                with self.together():
+                with self.share_errors():
                     return whole(*args, **given)
 
             found.append((model, "forward", forward))
@@ -216,17 +216,17 @@ class Ranks:
 
     def _forward_of(self, model: Any) -> Callable[..., Tensor]:
         """Return the ``forward`` of an LM that reads a share: positions count from the beginning of the sequence."""
-        whole, packed, placed = type(model).forward, type(model).packed, type(model).placed
+        whole, packed, placed = type(model).forward, type(model).packed_positions, type(model).embed_at
 
         def forward(tokens: Tensor, *, key_mask: Tensor | None = None, starts: Tensor | None = None) -> Tensor:
-            with self.together():
+            with self.share_errors():
                 if model.training and model.config.sample_positions is not None:
                     raise MixerError(f"{self.who}: sampled positions need all tokens; call model.eval().")
                 model.check_symbols(tokens)
                 index = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
                 if starts is not None:
                     packed(model, tokens, starts, key_mask)  # refuses what cannot be meant
-                before = self._before(tokens, key_mask, starts)
+                before = self._count_before(tokens, key_mask, starts)
                 longest = model.max_len
                 if longest is not None and before.tokens > longest:
                     raise MixerError(
@@ -247,14 +247,16 @@ class Ranks:
 
                 self._documents = None if starts is None else (starts, before.alike)
                 try:
-                    with replaced([(model, "placed", shared_placed), (model, "packed", shared_packed)]):
+                    with replace_methods(
+                        [(model, "embed_at", shared_placed), (model, "packed_positions", shared_packed)]
+                    ):
                         return whole(model, tokens, key_mask=key_mask, starts=starts)
                 finally:
                     self._documents = None
 
         return forward
 
-    def _before(self, tokens: Tensor, key_mask: Tensor | None, starts: Tensor | None) -> _Before:
+    def _count_before(self, tokens: Tensor, key_mask: Tensor | None, starts: Tensor | None) -> _Before:
         """Ask all ranks how many tokens they hold, and count those to the left."""
         rows, length = tokens.shape
         tail = torch.full((rows,), length, device=tokens.device)
@@ -265,7 +267,7 @@ class Ranks:
             cut, alike = starts.any(1), bool((starts == starts[:1]).all())
             tail = tail - torch.where(starts, torch.arange(length, device=tokens.device), 0).amax(1) if length else tail
         self._rows, self._placed = rows, False
-        every = self.told((tail, cut, torch.tensor([length, alike], device=tokens.device)))
+        every = self.all_gather((tail, cut, torch.tensor([length, alike], device=tokens.device)))
         count = torch.zeros_like(tail)
         for tail, cut, other in every[: self.rank]:
             count = torch.where(~cut & (count > 0), count + other[0], tail)
@@ -297,9 +299,9 @@ def context_parallel(model: nn.Module, group: Any = None, *, scan: Scan | None =
             if one refuses its share or shares differ in rows.
     """
     ranks = Ranks(group, scan=scan)
-    with ranks.together():
+    with ranks.share_errors():
         methods = ranks.methods(model)
-    with replaced(methods):
+    with replace_methods(methods):
         yield ranks
 
 
@@ -316,9 +318,9 @@ def sum_gradients(model: nn.Module, group: Any = None) -> None:
     """
     ranks = Ranks(group, who="sum_gradients")
     parameters = [p for p in model.parameters() if p.requires_grad]
-    with ranks.together(), torch.no_grad():
+    with ranks.share_errors(), torch.no_grad():
         there = torch.tensor([[p.numel(), p.grad is not None] for p in parameters], device="cpu").view(-1, 2)
-        every = ranks.told(there)
+        every = ranks.all_gather(there)
         if any(not torch.equal(each[:, 0], there[:, 0]) for each in every):
             raise MixerError("sum_gradients: the parameters differ in size between ranks; give all the same model.")
         used = torch.stack([each[:, 1] for each in every]).any(0).tolist()
@@ -360,10 +362,10 @@ def shared_mean(total: Tensor, count: int, group: Any = None) -> Tensor:
         MixerError: on every rank, if there is no target at all or a total is no single number.
     """
     ranks = Ranks(group, who="shared_mean")
-    with ranks.together():
+    with ranks.share_errors():
         if total.ndim or not total.is_floating_point():
             raise MixerError(f"shared_mean: total must be one number, got {total.dtype} {tuple(total.shape)}.")
-        every = ranks.told(torch.tensor([count, total.element_size()], device="cpu"))
+        every = ranks.all_gather(torch.tensor([count, total.element_size()], device="cpu"))
         targets = sum(int(each[0]) for each in every)
         if targets < 1:
             raise MixerError("shared_mean: no rank has a target; give at least one.")

@@ -21,7 +21,7 @@ def mixers_of(model: nn.Module) -> list[Mixer]:
 
 
 @contextlib.contextmanager
-def replaced(methods: list[Method]) -> Iterator[None]:
+def replace_methods(methods: list[Method]) -> Iterator[None]:
     """Replace methods of modules, given as (module, name, function), within this block."""
     before = [(module, name, vars(module).get(name)) for module, name, _ in methods]
     try:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..mixers import Mixer
 from .program import Gather, Program, Scan, Share, check_scan, check_tokens, mix_share, tree_bytes
-from .sharing import forward_of, mixers_of, replaced
+from .sharing import forward_of, mixers_of, replace_methods
 
 
 class Traffic(NamedTuple):
@@ -142,5 +142,5 @@ class SimWorld:
         Raises:
             MixerError: when a mixer is reached that has neither segments nor blocks of keys.
         """
-        with replaced([(mixer, "forward", forward_of(mixer, self.mix)) for mixer in mixers_of(model)]):
+        with replace_methods([(mixer, "forward", forward_of(mixer, self.mix)) for mixer in mixers_of(model)]):
             yield

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from .checks import chosen
+from .checks import choose_class
 from .digits import AbacusPositions, CoupledPositions
 from .learned import LearnedPositions
 from .sinusoidal import SinusoidalPositions
@@ -50,4 +50,4 @@ def check_added_positions(spec: Any, who: str) -> None:
 def _choice(spec: Any, who: str) -> tuple[Any, dict[str, Any]]:
     """Return the class that a spec names and the options that it gives."""
     asked = {"name": spec} if isinstance(spec, str) and spec in ADDED_POSITIONS else spec
-    return chosen(asked, ADDED_POSITIONS, ("dim",), who=who, option="positions", others=", such a name or null")
+    return choose_class(asked, ADDED_POSITIONS, ("dim",), who=who, option="positions", others=", such a name or null")

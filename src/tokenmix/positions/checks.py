@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ..kernels.backend import exporting, watched
+from ..kernels.backend import is_exporting, is_intercepted
 
 LARGEST = 2**53  # up to which float64 holds every integer
 FEW = 16  # for at most this many numbers, comparing in Python is faster than in torch
 
 
-def chosen(
+def choose_class(
     spec: Any, kinds: dict[str, Any], sizes: tuple[str, ...], *, who: str, option: str, others: str = ""
 ) -> tuple[Any, dict[str, Any]]:
     """Return the class that a spec such as {"name": "fire", "hidden": 16} names, and the options that it gives.
@@ -42,7 +42,7 @@ def chosen(
     return kinds[name], options
 
 
-def whole(value: Any, low: int) -> bool:
+def is_whole(value: Any, low: int) -> bool:
     """Return whether a value is an integer of at least ``low``."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= low
 
@@ -67,7 +67,7 @@ def check_exact(who: str, *positions: Tensor) -> None:
     Values are read on the CPU only, outside of compilation, export and traces.
     """
     for at in positions:
-        if at.dtype is torch.int64 and at.is_cpu and at.numel() and not watched() and not exporting():
+        if at.dtype is torch.int64 and at.is_cpu and at.numel() and not is_intercepted() and not is_exporting():
             low, high = extremes(at)
             if low < -LARGEST or high > LARGEST:
                 raise MixerError(f"{who}: takes positions from -2^53 to 2^53, got positions from {low} to {high}.")

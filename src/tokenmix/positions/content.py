@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..kernels.precision import exact
-from .checks import chosen, number, whole
+from .checks import choose_class, is_whole, number
 from .pair import PAIR_POSITIONS, PairPositions, build_pair_positions
 
 
@@ -79,7 +79,7 @@ class ShawPositions(ContentPositions):
 
     def __init__(self, heads: int, head_dim: int, *, max_distance: int = 16, init_std: float = 0.02):
         super().__init__(heads, head_dim)
-        if not whole(max_distance, 1):
+        if not is_whole(max_distance, 1):
             self.refuse(f"max_distance must be an integer >= 1, got {max_distance!r}")
         if not number(init_std) or init_std < 0:
             self.refuse(f"init_std must be a number >= 0, got {init_std!r}")
@@ -124,7 +124,7 @@ class ContextualPositions(ContentPositions):
 
     def __init__(self, heads: int, head_dim: int, *, longest: int = 64):
         super().__init__(heads, head_dim)
-        if not whole(longest, 2):
+        if not is_whole(longest, 2):
             self.refuse(f"longest must be an integer >= 2, got {longest!r}")
         self.table = nn.Parameter(torch.empty(longest, head_dim))
         self.reset_parameters()
@@ -175,7 +175,7 @@ class AdaptivePositions(ContentPositions):
 
     def __init__(self, heads: int, head_dim: int, *, of: dict[str, Any] | None = None, hidden: int = 32):
         super().__init__(heads, head_dim)
-        if not whole(hidden, 1):
+        if not is_whole(hidden, 1):
             self.refuse(f"hidden must be an integer >= 1, got {hidden!r}")
         spec = {"name": "kerple"} if of is None else of
         self.of = build_pair_positions(spec, heads, owner=type(self).__name__, option="of")
@@ -238,7 +238,7 @@ def build_logit_bias(
         MixerError: for an unknown name or option, or a bias that a mixer which is not causal cannot have.
     """
     kinds = {**PAIR_POSITIONS, **CONTENT_POSITIONS}
-    kind, options = chosen(spec, kinds, ("heads", "head_dim"), who=owner, option="bias")
+    kind, options = choose_class(spec, kinds, ("heads", "head_dim"), who=owner, option="bias")
     reads = kind in CONTENT_POSITIONS.values()
     if reads and kind.causal_only and not causal:
         raise MixerError(f"{owner}: bias={spec!r} counts the tokens before the query, so it needs causal=True.")

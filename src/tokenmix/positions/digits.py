@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from .checks import check_init_std, whole
+from .checks import check_init_std, is_whole
 
 
 def digit_places(digit: Tensor, key_mask: Tensor | None, run: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,9 +69,9 @@ class DigitPositions(nn.Module):
         name = type(self).__name__
         check_init_std(name, init_std)
         ends = digits if isinstance(digits, (tuple, list)) else ()
-        if len(ends) != 2 or not all(whole(d, 0) for d in ends) or ends[0] > ends[1]:
+        if len(ends) != 2 or not all(is_whole(d, 0) for d in ends) or ends[0] > ends[1]:
             raise MixerError(f"{name}: digits must be the first and the last token that is one, got {digits!r}.")
-        if not whole(max_len, 2) or not whole(max_offset, 1) or max_offset > max_len - 1:
+        if not is_whole(max_len, 2) or not is_whole(max_offset, 1) or max_offset > max_len - 1:
             raise MixerError(
                 f"{name}: needs max_len >= 2 and 1 <= max_offset < max_len, got {max_len!r} and {max_offset!r}."
             )

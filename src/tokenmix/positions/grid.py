@@ -23,7 +23,7 @@ def resize_rows(table: Tensor, old: tuple[int, int], new: tuple[int, int], prefi
     return torch.cat([table[:prefix], grown.flatten(1).T.to(table.dtype)])
 
 
-def regrown(table: Tensor, values: Tensor) -> nn.Parameter:
+def replacing_parameter(table: Tensor, values: Tensor) -> nn.Parameter:
     """Return values of another shape as a parameter that replaces ``table``.
 
     It is trained or frozen as before, with the same dtype and attributes. It is a new object, because autograd holds

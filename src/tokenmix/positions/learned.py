@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..kernels.backend import exporting, watched
+from ..kernels.backend import is_exporting, is_intercepted
 from .checks import check_init_std, check_integers
-from .grid import regrown
+from .grid import replacing_parameter
 
 
 class LearnedPositions(nn.Module):
@@ -33,7 +33,7 @@ class LearnedPositions(nn.Module):
             MixerError: if they are no integers or, on the CPU, not all in 0 .. max_len - 1.
         """
         check_integers("LearnedPositions", positions)
-        unseen = watched() or exporting() or not positions.is_cpu
+        unseen = is_intercepted() or is_exporting() or not positions.is_cpu
         if not unseen and positions.numel():
             low, high = (int(a) for a in positions.aminmax())
             if low < 0 or high >= self.max_len:
@@ -46,7 +46,7 @@ class LearnedPositions(nn.Module):
         """Change the number of positions by linear interpolation, so that position i moves to i * new / old."""
         if max_len < 1:
             raise MixerError(f"LearnedPositions: max_len must be positive, got {max_len}.")
-        self.weight = regrown(
+        self.weight = replacing_parameter(
             self.weight,
             F.interpolate(self.weight.detach().T[None], size=max_len, mode="linear", align_corners=False)[0].T,
         )

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..kernels.backend import exporting, watched
+from ..kernels.backend import is_exporting, is_intercepted
 from ..kernels.precision import exact
 from ..system.properties import named_errors
-from .checks import check_exact, check_integers, chosen, number, whole
+from .checks import check_exact, check_integers, choose_class, is_whole, number
 
 
 @named_errors
@@ -33,7 +33,7 @@ class PairPositions(nn.Module):
 
     def __init__(self, heads: int):
         super().__init__()
-        if not whole(heads, 1):
+        if not is_whole(heads, 1):
             self.refuse(f"heads must be an integer >= 1, got {heads!r}")
         self.heads = heads
 
@@ -83,7 +83,7 @@ class PairPositions(nn.Module):
         # torch.jit.trace gives numbers as tensors
         if isinstance(rows, tuple) and cols is not None and (not isinstance(cols, Tensor) or cols.ndim == 0):
             count: Any = cols
-            return self.leading(*rows, count, dtype, device)
+            return self.leading_bias(*rows, count, dtype, device)
         given = [a for a in (rows, cols) if isinstance(a, Tensor)]
         check_integers(type(self).__name__, *given)
         check_exact(type(self).__name__, *given)
@@ -98,7 +98,7 @@ class PairPositions(nn.Module):
         """Compute the bias (B, H, T, S) for integer positions of queries (B, T) and of keys (B, S)."""
         return self.of_distance(rows[:, :, None] - cols[:, None], dtype).transpose(0, 1)
 
-    def leading(
+    def leading_bias(
         self, start: int, stop: int, keys: int, dtype: torch.dtype, device: torch.device | None = None
     ) -> Tensor:
         """Compute the same (1, H, T, S) for queries at start .. stop - 1 and keys at 0 .. keys - 1.
@@ -158,7 +158,7 @@ class ALiBi(PairPositions):
 
     def of_distance(self, distance: Tensor, dtype: torch.dtype) -> Tensor:
         """Compute -m_h |distance|."""
-        kind = _wide(dtype)
+        kind = _promote_float32(dtype)
         slopes = self.slopes().to(distance.device, kind)
         return -slopes.view(-1, *[1] * distance.ndim) * distance.abs().to(kind)
 
@@ -186,10 +186,10 @@ class T5Bias(PairPositions):
         if not isinstance(two_sided, bool):
             self.refuse(f"two_sided must be True or False, got {two_sided!r}")
         least = 4 if two_sided else 2
-        if not whole(buckets, least) or buckets % 2:
+        if not is_whole(buckets, least) or buckets % 2:
             self.refuse(f"buckets must be even and at least {least} with two_sided={two_sided}, got {buckets!r}")
         side = buckets // 2 if two_sided else buckets
-        if not whole(max_distance, side // 2 + 1):
+        if not is_whole(max_distance, side // 2 + 1):
             self.refuse(
                 f"max_distance must exceed the {side // 2} distances with a bucket of their own, got {max_distance!r}"
             )
@@ -212,7 +212,7 @@ class T5Bias(PairPositions):
 
     def of_distance(self, distance: Tensor, dtype: torch.dtype) -> Tensor:
         """Look the buckets of distances up in the table."""
-        return F.embedding(self.bucket(distance), self.table.to(_wide(dtype))).movedim(-1, 0)
+        return F.embedding(self.bucket(distance), self.table.to(_promote_float32(dtype))).movedim(-1, 0)
 
 
 class Kerple(PairPositions):
@@ -244,7 +244,7 @@ class Kerple(PairPositions):
 
     def rates(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return r1 and r2, (H,) each."""
-        raw = self.raw.to(_wide(dtype))
+        raw = self.raw.to(_promote_float32(dtype))
         return F.softplus(raw[0]), 2 * raw[1].sigmoid() if self.kind == "power" else F.softplus(raw[1])
 
     def of_distance(self, distance: Tensor, dtype: torch.dtype) -> Tensor:
@@ -269,7 +269,7 @@ class Sandwich(PairPositions):
 
     def __init__(self, heads: int, *, dim: int = 128):
         super().__init__(heads)
-        if not whole(dim, 2) or dim % 2:
+        if not is_whole(dim, 2) or dim % 2:
             self.refuse(f"dim must be an even number, got {dim!r}")
         self.dim = dim
 
@@ -282,7 +282,7 @@ class Sandwich(PairPositions):
         scale = (
             torch.arange(1, self.heads + 1, device=distance.device, dtype=torch.float64) * 8 / (self.heads * self.dim)
         )
-        return (scale.view(-1, *[1] * distance.ndim) * total).to(_wide(dtype))
+        return (scale.view(-1, *[1] * distance.ndim) * total).to(_promote_float32(dtype))
 
 
 class Fire(PairPositions):
@@ -301,7 +301,7 @@ class Fire(PairPositions):
 
     def __init__(self, heads: int, *, hidden: int = 32, c: float = 0.1, threshold: float = 512.0):
         super().__init__(heads)
-        if not whole(hidden, 1):
+        if not is_whole(hidden, 1):
             self.refuse(f"hidden must be an integer >= 1, got {hidden!r}")
         for name, value in (("c", c), ("threshold", threshold)):
             if not number(value) or value <= 0:
@@ -336,27 +336,27 @@ class Fire(PairPositions):
     @exact
     def between(self, rows: Tensor, cols: Tensor, dtype: torch.dtype) -> Tensor:
         """Compute the bias for pairs of positions."""
-        kind = _wide(dtype)
+        kind = _promote_float32(dtype)
         reach = torch.maximum(rows.to(kind), self._limit(kind))
         return self._bias((rows[:, :, None] - cols[:, None]).to(kind), reach[:, :, None]).permute(0, 3, 1, 2)
 
-    def leading(
+    def leading_bias(
         self, start: int, stop: int, keys: int, dtype: torch.dtype, device: torch.device | None = None
     ) -> Tensor:
         """Compute the bias for consecutive positions; below L it depends on the distance alone."""
         near = self._rows_below_limit(start, stop) if keys else 0
         if not near:
-            return super().leading(start, stop, keys, dtype, device)
-        kind = _wide(dtype)
+            return super().leading_bias(start, stop, keys, dtype, device)
+        kind = _promote_float32(dtype)
         every = self._bias(torch.arange(start - keys + 1, start + near, device=device).to(kind), self._limit(kind))
         parts = [_spread(every.T, near, keys)]
         if start + near < stop:
-            parts.append(super().leading(start + near, stop, keys, dtype, device))
+            parts.append(super().leading_bias(start + near, stop, keys, dtype, device))
         return torch.cat(parts, 2)
 
     def _rows_below_limit(self, start: int, stop: int) -> int:
         """Count the queries start .. stop - 1 at positions below L, where L can be read without waiting for it."""
-        if watched() or exporting() or not self.length.is_cpu:
+        if is_intercepted() or is_exporting() or not self.length.is_cpu:
             return 0
         limit = abs(float(self.length.detach()) * self.threshold)
         return max(0, ceil(min(limit, stop)) - start) if isfinite(limit) else 0
@@ -397,7 +397,7 @@ def build_pair_positions(spec: Any, heads: int, *, owner: str, option: str = "bi
     Raises:
         MixerError: for an unknown name or option.
     """
-    kind, options = chosen(spec, PAIR_POSITIONS, ("heads",), who=owner, option=option)
+    kind, options = choose_class(spec, PAIR_POSITIONS, ("heads",), who=owner, option=option)
     try:
         return kind(heads, **options)
     except MixerError as why:
@@ -434,5 +434,5 @@ def _spread(every: Tensor, rows: int, keys: int) -> Tensor:
     return every.index_select(-1, which.flatten()).unflatten(-1, (rows, keys))[None]
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def _promote_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)

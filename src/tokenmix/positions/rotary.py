@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..kernels.tokenwise import rotate
-from .checks import check_exact, number, whole
+from .checks import check_exact, is_whole, number
 
 LAYOUTS = ("half", "interleaved")
 
@@ -51,7 +51,7 @@ class RotaryPositions(nn.Module):
         super().__init__()
         self.head_dim, self.base, self.rotary_dim = head_dim, base, head_dim if rotary_dim is None else rotary_dim
         self.layout = layout
-        if not whole(self.rotary_dim, 2) or self.rotary_dim % 2 or self.rotary_dim > head_dim:
+        if not is_whole(self.rotary_dim, 2) or self.rotary_dim % 2 or self.rotary_dim > head_dim:
             _refuse(f"rotary_dim must be even and in 2..head_dim={head_dim}, got {self.rotary_dim!r}")
         if not number(base) or base <= 1:
             _refuse(f"base must be a number above 1, got {base!r}")
@@ -81,13 +81,13 @@ class RotaryPositions(nn.Module):
         turns = turns - turns.floor()
         wide = [torch.promote_types(x.dtype, torch.float32) for x in tensors]
         waves = {dtype: self._waves(turns.to(dtype)) for dtype in set(wide)}
-        return tuple(self._turned(x, *waves[dtype]) for x, dtype in zip(tensors, wide, strict=True))
+        return tuple(self._rotate_heads(x, *waves[dtype]) for x, dtype in zip(tensors, wide, strict=True))
 
     def _waves(self, turns: Tensor) -> tuple[Tensor, Tensor]:
         angles = 2 * math.pi * turns
         return self.gain * angles.cos(), self.gain * angles.sin()
 
-    def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate_heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         heads = x.unflatten(-1, (-1, self.head_dim))
         return rotate(heads, cos, sin, interleaved=self.layout == "interleaved").flatten(2)
 
@@ -282,7 +282,7 @@ def _check_option(name: str, value: Any) -> None:
         if not isinstance(value, bool):
             _refuse(f"truncate must be True or False, got {value!r}")
     elif name == "original_max_len":
-        if not whole(value, 1):
+        if not is_whole(value, 1):
             _refuse(f"original_max_len must be an integer >= 1, got {value!r}")
     elif name == "factor":
         if not number(value) or value < 1:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..system.config import nearest
-from .checks import number, whole
+from .checks import is_whole, number
 
 Sampler = Callable[[Tensor, int], Tensor]
 
@@ -27,7 +27,7 @@ def offset(positions: Tensor, longest: int) -> Tensor:
     return positions + torch.randint(free + 1, (len(positions), 1), device=positions.device)
 
 
-def randomised(positions: Tensor, longest: int) -> Tensor:
+def draw_subset(positions: Tensor, longest: int) -> Tensor:
     """Give each row a sorted subset of 0 .. longest - 1, drawn evenly, without repetition (Ruoss et al. 2023,
     arXiv 2305.16843)."""
     numbers = torch.rand(len(positions), longest, dtype=torch.float32, device=positions.device)
@@ -47,12 +47,12 @@ def pose(positions: Tensor, longest: int) -> Tensor:
     return torch.where(positions >= cut, positions + skip, positions)
 
 
-SAMPLERS: dict[str, Sampler] = {"offset": offset, "randomised": randomised, "pose": pose}
+SAMPLERS: dict[str, Sampler] = {"offset": offset, "randomised": draw_subset, "pose": pose}
 CAPE = {"global_shift": 0, "local_shift": 0, "scale": 1}
 """The options of "cape", and the least value of each, with which it changes nothing."""
 
 
-def jittered(positions: Tensor, *, global_shift: float, local_shift: float, scale: float) -> Tensor:
+def jitter_positions(positions: Tensor, *, global_shift: float, local_shift: float, scale: float) -> Tensor:
     """Map positions to numbers: (t + a + e_t) c, with a and c drawn for each row and e_t for each token (CAPE,
     Likhomanenko et al. 2021, arXiv 2106.03143, Sec. 4).
 
@@ -79,7 +79,7 @@ def check_sampler(spec: Any, max_len: int | None, added: Any, who: str) -> None:
     if isinstance(spec, dict) and spec.get("name") == "cape":
         _check_cape(spec, added, who)
         return
-    if not isinstance(spec, dict) or set(spec) != {"name", "longest"} or not whole(spec["longest"], 1):
+    if not isinstance(spec, dict) or set(spec) != {"name", "longest"} or not is_whole(spec["longest"], 1):
         raise MixerError(f'{who}: sample_positions must be like {{"name": "offset", "longest": 512}}, got {spec!r}.')
     if spec["name"] not in SAMPLERS:
         raise MixerError(
@@ -105,7 +105,7 @@ def _check_cape(spec: dict[str, Any], added: Any, who: str) -> None:
         )
 
 
-def sampled(spec: dict[str, Any], positions: Tensor, who: str) -> Tensor:
+def sample_positions(spec: dict[str, Any], positions: Tensor, who: str) -> Tensor:
     """Return the positions (B, T) that a sampler draws in place of ``positions``, which count from 0.
 
     They are integers, but float64 for "cape". It draws from torch's generator of the device.
@@ -114,7 +114,7 @@ def sampled(spec: dict[str, Any], positions: Tensor, who: str) -> Tensor:
         MixerError: for more tokens than the sampler has positions.
     """
     if spec["name"] == "cape":
-        return jittered(positions, **{name: spec[name] for name in CAPE})
+        return jitter_positions(positions, **{name: spec[name] for name in CAPE})
     if positions.shape[1] > spec["longest"]:
         raise MixerError(f"{who}: sample_positions has longest={spec['longest']}, got {positions.shape[1]} tokens.")
     return SAMPLERS[spec["name"]](positions, spec["longest"])

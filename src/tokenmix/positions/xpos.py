@@ -49,7 +49,7 @@ class XPositions(RotaryPositions):
         pairs = self.rotary_dim // 2
         self.fades = tuple(math.log((m / pairs + gamma) / (1 + gamma)) / scale_base for m in range(pairs))
 
-    def faded(self, x: Tensor, positions: Tensor, start: Tensor, *, key: bool) -> Tensor:
+    def decay_features(self, x: Tensor, positions: Tensor, start: Tensor, *, key: bool) -> Tensor:
         """Multiply pair m of queries by zeta_m^((t - start) / scale_base), or of keys by the inverse.
 
         Args:

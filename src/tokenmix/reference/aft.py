@@ -65,9 +65,9 @@ def aft_forget(
     They are those of the tokens after the earlier of the two, up to the later one; masked tokens have none.
     """
     mask = torch.ones(q.shape[0], q.shape[1], q.shape[1], dtype=torch.bool) if mask is None else mask
-    y = _by_feature(q, k, v, _between(g, mask), mask)
+    y = _by_feature(q, k, v, _decay_between(g, mask), mask)
     if heads is not None:
-        y = _normalised(y, heads, eps)
+        y = _normalise_heads(y, heads, eps)
     return y if gate is None else _GATES[gate](q) * y
 
 
@@ -81,11 +81,11 @@ def aft_pairs(
     if b is not None:
         terms = terms + torch.where(mask.any(1)[:, :, None, None], b, 0.0)[:, None]
     if g is not None:
-        terms = terms + _between(g.flatten(2), mask).unflatten(-1, g.shape[2:])
+        terms = terms + _decay_between(g.flatten(2), mask).unflatten(-1, g.shape[2:])
     w = torch.logsumexp(terms, -1).repeat_interleave(each, -1)
     y = _by_feature(q, k, v, w, mask)
     if norm:
-        y = _normalised(y, heads, eps)
+        y = _normalise_heads(y, heads, eps)
     return y if gate is None else _GATES[gate](q) * y
 
 
@@ -96,7 +96,7 @@ def aft_reach(
     return aft_pairs(q, k, v, a, b, g, norm=norm, eps=eps, mask=mask, gate=gate)
 
 
-def _between(g: Tensor, mask: Tensor) -> Tensor:
+def _decay_between(g: Tensor, mask: Tensor) -> Tensor:
     """Sum the log-decays of the tokens after the earlier of t and t', up to the later one: (B, T, T, D)."""
     g = torch.where(mask.any(1)[..., None], g, 0.0)
     rows = []
@@ -112,7 +112,7 @@ def _by_feature(q: Tensor, k: Tensor, v: Tensor, w: Tensor, mask: Tensor) -> Ten
     return torch.cat([aft_full(*feature, mask=mask, gate=None) for feature in each], -1)
 
 
-def _normalised(y: Tensor, heads: int, eps: float) -> Tensor:
+def _normalise_heads(y: Tensor, heads: int, eps: float) -> Tensor:
     return F.rms_norm(y.unflatten(-1, (heads, -1)), (y.shape[-1] // heads,), eps=eps).flatten(2)
 
 
@@ -135,7 +135,7 @@ def aft_conv(
     """Compute Eq. 6 as Eq. 2 with a relative bias, one bias and one key column per head.
 
     w_tt' = kernel[t' - t] inside the kernel and 0 outside. With signed filters or without division it is the equation
-    of ``_factored``, whose factors are exp(w) or, signed, 1 + w (w alone where nothing outside is attended).
+    of ``_mix_factored``, whose factors are exp(w) or, signed, 1 + w (w alone where nothing outside is attended).
     """
     heads, s, n = kernel.shape[0], kernel.shape[-1], kernel.ndim - 1
     B, T, D = q.shape
@@ -154,7 +154,7 @@ def aft_conv(
     c = D // heads
     if filters == "signed" or not divide:
         factors = torch.exp(w) if filters == "exp" else w + (1.0 if outside == "zero" else 1.0 - local)
-        return _factored(q, k, v, factors, mask, gate, divide)
+        return _mix_factored(q, k, v, factors, mask, gate, divide)
     parts = [
         aft_full(
             q[..., h * c : (h + 1) * c],
@@ -170,7 +170,7 @@ def aft_conv(
     return torch.cat(parts, -1)
 
 
-def _factored(q: Tensor, k: Tensor, v: Tensor, c: Tensor, mask: Tensor | None, gate: Any, divide: bool) -> Tensor:
+def _mix_factored(q: Tensor, k: Tensor, v: Tensor, c: Tensor, mask: Tensor | None, gate: Any, divide: bool) -> Tensor:
     """Compute sigma(Q_t) * sum_t' c_tt' exp(K_t') V_t', divided by sum_t' exp(K_t') or not, with c per head."""
     B, T, D = q.shape
     keep = torch.ones(B, 1, T, T, dtype=torch.bool) if mask is None else mask[:, None]

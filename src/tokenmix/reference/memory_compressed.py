@@ -33,7 +33,7 @@ def memory_compressed(
         offset = [(s - first if positions is None else int(positions[b, s])) % block for s in range(T)]
         short = (
             {
-                j: _convolved(k[b], v[b], conv, [(s, offset[s]) for s in valid if cell[s] == j])
+                j: _convolve_block(k[b], v[b], conv, [(s, offset[s]) for s in valid if cell[s] == j])
                 for j in {cell[s] for s in valid}
             }
             if conv
@@ -47,7 +47,9 @@ def memory_compressed(
     return torch.stack(rows).view_as(q)
 
 
-def _convolved(k: Tensor, v: Tensor, conv: tuple[Tensor, ...], tokens: list[tuple[int, int]]) -> tuple[Tensor, ...]:
+def _convolve_block(
+    k: Tensor, v: Tensor, conv: tuple[Tensor, ...], tokens: list[tuple[int, int]]
+) -> tuple[Tensor, ...]:
     """Compute sum_i W_i x_i + b over the tokens of one block (kernel = stride)."""
     return tuple(
         sum((w[:, :, i] @ a[s] for s, i in tokens), bias) for a, w, bias in zip((k, v), conv[:2], conv[2:], strict=True)

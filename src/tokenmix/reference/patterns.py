@@ -65,7 +65,7 @@ def _halves(one: Tensor, two: Tensor, heads: int, merged: bool) -> list[Tensor]:
     return [one | two] * heads if merged else [one if h < heads // 2 else two for h in range(heads)]
 
 
-def _added(added, far: Tensor) -> Tensor | None:
+def _added_logits(added, far: Tensor) -> Tensor | None:
     """Return what a bias by distance adds to the logits at distances t - s, (heads, B, T, S)."""
     return None if added is None else added(far)
 
@@ -80,7 +80,7 @@ def strided(q, k, v, *, stride: int, heads: int, merged: bool = False, positions
         heads,
         _halves((t - s).abs() <= stride, (t - s) % stride == 0, heads, merged),
         mask,
-        _added(added, t - s),
+        _added_logits(added, t - s),
     )
 
 
@@ -93,7 +93,7 @@ def fixed(
     """
     t, s = _positions(q, k, positions, mask)
     own, column = (s // stride == t // stride) & (t >= 0), (s % stride >= stride - columns) & (t >= 0)
-    return _softmax(q, k, v, heads, _halves(own, column, heads, merged), mask, _added(added, t - s))
+    return _softmax(q, k, v, heads, _halves(own, column, heads, merged), mask, _added_logits(added, t - s))
 
 
 def longformer(
@@ -120,7 +120,7 @@ def longformer(
     shared, pairs = (s < global_tokens) & (t >= 0), []
     for d in dilation if isinstance(dilation, list) else [dilation] * heads:
         pairs.append((((t - s).abs() <= reach * d) & ((t - s) % d == 0) & (t >= 0)) | shared)
-    w = _added(added, t - s)
+    w = _added_logits(added, t - s)
     y = _softmax(q, k, v, heads, pairs, mask, w)
     own = _softmax(q_global, k_global, v_global, heads, [(t >= 0).expand_as(shared)] * heads, mask, w)
     return torch.where((t >= 0) & (t < global_tokens), own, y)
@@ -164,7 +164,7 @@ def bigbird(
                 pairs[h, b, row] = (
                     True if i < global_blocks else torch.isin(key_positions // block, torch.tensor(blocks))
                 )
-    return _softmax(q, k, v, heads, list(pairs), mask, _added(added, t - s))
+    return _softmax(q, k, v, heads, list(pairs), mask, _added_logits(added, t - s))
 
 
 def _random(i: int, end: int, window: int, first: int, head: int, count: int, seed: int) -> list[int]:

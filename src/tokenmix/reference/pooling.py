@@ -24,7 +24,7 @@ def pooling(
     positions = torch.arange(T).expand(B, T) if positions is None else positions
     y = torch.zeros_like(x)
     for b, t in product(range(B), range(T)):
-        pool = mask[b, t] & _near(positions[b], positions[b, t], window, grid, causal_taps)
+        pool = mask[b, t] & _window_mask(positions[b], positions[b, t], window, grid, causal_taps)
         if pool.any():
             y[b, t] = x[b, pool].mean(0)
         if subtract and mask[b, t, t]:
@@ -32,7 +32,7 @@ def pooling(
     return y
 
 
-def _near(there: Tensor, here: Tensor, window: int, grid: tuple[int, ...] | None, causal_taps: bool) -> Tensor:
+def _window_mask(there: Tensor, here: Tensor, window: int, grid: tuple[int, ...] | None, causal_taps: bool) -> Tensor:
     """Return the keys inside the window, along every axis."""
     if causal_taps:
         return (there <= here) & (there > here - window)

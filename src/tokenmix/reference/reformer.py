@@ -22,7 +22,7 @@ def chunks_of(buckets: list[int], valid: list[bool], chunk: int, paper_form: boo
     return {t: (buckets[t], sum(buckets[s] == buckets[t] for s in tokens if s < t) // chunk) for t in tokens}
 
 
-def attended(x: Tensor, rotations: Tensor, valid: list[bool], chunk: int, paper_form: bool) -> Tensor:
+def attended_pairs(x: Tensor, rotations: Tensor, valid: list[bool], chunk: int, paper_form: bool) -> Tensor:
     """Return P (T, T): s in P_t where some round has both in one bucket, s in t's chunk or in the one before it."""
     ok = torch.zeros(len(valid), len(valid), dtype=torch.bool)
     for rotation in rotations:
@@ -57,7 +57,9 @@ def reformer(
         for h in range(heads):
             mine = slice(h * e, (h + 1) * e)
             x = torch.where(torch.tensor(valid)[:, None], q[b, :, mine], 0.0)
-            ok = attended(x, rotations[:, h], valid, chunk, paper_form) & mask[b] & ~torch.eye(T, dtype=torch.bool)
+            ok = (
+                attended_pairs(x, rotations[:, h], valid, chunk, paper_form) & mask[b] & ~torch.eye(T, dtype=torch.bool)
+            )
             ok = torch.where(ok.any(-1, keepdim=True), ok, torch.eye(T, dtype=torch.bool) & mask[b])
             logits = x @ (x / (x.square().sum(-1, keepdim=True) + 1e-12).sqrt()).T / e**0.5
             weights = torch.softmax(

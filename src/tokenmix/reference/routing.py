@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def normalised(q: Tensor) -> Tensor:
+def normalise_rows(q: Tensor) -> Tensor:
     """Apply LayerNorm without affine to each row of q (T, e)."""
     variance = q.var(-1, unbiased=False, keepdim=True)
     return (q - q.mean(-1, keepdim=True)) / (variance + 1e-6).sqrt()
@@ -65,7 +65,7 @@ def routing(
         outputs = []
         for h in range(heads):
             mine = slice(h * D // heads, (h + 1) * D // heads)
-            x = normalised(q[b, :, mine])
+            x = normalise_rows(q[b, :, mine])
             outputs.append(torch.stack(form(x, v[b, :, mine], similarity(x, centroids[h]), mask[b], window)))
         rows.append(torch.cat(outputs, -1))
     return torch.stack(rows)

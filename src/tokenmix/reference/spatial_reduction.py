@@ -36,13 +36,13 @@ def spatial_reduction(
         position = {s: (s - first if positions is None else int(positions[b, s])) for s in valid}
         rows = [v[b, s] for s in valid if position[s] < prefix or not conv]
         if conv:
-            rows += _reduced(v[b], {s: p - prefix for s, p in position.items() if p >= prefix}, conv, norm, grid)
+            rows += _reduce_cells(v[b], {s: p - prefix for s, p in position.items() if p >= prefix}, conv, norm, grid)
         r = torch.stack(rows)
         outputs.append(_multihead(q[b], r @ k_map[0].T + sum(k_map[1:]), r @ v_map[0].T + sum(v_map[1:]), heads))
     return torch.stack(outputs)
 
 
-def _reduced(v: Tensor, position: dict[int, int], conv, norm, grid) -> list[Tensor]:
+def _reduce_cells(v: Tensor, position: dict[int, int], conv, norm, grid) -> list[Tensor]:
     """Return one normalised vector for each R x .. x R cell that holds a token."""
     weight, bias = conv
     R, spots = weight.shape[-1], None if grid is None else list(product(*(range(n) for n in grid)))

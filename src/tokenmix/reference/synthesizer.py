@@ -11,24 +11,24 @@ from torch import Tensor
 
 def synthesizer_dense(q, v, dense, *, rectify: bool = True, positions=None, added=None, mask=None) -> Tensor:
     """Use the logits B_i = W2 relu(W1 x_i + b1) + b2, with q = W1 x + b1."""
-    return _mixed(_dense(q, dense, rectify), v, positions, mask, added)
+    return _mix_table(_dense(q, dense, rectify), v, positions, mask, added)
 
 
 def synthesizer_random(v, w, *, positions=None, added=None, mask=None) -> Tensor:
     """Use the logits B = R."""
-    return _mixed(_random(v, w, positions), v, positions, mask, added)
+    return _mix_table(_random(v, w, positions), v, positions, mask, added)
 
 
 def synthesizer_factorized_dense(
     q, v, factorized_dense, *, rectify: bool = True, positions=None, added=None, mask=None
 ) -> Tensor:
     """Use the logits C_i[j] = A_i[j mod a] * B_i[j div a], A = F_A(x_i) and B = F_B(x_i)."""
-    return _mixed(_factorized_dense(q, factorized_dense, rectify), v, positions, mask, added)
+    return _mix_table(_factorized_dense(q, factorized_dense, rectify), v, positions, mask, added)
 
 
 def synthesizer_factorized_random(v, w, *, positions=None, added=None, mask=None) -> Tensor:
     """Use the logits B = R1 R2^T."""
-    return _mixed(_random(v, w[0] @ w[1].transpose(1, 2), positions), v, positions, mask, added)
+    return _mix_table(_random(v, w[0] @ w[1].transpose(1, 2), positions), v, positions, mask, added)
 
 
 def synthesizer_mixture(
@@ -53,7 +53,7 @@ def synthesizer_mixture(
 
     Or (1 - a) Q K^T + a S with a = sigmoid(alpha), or the plain sum. The alpha_i of all heads, or of each: (H, parts).
     """
-    total, where = torch.zeros((), dtype=v.dtype), _where(v, positions)
+    total, where = torch.zeros((), dtype=v.dtype), _key_positions(v, positions)
     for i, part in enumerate(parts):
         factor = torch.softmax(alpha, -1)[..., i] if join == "softmax" else torch.ones(())
         if join == "gated":
@@ -74,7 +74,7 @@ def synthesizer_mixture(
                 where,
             )
         total = total + (factor[:, None, None] if factor.ndim else factor) * logits
-    return _weighted(total, v, mask, added)
+    return _weigh_values(total, v, mask, added)
 
 
 def _dense(q: Tensor, dense, rectify: bool) -> Tensor:
@@ -98,7 +98,7 @@ def _factorized_dense(q: Tensor, tables, rectify: bool) -> Tensor:
 
 def _random(v: Tensor, table: Tensor, positions) -> Tensor:
     """Return (B, H, T, N): the row of each token's position."""
-    return torch.stack([table[:, row] for row in _where(v, positions)])
+    return torch.stack([table[:, row] for row in _key_positions(v, positions)])
 
 
 def _attention(q: Tensor, k: Tensor, heads: int, scale) -> Tensor:
@@ -108,7 +108,7 @@ def _attention(q: Tensor, k: Tensor, heads: int, scale) -> Tensor:
     return torch.stack(parts, 1) * (e**-0.5 if scale is None else scale)
 
 
-def _where(v: Tensor, positions) -> Tensor:
+def _key_positions(v: Tensor, positions) -> Tensor:
     return torch.arange(v.shape[1]).expand(v.shape[:2]) if positions is None else positions
 
 
@@ -117,11 +117,11 @@ def _by_key(logits: Tensor, where: Tensor) -> Tensor:
     return torch.stack([logits[b][..., where[b]] for b in range(logits.shape[0])])
 
 
-def _mixed(logits: Tensor, v: Tensor, positions, mask, added) -> Tensor:
-    return _weighted(_by_key(logits, _where(v, positions)), v, mask, added)
+def _mix_table(logits: Tensor, v: Tensor, positions, mask, added) -> Tensor:
+    return _weigh_values(_by_key(logits, _key_positions(v, positions)), v, mask, added)
 
 
-def _weighted(logits: Tensor, v: Tensor, mask, added) -> Tensor:
+def _weigh_values(logits: Tensor, v: Tensor, mask, added) -> Tensor:
     """Compute softmax(B + added) G(X), head by head; a query that may attend nothing gives 0."""
     logits = logits if added is None else logits + added
     H = logits.shape[1]

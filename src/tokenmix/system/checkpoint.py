@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..errors import MixerError
 from .files import sync_dir, write_file
-from .read_shards import Like, placed, read_shards
+from .read_shards import Like, read_shards, take_share
 
 MANIFEST = "manifest.json"
 
@@ -189,7 +189,7 @@ def read_group(stem: Path, like: Like | None = None) -> dict[str, Tensor]:
     if stem.is_dir():
         return read_shards(stem, like)
     found = load(stem.with_name(f"{stem.name}.safetensors").read_bytes())
-    return found if like is None else {name: placed(tensor, like(name)) for name, tensor in found.items()}
+    return found if like is None else {name: take_share(tensor, like(name)) for name, tensor in found.items()}
 
 
 def entry_of(content: bytes) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
         inner = next(iter(typing.get_args(hint)), None)
         for i, each in enumerate(value) if inner in (int, float, str) else ():
             _coerce(inner, each, f"{where}.{i}")
-        return tuple(_frozen(v) for v in value)
+        return tuple(_to_tuples(v) for v in value)
     if origin is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) < 1 << 1023 else value  # what is larger is refused below
     if origin in (int, float, str, bool) and type(value) is not origin:
@@ -132,8 +132,8 @@ def _of_kind(classes: list[Any], value: Any, where: str) -> Any:
     return kinds[kind]
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(v) for v in value) if isinstance(value, list) else value
+def _to_tuples(value: Any) -> Any:
+    return tuple(_to_tuples(v) for v in value) if isinstance(value, list) else value
 
 
 def without_removed(config: Any, dotted: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-def graphed(call: Callable[[], Any]) -> Callable[[], Any]:
+def capture_graph(call: Callable[[], Any]) -> Callable[[], Any]:
     """Capture the call as a CUDA graph. Its result is that of the replay, in fixed memory."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

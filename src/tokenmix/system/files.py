@@ -32,7 +32,7 @@ OS_ERROR = re.compile(r"\(os error (\d+)\)")
 UNFLUSHED: set[int] = set()  # devices of which a warning has said so
 
 
-def beside(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Return a new, random name in the same folder.
 
     Process ids would not do: they can be equal in two containers that share a volume, and in two threads.
@@ -92,17 +92,17 @@ def whole_file(path: Path) -> Iterator[Any]:
             yield f
         return
     path = Path(os.path.realpath(path))  # a link stays a link
-    with _named(path):
+    with _name_path(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         sweep_left(path)
-        temporary = beside(path)
+        temporary = temporary_path(path)
         opened = temporary.open("xb")
     try:
-        with _named(path, temporary), opened as f:
+        with _name_path(path, temporary), opened as f:
             yield f
             f.flush()
             flush_to_disk(f.fileno(), path)
-        with _named(path):
+        with _name_path(path):
             os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -111,7 +111,7 @@ def whole_file(path: Path) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _named(path: Path, temporary: Path | None = None) -> Iterator[None]:
+def _name_path(path: Path, temporary: Path | None = None) -> Iterator[None]:
     """Give errors the name the user knows: all of them, or with ``temporary`` only those of writing into it."""
     try:
         yield
@@ -134,9 +134,9 @@ def check_writable(path: Path) -> None:
     if path.exists() and not path.is_file():
         return
     path = Path(os.path.realpath(path))
-    with _named(path):
+    with _name_path(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        trial = beside(path)
+        trial = temporary_path(path)
         trial.open("xb").close()
         os.unlink(trial)
 
@@ -147,7 +147,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
     ``path`` may be an empty folder.
     """
-    temporary = beside(path)
+    temporary = temporary_path(path)
     try:
         temporary.mkdir(parents=True)
         yield temporary

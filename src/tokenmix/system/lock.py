@@ -33,13 +33,13 @@ HELD = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
 
 
 @contextlib.contextmanager
-def locked(folder: Path, busy: str) -> Iterator[None]:
+def hold_lock(folder: Path, busy: str) -> Iterator[None]:
     """Hold the lock of a folder; ``busy`` is the error where another process holds it.
 
     If the operating system has no locks, nothing is checked; if only the file system lacks them, a warning is given.
     """
     with (folder / NAME).open("a+b") as f:
-        taken = None if fcntl is None else _taken(f, fcntl.LOCK_EX)
+        taken = None if fcntl is None else _take_lock(f, fcntl.LOCK_EX)
         if taken is False:
             raise MixerError(busy)
         if isinstance(taken, OSError):
@@ -61,7 +61,7 @@ def locked(folder: Path, busy: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def enter_alone(folder: Path) -> Iterator[None]:
     """Wait until no other process is inside this function for the folder; nothing is written there.
 
     Where the system has no such lock, it does not wait.
@@ -78,7 +78,7 @@ def alone(folder: Path) -> Iterator[None]:
         os.close(held)
 
 
-def look(folder: Path) -> tuple[bool | None, dict[str, str]]:
+def read_lock(folder: Path) -> tuple[bool | None, dict[str, str]]:
     """Return whether a process holds the lock of a folder (None if unknown) and the last note.
 
     The note has the fields ``state`` (running, stopped, failed or ended; "" if there is none) and ``why``.
@@ -88,7 +88,7 @@ def look(folder: Path) -> tuple[bool | None, dict[str, str]]:
         return None, note
     try:
         with (folder / NAME).open("rb") as f:
-            taken = None if fcntl is None else _taken(f, fcntl.LOCK_SH, (0.0,))
+            taken = None if fcntl is None else _take_lock(f, fcntl.LOCK_SH, (0.0,))
             held = not taken if isinstance(taken, bool) else None
             content = f.read()
     except FileNotFoundError:
@@ -101,7 +101,7 @@ def look(folder: Path) -> tuple[bool | None, dict[str, str]]:
     return held, note
 
 
-def _taken(f: Any, how: int, patience: tuple[float, ...] = PATIENCE) -> bool | OSError:
+def _take_lock(f: Any, how: int, patience: tuple[float, ...] = PATIENCE) -> bool | OSError:
     """Return whether the lock was taken, or why there is none."""
     for pause in patience:
         try:

@@ -55,7 +55,7 @@ def peak_mib(device: torch.device) -> float:
 
 def process_memory(field: str) -> int | None:
     """Return the bytes of resident memory: VmRSS, those of now; VmHWM, the most so far; None where not reported."""
-    return _reported("/proc/self/status", field)
+    return _read_field("/proc/self/status", field)
 
 
 def reset_peak(device: torch.device) -> bool:
@@ -72,29 +72,29 @@ def reset_peak(device: torch.device) -> bool:
 
 def memory_total() -> int | None:
     """Return the bytes of memory of this machine, or None where it is not reported."""
-    return _reported("/proc/meminfo", "MemTotal")
+    return _read_field("/proc/meminfo", "MemTotal")
 
 
 def memory_available(device: str = "cpu") -> int | None:
     """Return the bytes of memory that are still available, or None where it is not reported."""
-    return torch.cuda.mem_get_info()[0] if device == "cuda" else _reported("/proc/meminfo", "MemAvailable")
+    return torch.cuda.mem_get_info()[0] if device == "cuda" else _read_field("/proc/meminfo", "MemAvailable")
 
 
 def busy_cores(seconds: float = 0.5) -> float | None:
     """Return how many cores are at work while this process sleeps for a moment, or None where it is not reported."""
 
-    def worked() -> float | None:
+    def busy_ticks() -> float | None:
         counts = read_text("/proc/stat").partition("\n")[0].split()[1:]
         idle = (3, 4)  # idle and waiting for disks; the last two are part of the first
         return sum(float(n) for i, n in enumerate(counts[:8]) if i not in idle) if counts else None
 
-    before, began = worked(), time.perf_counter()
+    before, began = busy_ticks(), time.perf_counter()
     time.sleep(seconds)
-    after, ticks = worked(), os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+    after, ticks = busy_ticks(), os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
     return None if before is None or after is None else (after - before) / ticks / (time.perf_counter() - began)
 
 
-def _reported(file: str, field: str) -> int | None:
+def _read_field(file: str, field: str) -> int | None:
     """Return the bytes that a field of one of the kernel's tables holds, which are in KiB; None where there is none."""
     line = next((line for line in read_text(file).splitlines() if line.startswith(field + ":")), None)
     value = line.split()[1] if line else ""

@@ -18,11 +18,11 @@ def named_errors(cls: C) -> C:
     """
     for name, value in list(vars(cls).items()):
         if isinstance(value, property) and value.fget is not None and not hasattr(value.fget, "__wrapped__"):
-            setattr(cls, name, property(_named(value.fget, name), value.fset, value.fdel, value.__doc__))
+            setattr(cls, name, property(_name_missing(value.fget, name), value.fset, value.fdel, value.__doc__))
     return cls
 
 
-def _named(get: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
+def _name_missing(get: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
     @wraps(get)
     def read(self: Any) -> Any:
         try:

@@ -21,7 +21,7 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "device_mesh")
 
 
-def placed(tensor: Tensor, like: Tensor | None) -> Tensor:
+def take_share(tensor: Tensor, like: Tensor | None) -> Tensor:
     """Return this rank's part of a whole tensor, if ``like`` is sharded and of its shape; else the whole."""
     if like is None or not is_sharded(like) or like.shape != tensor.shape:
         return tensor
@@ -35,7 +35,7 @@ def read_shards(folder: Path, like: Like | None = None) -> dict[str, Tensor]:
     """Read a folder of safetensors files, each with parts of tensors and the offsets of these parts.
 
     Args:
-        like: as in ``placed``; every rank of the group then reads its own parts. None: one process reads all.
+        like: as in ``take_share``; every rank of the group then reads its own parts. None: one process reads all.
 
     Raises:
         MixerError: if the files cannot be read.
@@ -47,7 +47,7 @@ def read_shards(folder: Path, like: Like | None = None) -> dict[str, Tensor]:
     try:
         known: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
         found = {
-            name: placed(torch.zeros(a.size, dtype=a.properties.dtype), like and like(name))
+            name: take_share(torch.zeros(a.size, dtype=a.properties.dtype), like and like(name))
             for name, a in known.items()
         }
         with warnings.catch_warnings():

@@ -5,7 +5,7 @@ In a test of your own: ``check_mixer(MyMixer, {"window": 3, "causal": True}, ref
 
 from .cli import main_check
 from .inputs import adversarial_keys
-from .report import ContractError, Report, Result
+from .report import ContractError, PromiseReport, Result
 from .subject import Subject, freeze, perturb, subject
 from .suite import NEVER_WAIVED, PLAIN_PROMISES, PROMISES, check_mixer, run_promise, run_promises
 
@@ -14,7 +14,7 @@ __all__ = [
     "NEVER_WAIVED",
     "PLAIN_PROMISES",
     "PROMISES",
-    "Report",
+    "PromiseReport",
     "Result",
     "Subject",
     "adversarial_keys",

@@ -13,7 +13,7 @@ from .report import NotApplicable, fail, finite, same
 from .subject import Subject, is_mixer
 
 
-def _out(value: Any) -> Tensor:
+def _output_of(value: Any) -> Tensor:
     """Return the output of a module that may return more."""
     return value if isinstance(value, Tensor) else value[0]
 
@@ -22,7 +22,7 @@ def keeps_shape(s: Subject) -> None:
     """The output has the shape (B, T, D) and the dtype of the input and is finite."""
     for dtype in (torch.float32, torch.float64):
         mixer, x = s.build(dtype=dtype), s.x(3, dtype=dtype)
-        y = _out(s.call(mixer, x))
+        y = _output_of(s.call(mixer, x))
         if y.shape != x.shape or y.dtype != x.dtype:
             fail(f"gives {y.dtype} {tuple(y.shape)}", x=x)
         finite(y, "output", x=x, seed=s.seed)
@@ -32,16 +32,24 @@ def rows_are_independent(s: Subject) -> None:
     """No row of the batch depends on the contents of any other row."""
     for dtype in (torch.float64, torch.float32):
         mixer, x = s.build(dtype=dtype), s.x(3, dtype=dtype)
-        want = _out(s.call(mixer, x))
+        want = _output_of(s.call(mixer, x))
         for row in range(3):
             shown: dict[str, Any] = {"row": row, "dtype": dtype, "seed": s.seed, "x": x}
             same(
-                _out(s.call(mixer, x[row : row + 1]))[0], want[row], "a row alone is not the row in the batch", **shown
+                _output_of(s.call(mixer, x[row : row + 1]))[0],
+                want[row],
+                "a row alone is not the row in the batch",
+                **shown,
             )
             for size in (1.0, 1e4):
                 other = size * s.x(3, stream=3, dtype=dtype)
                 other[row] = x[row]
-                same(_out(s.call(mixer, other))[row], want[row], f"other rows of size {size:g} change a row", **shown)
+                same(
+                    _output_of(s.call(mixer, other))[row],
+                    want[row],
+                    f"other rows of size {size:g} change a row",
+                    **shown,
+                )
     if is_mixer(s.cls):
         mask = torch.cat([inputs.key_masks(s.length)["mixed"], inputs.key_masks(s.length)["left"]])
         mixer, x = s.build(), s.x(4)
@@ -56,7 +64,7 @@ def rows_are_independent(s: Subject) -> None:
 def empty_batch(s: Subject) -> None:
     """A batch of no rows gives an output of no rows."""
     mixer = s.build()
-    y = _out(s.call(mixer, s.x()[:0]))
+    y = _output_of(s.call(mixer, s.x()[:0]))
     if y.shape != (0, s.length, s.dim):
         fail(f"gives {tuple(y.shape)}", x=s.x()[:0])
 
@@ -69,7 +77,7 @@ def one_token(s: Subject) -> None:
         y = mixer(x[:, : s.prefix + 1], grid=small, prefix=s.prefix)
         finite(y, "output", x=x[:, : s.prefix + 1], grid=small)
         return
-    y = _out(mixer(x[:, :1]))
+    y = _output_of(mixer(x[:, :1]))
     if y.shape != (2, 1, s.dim):
         fail(f"gives {tuple(y.shape)}", x=x[:, :1])
     finite(y, "output", x=x[:, :1], seed=s.seed)
@@ -89,7 +97,7 @@ def one_token(s: Subject) -> None:
 def any_strides(s: Subject) -> None:
     """Non-contiguous, channels-first and expanded inputs give the same numbers and are not written to."""
     mixer, x = s.build(), s.x()
-    want = _out(s.call(mixer, x.clone()))
+    want = _output_of(s.call(mixer, x.clone()))
     wide = torch.zeros(2, s.length, 2 * s.dim, dtype=x.dtype)
     wide[..., ::2] = x
     tall = torch.zeros(2, 3 * s.length, s.dim, dtype=x.dtype)
@@ -103,7 +111,7 @@ def any_strides(s: Subject) -> None:
     for name, view in layouts.items():
         before = view.clone()
         same(
-            _out(s.call(mixer, view)),
+            _output_of(s.call(mixer, view)),
             want,
             f"{name}: strides change the output",
             start=0,
@@ -114,7 +122,7 @@ def any_strides(s: Subject) -> None:
             fail(f"{name}: forward writes to its input", seed=s.seed)
     one = x[:1].expand(3, -1, -1)
     same(
-        _out(s.call(mixer, one)),
+        _output_of(s.call(mixer, one)),
         want[:1].expand(3, -1, -1),
         "an expanded batch changes the output",
         strides=one.stride(),

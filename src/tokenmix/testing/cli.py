@@ -14,7 +14,7 @@ from ..system.config import nearest
 from .device import on_device
 from .loading import load_named, load_reference, one_line, place_of
 from .plain import must_be_module
-from .report import Report
+from .report import PromiseReport
 from .subject import Subject, is_mixer
 from .suite import find_subject, run_promises
 
@@ -51,7 +51,7 @@ def main_check(
 
 
 def _check(target: str, given: dict[str, Any], json: bool, reference: str | None, verbose: bool) -> int:
-    cls = _found(target)
+    cls = _find_target(target)
     equation = None if reference is None else load_reference(reference)
     _check_options(target, given)
     dim = given.pop("dim", DIM) if is_mixer(cls) else given.get("dim", DIM)
@@ -95,7 +95,7 @@ def _buildable(subjects: list[Subject]) -> tuple[list[Subject], str]:
     return built, "; ".join(str(r).removeprefix("check: ") for r in reasons)
 
 
-def _found(target: str) -> type[nn.Module]:
+def _find_target(target: str) -> type[nn.Module]:
     if ":" in target:
         return must_be_module(load_named(target))
     if target not in MIXERS:
@@ -149,7 +149,7 @@ def _must_build(s: Subject) -> None:
             raise MixerError(f'check: {one_line(error)} Give one in --options, such as "grid": [4, 5].') from error
 
 
-def _print(report: Report, verbose: bool) -> None:
+def _print(report: PromiseReport, verbose: bool) -> None:
     print(report.text(verbose=verbose))
     failed, kept = len(report.failures), sum(r.status == "kept" for r in report.results)
     print(f"{kept} kept, {failed} broken, {len(report.results) - kept - failed} not applicable or waived\n")

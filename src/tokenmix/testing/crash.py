@@ -27,17 +27,17 @@ def own_line(error: BaseException, *, library: bool = False) -> str:
         "file:line, in function: text", or "" where there is no such line.
     """
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not _foreign(frame.filename, library):
-            return f"{_short(frame.filename)}:{frame.lineno}, in {frame.name}: {frame.line}"
+        if not _is_foreign(frame.filename, library):
+            return f"{_relative_path(frame.filename)}:{frame.lineno}, in {frame.name}: {frame.line}"
     return ""
 
 
-def _foreign(file: str, library: bool) -> bool:
+def _is_foreign(file: str, library: bool) -> bool:
     if file.startswith(("<", TORCH, SUITE if library else PACKAGE)):
         return True
     return file.startswith(STDLIB) and not any(f"{os.sep}{name}{os.sep}" in file for name in INSTALLED)
 
 
-def _short(file: str) -> str:
+def _relative_path(file: str) -> str:
     here = os.getcwd() + os.sep
     return file.removeprefix(here)

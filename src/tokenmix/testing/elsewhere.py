@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..mixers.parts.hands_out import HandsOut
-from .refusals import refused
+from ..mixers.parts.weights_on_call import WeightsOnCall
+from .refusals import expect_refusal
 from .report import fail, same
 from .streaming import stream
 from .subject import Subject
@@ -23,7 +23,7 @@ def hooks_see_every_call(s: Subject) -> None:
     """
     mixer, x = s.build(), s.x()
     calls = {name: call(mixer) for name, call in _calls(s, mixer, x).items()}
-    with offloaded(mixer):
+    with offload_tensors(mixer):
         for name, call in _calls(s, mixer, x).items():
             seen: list[str] = []
             hook = mixer.register_forward_pre_hook(lambda *_, seen=seen, name=name: seen.append(name))
@@ -48,13 +48,13 @@ def _calls(s: Subject, mixer: Any, x: Tensor) -> dict[str, Callable[[Any], Tenso
 
 
 @contextmanager
-def offloaded(model: nn.Module) -> Iterator[None]:
+def offload_tensors(model: nn.Module) -> Iterator[None]:
     """Keep each module's own tensors on the meta device except during its calls."""
     held = [
         (m, {n: t for n, t in (*m._parameters.items(), *m._buffers.items()) if t is not None}) for m in model.modules()
     ]
 
-    def put(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    def put_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> None:
         for name, t in tensors.items():
             (module._parameters if name in module._parameters else module._buffers)[name] = t  # type: ignore[assignment]  # as it was, or on meta
 
@@ -63,16 +63,16 @@ def offloaded(model: nn.Module) -> Iterator[None]:
         away: dict[str, Tensor] = {
             n: nn.Parameter(t.to("meta")) if isinstance(t, nn.Parameter) else t.to("meta") for n, t in own.items()
         }
-        hooks.append(module.register_forward_pre_hook(lambda m, args, own=own: put(m, own)))
-        hooks.append(module.register_forward_hook(lambda m, args, y, away=away: put(m, away)))
-        put(module, away)
+        hooks.append(module.register_forward_pre_hook(lambda m, args, own=own: put_tensors(m, own)))
+        hooks.append(module.register_forward_hook(lambda m, args, y, away=away: put_tensors(m, away)))
+        put_tensors(module, away)
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
         for module, own in held:
-            put(module, own)
+            put_tensors(module, own)
 
 
 def refuses_other_devices(s: Subject) -> None:
@@ -93,18 +93,18 @@ def refuses_other_devices(s: Subject) -> None:
         calls["a state"] = lambda: mixer.extend(x, pytree.tree_map(lambda a: a.to(far), state))
         calls["a key_mask of a chunk"] = lambda: mixer.extend(x, state, key_mask=ones)
     for what, call in calls.items():
-        refused(s, f"{what} on another device than x", call, word="meta")
+        expect_refusal(s, f"{what} on another device than x", call, word="meta")
     _own_tensors_elsewhere(s, mixer, x)
 
 
 def _own_tensors_elsewhere(s: Subject, mixer: Any, x: Tensor) -> None:
     """Move one tensor at a time of those the mixer reads itself; torch's own layers check theirs."""
-    for module in (m for m in mixer.modules() if m is mixer or isinstance(m, HandsOut)):
+    for module in (m for m in mixer.modules() if m is mixer or isinstance(m, WeightsOnCall)):
         for held in (module._parameters, module._buffers):
             for name, t in list(held.items()):
                 if t is not None and t.numel():
                     held[name] = nn.Parameter(t.to("meta")) if isinstance(t, nn.Parameter) else t.to("meta")
-                    refused(
+                    expect_refusal(
                         s,
                         f"{name} of {type(module).__name__} on another device than x",
                         lambda: s.call(mixer, x),

@@ -15,7 +15,7 @@ from .. import functional
 from . import inputs
 from .measure import Measure, adversarial_cases, cast, derive, with_argument
 from .report import NotApplicable, fail, finite, same
-from .subject import Subject, allowed, freeze, gradients, is_mixer, leaf_names, roles, structural, valid_queries
+from .subject import Subject, allowed_pairs, freeze, gradients, is_mixer, leaf_names, roles, structural, valid_queries
 
 LONG, LONG_GRID = 150, 72
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -54,7 +54,7 @@ def reference_value(s: Subject, args: tuple, options: dict[str, Any]) -> Tensor:
     keys = {"causal": False, "key_mask": None, "attn_mask": None} | {
         k: v for k, v in options.items() if k in ("causal", "key_mask", "attn_mask")
     }
-    mask = allowed(args[0].shape[0], args[0].shape[1], args[roles(s.reference).keys].shape[1], **keys)
+    mask = allowed_pairs(args[0].shape[0], args[0].shape[1], args[roles(s.reference).keys].shape[1], **keys)
     more = structural(options)
     if "causal_taps" in inspect.signature(s.reference).parameters:
         more["causal_taps"] = keys["causal"]
@@ -105,11 +105,11 @@ def _plain_reference(s: Subject, mixer: Any, x: Tensor, given: dict[str, Any]) -
     assert s.reference is not None
     causal = bool(getattr(mixer, "causal", s.options.get("causal", False)))
     return s.reference(
-        mixer, x, allowed(x.shape[0], x.shape[1], x.shape[1], causal=causal, key_mask=given.get("key_mask"))
+        mixer, x, allowed_pairs(x.shape[0], x.shape[1], x.shape[1], causal=causal, key_mask=given.get("key_mask"))
     )
 
 
-def _long(s: Subject) -> tuple[Any, dict[str, Any]]:
+def _longer_case(s: Subject) -> tuple[Any, dict[str, Any]]:
     """Build a mixer and the arguments of its functional form for a longer sequence, in float64 without a graph."""
     if s.functional is None or not hasattr(s.cls, "functional_args"):
         raise NotApplicable("has no functional form to measure (functional=...)")
@@ -118,7 +118,7 @@ def _long(s: Subject) -> tuple[Any, dict[str, Any]]:
         while torch.Size(grid).numel() < LONG_GRID:
             grid = (*grid[:-1], grid[-1] + 1) if grid[-1] <= min(grid) else (*(n + 1 for n in grid[:-1]), grid[-1])
         length = s.prefix + torch.Size(grid).numel()
-    mixer = s.build(**s.resized(length))
+    mixer = s.build(**s.options_for_length(length))
     place: dict[str, Any] = {} if grid is None else {"grid": grid}
     with torch.no_grad():
         args, options = s.args(mixer, s.x(1, length), **place)
@@ -128,7 +128,7 @@ def _long(s: Subject) -> tuple[Any, dict[str, Any]]:
 def accurate_on_adversarial_keys(s: Subject) -> None:
     """float32 output and gradients are within 1e-5 of the reference for keys in +-100, spikes, ramps and |w| to 60."""
     needs_reference(s)
-    args, options = _long(s)
+    args, options = _longer_case(s)
     of = roles(s.functional)  # type: ignore[arg-type]  # _long has refused None
     measure = Measure(s.functional, partial(reference_value, s), of, s.cls.largest_logit)  # type: ignore[arg-type, attr-defined]  # as above, so a Mixer
     for name, case, given in adversarial_cases(args, options, of, seed=s.seed):
@@ -145,17 +145,17 @@ def finite_at_large_keys(s: Subject) -> None:
     dtype.
     """
     if s.functional is not None and hasattr(s.cls, "functional_args"):
-        args, options = _long(s)
+        args, options = _longer_case(s)
         at = roles(s.functional).keys
         for name, keys in inputs.adversarial_keys(tuple(args[at].shape), size=1e4, seed=s.seed).items():
             for dtype in DTYPES:
                 case = cast(with_argument(args, at, keys), dtype)
-                for what, value in _fitting(partial(s.functional, **options), case, dtype):
+                for what, value in _fitting_values(partial(s.functional, **options), case, dtype):
                     finite(value, f"{what} in {dtype}", case=f"keys {name}, size 1e4", seed=s.seed, k=case[at])
     finite_at_large_inputs(s)
 
 
-def _fitting(form: Callable[..., Tensor], case: tuple, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def _fitting_values(form: Callable[..., Tensor], case: tuple, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Yield the output and the gradients by name, without elements whose exact value is too large for the dtype.
 
     Such elements are replaced by 0 only where the value as computed holds anything that is not finite.
@@ -200,12 +200,12 @@ def _largest(s: Subject, mixer: nn.Module, x: Tensor) -> float:
     """Return the largest magnitude in the input and at the inputs and outputs of every Linear and of out_proj."""
     seen = [float(x.abs().max())]
 
-    def look(_: nn.Module, read: tuple, wrote: Tensor) -> None:
+    def note_largest(_: nn.Module, read: tuple, wrote: Tensor) -> None:
         if read:  # otherwise it only returns its weights
             seen.extend(float(t.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) for t in (*read, wrote))
 
     hooks = [
-        m.register_forward_hook(look)
+        m.register_forward_hook(note_largest)
         for name, m in mixer.named_modules()
         if isinstance(m, nn.Linear) or name == "out_proj"
     ]
@@ -227,7 +227,7 @@ def nothing_to_attend(s: Subject) -> None:
         mask = torch.ones(2, T, dtype=torch.bool)
         mask[0], mask[1, : T // 3] = False, False
         x = torch.where(mask[..., None], s.x(), 1e4 * s.x(stream=2)).to(dtype).requires_grad_()
-        empty = ~allowed(2, T, T, causal=causal, key_mask=mask).any(-1)
+        empty = ~allowed_pairs(2, T, T, causal=causal, key_mask=mask).any(-1)
         shown: dict[str, Any] = {"seed": s.seed, "key_mask": mask, "x": x}
         out = s.call(mixer, x, key_mask=mask)
         if s.functional is not None and hasattr(mixer, "functional_args"):

@@ -11,19 +11,19 @@ from torch import Tensor
 LATE = 0.9  # the late spike's place along time
 
 
-def drawn(draw: Callable[..., Tensor], *shape: Any, generator: torch.Generator, **options: Any) -> Tensor:
+def draw_tensor(draw: Callable[..., Tensor], *shape: Any, generator: torch.Generator, **options: Any) -> Tensor:
     """Draw numbers on the CPU, so that a seed means the same everywhere, and put them on the default device."""
     return draw(*shape, generator=generator, device="cpu", **options).to(torch.get_default_device())
 
 
 def noise(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Draw standard normal numbers that depend on the seed and the shape only."""
-    return drawn(torch.randn, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return draw_tensor(torch.randn, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def uniform(*shape: int, seed: int, low: float, high: float) -> Tensor:
     """Draw uniform numbers in [low, high], float64."""
-    numbers = drawn(torch.rand, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    numbers = draw_tensor(torch.rand, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return numbers * (high - low) + low
 
 
@@ -31,7 +31,7 @@ def _along_time(shape: tuple[int, ...], low: float, high: float) -> Tensor:
     return torch.linspace(low, high, shape[1], dtype=torch.float64)[None, :, None].expand(shape).clone()
 
 
-def _spiked(keys: Tensor, value: float) -> Tensor:
+def _spike_key(keys: Tensor, value: float) -> Tensor:
     keys[:, int(LATE * keys.shape[1])] = value
     return keys
 
@@ -39,8 +39,8 @@ def _spiked(keys: Tensor, value: float) -> Tensor:
 KEYS: dict[str, Callable[..., Tensor]] = {
     "normal": lambda shape, seed, size: noise(*shape, seed=seed),
     "uniform": lambda shape, seed, size: uniform(*shape, seed=seed, low=-size, high=size),
-    "late spike": lambda shape, seed, size: _spiked(noise(*shape, seed=seed), size),
-    "low with a late spike": lambda shape, seed, size: _spiked(torch.full(shape, -size, dtype=torch.float64), size),
+    "late spike": lambda shape, seed, size: _spike_key(noise(*shape, seed=seed), size),
+    "low with a late spike": lambda shape, seed, size: _spike_key(torch.full(shape, -size, dtype=torch.float64), size),
     "early spike": lambda shape, seed, size: noise(*shape, seed=seed).index_fill(1, torch.tensor([0]), size),
     "ramp up": lambda shape, seed, size: _along_time(shape, -size, size),
     "ramp down": lambda shape, seed, size: _along_time(shape, size, -size),
@@ -94,7 +94,7 @@ def key_masks(length: int) -> dict[str, Tensor]:
 
 def pair_mask(rows: int, queries: int, keys: int, *, seed: int) -> Tensor:
     """Draw a bool mask (rows, queries, keys), about two thirds True, where query 0 of row 0 has nothing to attend."""
-    ok = drawn(torch.rand, rows, queries, keys, generator=torch.Generator().manual_seed(seed)) < 0.67
+    ok = draw_tensor(torch.rand, rows, queries, keys, generator=torch.Generator().manual_seed(seed)) < 0.67
     ok[0, 0] = False
     return ok
 
@@ -102,5 +102,5 @@ def pair_mask(rows: int, queries: int, keys: int, *, seed: int) -> Tensor:
 def increasing_positions(rows: int, length: int, limit: int, *, seed: int) -> Tensor:
     """Draw (rows, length) increasing positions below ``limit``, with gaps where possible, different in each row."""
     generator = torch.Generator().manual_seed(seed)
-    orders = [drawn(torch.randperm, limit, generator=generator) for _ in range(rows)]
+    orders = [draw_tensor(torch.randperm, limit, generator=generator) for _ in range(rows)]
     return torch.stack([order[:length].sort().values for order in orders])

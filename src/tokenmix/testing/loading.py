@@ -39,11 +39,11 @@ def load_reference(target: str) -> Callable[..., Any]:
     """
     found = load_named(target)
     if not callable(found) or isinstance(found, type):
-        raise MixerError(f"check: --reference is a function, {FORMS}, got {target!r}, which is {described(found)}.")
+        raise MixerError(f"check: --reference is a function, {FORMS}, got {target!r}, which is {describe_kind(found)}.")
     return found
 
 
-def described(found: Any) -> str:
+def describe_kind(found: Any) -> str:
     """Return the kind of an object, for messages."""
     return f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
 

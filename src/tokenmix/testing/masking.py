@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import MixerError
 from . import inputs
 from .report import NotApplicable, differs, fail, same
-from .subject import Subject, allowed
+from .subject import Subject, allowed_pairs
 from .tolerances import INFLUENCE, REACH
 
 SIZES = (1.0, 1e4)
@@ -245,7 +245,7 @@ def attn_mask_equals_causal(s: Subject) -> None:
     T = s.length
     if not s.build().capabilities.attn_mask:
         raise NotApplicable("does not weigh pairs; refusing attn_mask is part of refuses_what_it_cannot")
-    x, lower = s.x(), allowed(1, T, T, causal=True)[0]
+    x, lower = s.x(), allowed_pairs(1, T, T, causal=True)[0]
     try:
         mixer = s.build(causal=False)
     except MixerError:  # its options are for causal mixers alone

@@ -92,14 +92,14 @@ def derive(
     """
     if not backward:
         with torch.no_grad():
-            return _only(run(args), live), []
-    y, leaves = _only(run(args), live), leaves_of(args)
+            return _zero_masked_rows(run(args), live), []
+    y, leaves = _zero_masked_rows(run(args), live), leaves_of(args)
     weight = inputs.noise(*y.shape, seed=9).to(y)
     grads = torch.autograd.grad((y * weight).sum(), leaves, allow_unused=True)
     return y.detach(), [torch.zeros_like(a) if g is None else g for a, g in zip(leaves, grads, strict=True)]
 
 
-def _only(y: Tensor, live: Tensor | None) -> Tensor:
+def _zero_masked_rows(y: Tensor, live: Tensor | None) -> Tensor:
     return y if live is None else torch.where(live[..., None], y, 0.0)
 
 
@@ -110,7 +110,7 @@ def largest(error: Tensor) -> float:
     return float(error.abs().max()) if bool(error.isfinite().all()) else float("inf")
 
 
-class Part(NamedTuple):
+class MeasuredPart(NamedTuple):
     """The output or the gradient of one argument: computed, exact, and the size that its error is relative to."""
 
     what: str
@@ -129,7 +129,7 @@ class Comparison(NamedTuple):
     """One case: the arguments as they were rounded, the parts that were compared, and their common tolerance."""
 
     args: Arguments
-    parts: list[Part]
+    parts: list[MeasuredPart]
     tolerance: float
 
 
@@ -168,7 +168,7 @@ class Measure:
         with torch_threads(1):  # in many small operations threads only wait for each other
             want, wanted = derive(lambda a: self.exact(a, options), true, backward=self.backward, live=live)
             unit = self._unit(true, options)
-        parts = [Part("output", got, want, unit, "sum(weight |v|)")]
+        parts = [MeasuredPart("output", got, want, unit, "sum(weight |v|)")]
         parts += self._gradients(true, grads, wanted)
         return Comparison(args, parts, TOLERANCE[self.dtype] + LOGIT_EPS * self.largest_logit(true, options))
 
@@ -183,7 +183,7 @@ class Measure:
         unit = unit.amax() if self.signed else unit
         return torch.where(unit > self._tiny, unit, 1.0)
 
-    def _gradients(self, true: Arguments, grads: list[Tensor], wanted: list[Tensor]) -> Iterator[Part]:
+    def _gradients(self, true: Arguments, grads: list[Tensor], wanted: list[Tensor]) -> Iterator[MeasuredPart]:
         if not wanted:
             return
         against = self.of.keys if self.of.values is None else self.of.values
@@ -191,7 +191,7 @@ class Measure:
         for i, (name, got, want) in enumerate(zip(leaf_names(self.run, true), grads, wanted, strict=True)):
             if want.numel():  # factors of rank 0 have none
                 scale = max(largest(want), self._tiny if i == against else floor)
-                yield Part(f"gradient of {name}", got, want, scale, "the largest gradient")
+                yield MeasuredPart(f"gradient of {name}", got, want, scale, "the largest gradient")
 
     @property
     def _tiny(self) -> float:

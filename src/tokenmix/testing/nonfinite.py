@@ -33,15 +33,15 @@ def non_finite_is_honest(s: Subject) -> None:
     for name, value in BAD.items():
         bad = _with_token(x, p, value)
         got = s.call(mixer, bad)
-        _honest(s, got, clean, moved, p if causal else 0, token=p, holds=name)
+        _compare_bad_token(s, got, clean, moved, p if causal else 0, token=p, holds=name)
         if can.streaming and name == "NaN":
             _streams_alike(s, mixer, bad, got)
-    _masked(s, mixer, x, p)
+    _check_masked_token(s, mixer, x, p)
     if can.attn_mask:
         _pairs(s, mixer, x, p)
     if can.context:
         _context(s, mixer, x)
-    _ruined(s, x)
+    _check_nan_layer(s, x)
 
 
 def _with_token(x: Tensor, p: int, value: Any) -> Tensor:
@@ -51,7 +51,7 @@ def _with_token(x: Tensor, p: int, value: Any) -> Tensor:
     return changed
 
 
-def _honest(s: Subject, got: Tensor, clean: Tensor, moved: Tensor, first: int, **shown: Any) -> None:
+def _compare_bad_token(s: Subject, got: Tensor, clean: Tensor, moved: Tensor, first: int, **shown: Any) -> None:
     """Compare the outputs with a bad token in row 0, which outputs from ``first`` on may attend.
 
     ``moved`` are the outputs where the token holds other finite numbers.
@@ -95,7 +95,7 @@ def _streams_alike(s: Subject, mixer: Any, bad: Tensor, want: Tensor) -> None:
         )
 
 
-def _masked(s: Subject, mixer: Any, x: Tensor, p: int) -> None:
+def _check_masked_token(s: Subject, mixer: Any, x: Tensor, p: int) -> None:
     """Check that a masked token of NaN leaves every unmasked row unchanged."""
     keep = torch.ones(2, s.length, dtype=torch.bool)
     keep[0, p] = False
@@ -125,7 +125,7 @@ def _pairs(s: Subject, mixer: Any, x: Tensor, p: int) -> None:
         seed=s.seed,
     )
     index = (~hidden).nonzero()[:, 0]
-    _honest(
+    _compare_bad_token(
         s,
         got[:, index],
         want[:, index],
@@ -144,12 +144,12 @@ def _context(s: Subject, mixer: Any, x: Tensor) -> None:
     keep[0, p] = False
     bad, moved = (_with_token(context, p, value) for value in (BAD["NaN"], s.x(length=S, stream=3)))
     clean = s.call(mixer, x, context)
-    _honest(s, s.call(mixer, x, bad), clean, s.call(mixer, x, moved), 0, token=p, context=context)
+    _compare_bad_token(s, s.call(mixer, x, bad), clean, s.call(mixer, x, moved), 0, token=p, context=context)
     got, want = (s.call(mixer, x, a, key_mask=keep) for a in (bad, context))
     same(got, want, "a masked token of NaN of a context reaches the output", tol=INFLUENCE, token=p, seed=s.seed)
 
 
-def _ruined(s: Subject, x: Tensor) -> None:
+def _check_nan_layer(s: Subject, x: Tensor) -> None:
     """Check that a layer whose map to keys or to values is NaN gives no finite row and no finite gradients."""
     for name in MADE_FROM_KEYS:
         mixer = s.build()
@@ -187,7 +187,7 @@ def gradients_of_non_finite_are_honest(s: Subject) -> None:
         moved, _ = s.args(mixer, _with_token(x, p, s.x(stream=3)), key_mask=mask)
         want: dict[str, Tensor] = {}
         for which, value in ({"": None} | BAD).items():
-            leaves, built = _leaves(s.functional, args, moved, value)
+            leaves, built = _leaves_of(s.functional, args, moved, value)
             with freeze(mixer):
                 y = s.functional(*built, **options)
             got = gradients(y[batch][:, tokens].square().sum(), leaves, keep_graph=True)
@@ -225,7 +225,7 @@ def _out_of_reach(s: Subject, causal: bool, p: int) -> Iterator[tuple[str, slice
     yield "the valid tokens", slice(0, 1), keep[0], keep
 
 
-def _leaves(
+def _leaves_of(
     form: Callable[..., Tensor], args: tuple, moved: tuple, value: float | None
 ) -> tuple[dict[str, Tensor], tuple]:
     """Return the floating point arguments of a form as leaves by name, and the arguments made of them.

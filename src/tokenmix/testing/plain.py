@@ -10,8 +10,8 @@ from torch import nn
 
 from ..errors import MixerError
 from . import inputs
-from .batching import _out
-from .report import Broken, NotApplicable, collecting, fail, same
+from .batching import _output_of
+from .report import Broken, NotApplicable, collect_failures, fail, same
 from .subject import Subject
 from .tolerances import INFLUENCE
 
@@ -69,23 +69,23 @@ def mask_hides_padding(s: Subject) -> None:
     readings = {"key_mask": (True,), "key_padding_mask": (False,), "mask": (True, False)}[name]
     for i, attended in enumerate(readings):
         if i == len(readings) - 1:
-            return _hides(s, name, attended)
+            return _check_masks(s, name, attended)
         try:
-            with collecting(None):
-                return _hides(s, name, attended)
+            with collect_failures(None):
+                return _check_masks(s, name, attended)
         except Broken:
             continue
     return None
 
 
-def _hides(s: PlainSubject, name: str, attended: bool) -> None:
+def _check_masks(s: PlainSubject, name: str, attended: bool) -> None:
     mixer, x = s.build(), s.x()
     for side, keep in inputs.key_masks(s.length).items():
         given = {name: keep if attended else ~keep}
-        want = _out(mixer(x, **given))
+        want = _output_of(mixer(x, **given))
         for size in (1.0, 1e4):
             other = torch.where(keep[..., None], x, size * s.x(stream=3))
-            got = _out(mixer(other, **given))
+            got = _output_of(mixer(other, **given))
             same(
                 got,
                 want,
@@ -105,7 +105,7 @@ def any_length(s: Subject) -> None:
     mixer = s.build()
     for n in range(1, s.length):
         try:
-            y = _out(mixer(s.x(2, n)))
+            y = _output_of(mixer(s.x(2, n)))
         except Exception as error:
             fail(
                 f"a sequence of {n} tokens raises {type(error).__name__}: {str(error).splitlines()[0][:100]}",
@@ -118,9 +118,11 @@ def any_length(s: Subject) -> None:
 def same_twice(s: Subject) -> None:
     """In eval mode the same input gives the same output: no noise, and no state left behind."""
     mixer, x = s.build(), s.x()
-    want = _out(mixer(x)).detach().clone()
-    _out(mixer(s.x(stream=3)))
-    same(_out(mixer(x)), want, "the second call on one input differs from the first", tol=0.0, start=0, seed=s.seed)
+    want = _output_of(mixer(x)).detach().clone()
+    _output_of(mixer(s.x(stream=3)))
+    same(
+        _output_of(mixer(x)), want, "the second call on one input differs from the first", tol=0.0, start=0, seed=s.seed
+    )
 
 
 def must_be_module(cls: Any) -> type[nn.Module]:

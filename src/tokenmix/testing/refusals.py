@@ -18,7 +18,7 @@ from .report import NotApplicable, fail
 from .subject import Subject
 
 
-def refused(s: Subject, what: str, call: Callable[[], Any], *, word: str = "") -> None:
+def expect_refusal(s: Subject, what: str, call: Callable[[], Any], *, word: str = "") -> None:
     """Fail unless ``call`` raises MixerError in one line that names the mixer (and holds ``word``)."""
     try:
         call()
@@ -65,17 +65,17 @@ def refuses_what_it_cannot(s: Subject) -> None:
         if declared:
             call()
         else:
-            refused(s, f"{name}, which capabilities do not declare", call)
+            expect_refusal(s, f"{name}, which capabilities do not declare", call)
     if can.grid and s.grid is None:
         s.call(mixer, x, grid=(T,))
     if not s.cls.supports_causal:  # type: ignore[attr-defined]  # only a Mixer has capabilities
-        refused(s, "causal=True", lambda: s.raw(causal=True))
+        expect_refusal(s, "causal=True", lambda: s.raw(causal=True))
     elif can.causal is not (asked := s.options.get("causal", mixer_options(s.cls).get("causal", False))):
         fail(f"capabilities.causal is {can.causal} for causal={asked}")
     if s.cls.causal_only:  # type: ignore[attr-defined]  # as above
-        refused(s, "causal=False, which causal_only excludes", lambda: s.raw(causal=False))
+        expect_refusal(s, "causal=False, which causal_only excludes", lambda: s.raw(causal=False))
     if not can.grid:
-        refused(s, "prefix without a grid", lambda: mixer(x, prefix=1))
+        expect_refusal(s, "prefix without a grid", lambda: mixer(x, prefix=1))
 
 
 def refuses_wrong_inputs(s: Subject) -> None:
@@ -102,7 +102,7 @@ def refuses_wrong_inputs(s: Subject) -> None:
     }
     calls |= _wrong_by_capability(s, mixer)
     for what, call in calls.items():
-        refused(s, what, call)
+        expect_refusal(s, what, call)
 
 
 def _wrong_by_capability(s: Subject, mixer: Any) -> dict[str, Callable[[], Any]]:
@@ -168,7 +168,7 @@ def refuses_foreign_states(s: Subject) -> None:
         for what, b in _twists(a).items():
             twisted[f"whose {name} {what}"] = state._replace(**{name: b})
     for what, wrong in twisted.items():
-        refused(s, f"a state {what}", partial(mixer.extend, x, wrong))
+        expect_refusal(s, f"a state {what}", partial(mixer.extend, x, wrong))
 
 
 def _twists(a: Tensor) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class NotApplicable(Exception):
 class ContractError(AssertionError):
     """At least one promise is broken. ``report`` holds every result."""
 
-    def __init__(self, report: Report):
+    def __init__(self, report: PromiseReport):
         super().__init__(str(report))
         self.report = report
 
@@ -81,7 +81,7 @@ class Result:
 
 
 @dataclass
-class Report:
+class PromiseReport:
     """Every promise's result for one mixer built with one set of options."""
 
     subject: str
@@ -126,7 +126,7 @@ def show(value: Any) -> str:
 
 
 @contextmanager
-def collecting(found: list[str] | None) -> Iterator[None]:
+def collect_failures(found: list[str] | None) -> Iterator[None]:
     """Within, comparisons that fail add their message to ``found`` and go on, so that every input is compared.
 
     With None the first one raises ``Broken``, as it does without this context.
@@ -168,7 +168,7 @@ def same(
     start: int | None = None,
     **inputs: Any,
 ) -> None:
-    """Fail unless |got - want| <= tol * scale everywhere; inside ``collecting``, note the failure and go on.
+    """Fail unless |got - want| <= tol * scale everywhere; inside ``collect_failures``, note the failure and go on.
 
     Args:
         tol: by default the tolerance of got's dtype (0 for integers).
@@ -195,12 +195,12 @@ def same(
         return None
     ratio = torch.where(error > 0, error / unit, 0.0)
     at = _index(ratio.argmax(), error.shape)
-    off, bound = _apart(float(ratio[at]), tol, "e")
+    off, bound = _tell_apart(float(ratio[at]), tol, "e")
     relative = f"{of or ('a given size' if scale is not None else 'max|expected|')}, {float(unit.expand_as(a)[at]):.3g}"
-    said = f"{what}: off by {off} of {relative} (allowed {bound}), {_at(at, start)}: {_values(a, b, at)}"
-    first = at if start is None else _first(wrong, ratio)
+    said = f"{what}: off by {off} of {relative} (allowed {bound}), {_place_text(at, start)}: {_values(a, b, at)}"
+    first = at if start is None else _first_wrong(wrong, ratio)
     if first != at:
-        said += f"; first wrong token {_at(first, start)}: {_values(a, b, first)}"
+        said += f"; first wrong token {_place_text(first, start)}: {_values(a, b, first)}"
     exact = got.dtype == torch.float64 and tol == BY_DTYPE[torch.float64]
     return _break(said + (HINT if exact and NARROW[0] < float(ratio[at]) < NARROW[1] else ""), inputs)
 
@@ -209,14 +209,14 @@ def _index(flat: Tensor, shape: torch.Size) -> tuple[int, ...]:
     return tuple(int(i) for i in torch.unravel_index(flat, shape))
 
 
-def _first(wrong: Tensor, ratio: Tensor) -> tuple[int, ...]:
+def _first_wrong(wrong: Tensor, ratio: Tensor) -> tuple[int, ...]:
     """Return the place of the largest error of the first token, of any row, that is wrong (B, T, D)."""
     token = int(wrong.any(-1).any(0).nonzero()[0])
     row, feature = _index(torch.where(wrong[:, token], ratio[:, token], -1.0).argmax(), ratio[:, token].shape)
     return row, token, feature
 
 
-def _at(at: tuple[int, ...], start: int | None) -> str:
+def _place_text(at: tuple[int, ...], start: int | None) -> str:
     """Say where a number stands; of outputs from token ``start`` on, as row, token and feature."""
     return f"at {at}" if start is None else f"row {at[0]}, token {start + at[1]}, feature {at[2]}"
 
@@ -224,15 +224,15 @@ def _at(at: tuple[int, ...], start: int | None) -> str:
 def _not_finite(bad: Tensor, start: int | None = None) -> str:
     at = tuple(int(i) for i in bad.nonzero()[0])
     if start is not None:  # the first in time
-        at = _first(bad, bad.double())
-    return f"{int(bad.sum())} of {bad.numel()} numbers are not finite, first {_at(at, start)}"
+        at = _first_wrong(bad, bad.double())
+    return f"{int(bad.sum())} of {bad.numel()} numbers are not finite, first {_place_text(at, start)}"
 
 
 def _values(a: Tensor, b: Tensor, at: tuple[int, ...]) -> str:
-    return "{}, expected {}".format(*_apart(float(a[at]), float(b[at])))
+    return "{}, expected {}".format(*_tell_apart(float(a[at]), float(b[at])))
 
 
-def _apart(a: float, b: float, kind: str = "g") -> tuple[str, str]:
+def _tell_apart(a: float, b: float, kind: str = "g") -> tuple[str, str]:
     """Return two numbers with as many digits as tell them apart: few, ten, or all."""
     for digits in (6, 10) if kind == "g" else (2, 5, 9):
         texts = f"{a:.{digits}{kind}}", f"{b:.{digits}{kind}}"

@@ -16,7 +16,7 @@ from .report import NotApplicable, fail, same
 from .subject import Subject, gradients
 
 
-def _segmented(s: Subject) -> Any:
+def _build_segmented(s: Subject) -> Any:
     mixer = s.build()
     if not mixer.capabilities.streaming:
         raise NotApplicable("does not stream a sequence")
@@ -77,7 +77,7 @@ BRACKETS: dict[str, Callable[[list[Segment]], Segment]] = {
 
 def segments_compose(s: Subject) -> None:
     """Segments of any cuts, composed in any bracketing, give the state of streaming, with masks and positions too."""
-    mixer, x, T = _segmented(s), s.x(), s.length
+    mixer, x, T = _build_segmented(s), s.x(), s.length
     masks = inputs.key_masks(T)
     late = torch.ones(2, T, dtype=torch.bool)
     late[0, : T // 2] = False
@@ -123,7 +123,7 @@ def _continues(
 
 def gradients_of_segments(s: Subject) -> None:
     """The gradients through composed segments, with regard to x and every parameter, are those of the parallel form."""
-    mixer, T = _segmented(s), s.length
+    mixer, T = _build_segmented(s), s.length
     leaves = {"x": s.x().requires_grad_(), **{n: p for n, p in mixer.named_parameters() if p.requires_grad}}
     holes = inputs.key_masks(T)["holes"]
     a, b = max(1, T // 3), 2 * T // 3

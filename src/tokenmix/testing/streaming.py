@@ -18,7 +18,7 @@ from .report import NotApplicable, fail, finite, same
 from .subject import Subject, gradients
 
 
-def _streaming(s: Subject) -> Any:
+def _build_streaming(s: Subject) -> Any:
     mixer = s.build()
     if not mixer.capabilities.streaming:
         raise NotApplicable("does not stream a sequence; refusing is part of refuses_what_it_cannot")
@@ -46,7 +46,7 @@ def stream(
 
 def streaming_equals_parallel(s: Subject) -> None:
     """``extend`` in chunks of any length gives forward's numbers, with padding, holes and explicit positions too."""
-    mixer, x, T = _streaming(s), s.x(), s.length
+    mixer, x, T = _build_streaming(s), s.x(), s.length
     masks = inputs.key_masks(T)
     late = torch.ones(2, T, dtype=torch.bool)
     late[0, : T // 2], late[1, : T - 1] = False, False
@@ -72,7 +72,7 @@ def streaming_equals_parallel(s: Subject) -> None:
 def _long_stream(s: Subject) -> None:
     """Check chunks and sequences longer than any block, to reveal errors in dropped tokens."""
     T = 530
-    mixer = s.build(**s.resized(T))
+    mixer = s.build(**s.options_for_length(T))
     x = s.x(1, T)
     want = mixer(x)
     for cuts in ((T,), (1,) * 40 + (T - 40,), (70, 3, 67, T - 140)):
@@ -89,7 +89,7 @@ def _long_stream(s: Subject) -> None:
 
 def gradients_stream(s: Subject) -> None:
     """The gradients through a stream, with regard to x and every parameter, are those of the parallel form."""
-    mixer, T = _streaming(s), s.length
+    mixer, T = _build_streaming(s), s.length
     leaves = {"x": s.x().requires_grad_(), **{n: p for n, p in mixer.named_parameters() if p.requires_grad}}
     holes = inputs.key_masks(T)["holes"]
     forms: list[tuple[dict[str, Tensor], tuple[int, ...]]] = [
@@ -116,7 +116,7 @@ def gradients_stream(s: Subject) -> None:
 
 def rows_at_different_positions(s: Subject) -> None:
     """Rows of one state may have seen different numbers of tokens."""
-    mixer, x, T = _streaming(s), s.x(), s.length
+    mixer, x, T = _build_streaming(s), s.x(), s.length
     a, b = max(1, T // 4), T // 2
     _, first = mixer.extend(x[:1, :a], mixer.init_state(1))
     _, second = mixer.extend(x[1:, :b], mixer.init_state(1))
@@ -124,11 +124,11 @@ def rows_at_different_positions(s: Subject) -> None:
     tail = torch.cat([x[:1, a : a + n], x[1:, b:]])
     want = torch.cat([mixer(x[:1])[:, a : a + n], mixer(x[1:])[:, b:]])
     for cuts in ((n,), (1,) * n):
-        got, _ = stream(mixer, tail, cuts, pytree.tree_map(_joined, first, second))
+        got, _ = stream(mixer, tail, cuts, pytree.tree_map(_join_rows, first, second))
         same(got, want, f"rows at {a} and {b} do not continue as they would alone", cuts=cuts, seed=s.seed)
 
 
-def _joined(a: Tensor, b: Tensor) -> Tensor:
+def _join_rows(a: Tensor, b: Tensor) -> Tensor:
     """Join two rows in one batch; a shorter history is padded in front with zeros, which in ``live`` means masked."""
     sizes = [max(pair) for pair in zip(a.shape[1:], b.shape[1:], strict=True)]
     return torch.cat([_led_by_zeros(t, sizes) for t in (a, b)])
@@ -143,7 +143,7 @@ def _led_by_zeros(t: Tensor, sizes: list[int]) -> Tensor:
 
 def state_is_a_value(s: Subject) -> None:
     """``extend`` does not change the state it is given, so one state can be continued twice."""
-    mixer, x = _streaming(s), s.x()
+    mixer, x = _build_streaming(s), s.x()
     half = s.length // 2
     _, state = mixer.extend(x[:, :half], mixer.init_state(2))
     before = pytree.tree_map(torch.clone, state)
@@ -199,7 +199,7 @@ def states_take_other_floats(s: Subject) -> None:
 
 def reorder_picks_rows(s: Subject) -> None:
     """``reorder(state, index)`` continues as those rows would, with repetition and for fewer or more rows."""
-    mixer, x = _streaming(s), s.x(3)
+    mixer, x = _build_streaming(s), s.x(3)
     half, mask = s.length // 2, torch.ones(3, s.length, dtype=torch.bool)
     mask[1, :2] = False
     forms: list[dict[str, Any]] = [{}, {"key_mask": mask}]
@@ -222,7 +222,7 @@ def reorder_picks_rows(s: Subject) -> None:
 
 def state_bytes_counts(s: Subject) -> None:
     """``state_bytes`` is the memory of the state's tensors and grows with the number of rows."""
-    mixer, x = _streaming(s), s.x(4)
+    mixer, x = _build_streaming(s), s.x(4)
     sizes = []
     for rows in (2, 4):
         _, state = mixer.extend(x[:rows, :3], mixer.init_state(rows))
@@ -236,7 +236,7 @@ def state_bytes_counts(s: Subject) -> None:
 
 def merge_joins_stretches(s: Subject) -> None:
     """``merge(earlier, later)`` is the state after both parts of a sequence; states that are no sum are refused."""
-    mixer, x, T = _streaming(s), s.x(), s.length
+    mixer, x, T = _build_streaming(s), s.x(), s.length
     a, b = max(1, T // 3), 2 * T // 3
     empty = mixer.init_state(2)
     _, earlier = mixer.extend(x[:, :a], empty)

@@ -96,7 +96,7 @@ class Subject:
         }
         return mixer.functional_args(Inputs(x, context, **full))
 
-    def resized(self, length: int) -> dict[str, Any]:
+    def options_for_length(self, length: int) -> dict[str, Any]:
         """Return options that make room for this length, where the mixer has parameters per position."""
         return {name: length for name in ("max_len", "max_context_len") if self.options.get(name) is not None}
 
@@ -136,7 +136,10 @@ def perturb(module: nn.Module, *, seed: int, scale: float = 0.5) -> nn.Module:
     with torch.no_grad():
         for p in module.parameters():
             if p.is_floating_point():
-                p.add_(inputs.drawn(torch.randn, p.shape, generator=generator, dtype=torch.float64).to(p), alpha=scale)
+                p.add_(
+                    inputs.draw_tensor(torch.randn, p.shape, generator=generator, dtype=torch.float64).to(p),
+                    alpha=scale,
+                )
     return module
 
 
@@ -154,7 +157,7 @@ def freeze(mixer: nn.Module) -> Iterator[None]:
         yield
 
 
-def allowed(
+def allowed_pairs(
     rows: int,
     queries: int,
     keys: int,

@@ -12,12 +12,12 @@ from ..errors import MixerError
 from ..mixers import MIXERS
 from . import (
     batching,
-    building,
     defaults,
     elsewhere,
     equality,
     masking,
     nonfinite,
+    option_promises,
     plain,
     recompute,
     refusals,
@@ -36,9 +36,9 @@ from .report import (
     Broken,
     ContractError,
     NotApplicable,
-    Report,
+    PromiseReport,
     Result,
-    collecting,
+    collect_failures,
     fail,
 )
 from .subject import Subject, is_mixer, subject
@@ -61,7 +61,7 @@ def _table(*functions: Promise) -> dict[str, Promise]:
 
 PROMISES: dict[str, Promise] = _table(
     refusals.options_are_json,
-    building.refuses_wrong_options,
+    option_promises.refuses_wrong_options,
     declares_waivers,
     batching.keeps_shape,
     equality.equals_reference,
@@ -162,7 +162,7 @@ def check_mixer(
     promises: Iterable[str] | None = None,
     seed: int = 0,
     compile_backend: str = "aot_eager",
-) -> Report:
+) -> PromiseReport:
     """Check every promise of the contract on a mixer built with these options.
 
     Call it once per form you use, causal and not.
@@ -207,17 +207,17 @@ def find_subject(
     return subject(target, options, dim=dim, seed=seed, **more)
 
 
-def run_promises(s: Subject, names: Iterable[str] | None = None) -> Report:
+def run_promises(s: Subject, names: Iterable[str] | None = None) -> PromiseReport:
     """Check the named promises, or all, and return the report; broken promises do not raise."""
     table = PROMISES if is_mixer(s.cls) else PLAIN_PROMISES
     chosen = list(table) if names is None else list(names)
     for name in chosen:
         if name not in table:
             raise MixerError(f"check: no promise is called {name!r}; known: {', '.join(table)}.")
-    return Report(s.title, [run_promise(s, name, table[name]) for name in chosen])
+    return PromiseReport(s.title, [run_promise(s, name, table[name]) for name in chosen])
 
 
-def _waived(s: Subject, name: str) -> dict[str, str]:
+def _waivers_of(s: Subject, name: str) -> dict[str, str]:
     """Return the waivers of the mixer as built; it is built only if its class waives ``name``."""
     declared = getattr(s.cls, "waivers", {})
     return s.raw().waived() if name in declared and is_mixer(s.cls) else declared
@@ -228,12 +228,12 @@ def run_promise(s: Subject, name: str, promise: Promise) -> Result:
 
     All of its comparisons run, and the result holds each that failed.
     """
-    waived = _waived(s, name)
+    waived = _waivers_of(s, name)
     if name in waived and name not in NEVER_WAIVED:
         return Result(name, WAIVED, waived[name])
     found: list[str] = []
     try:
-        with collecting(found):
+        with collect_failures(found):
             promise(s)
     except NotApplicable as why:
         if not found:

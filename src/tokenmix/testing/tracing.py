@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..export.inputs import quietly
+from ..export.inputs import silence_exporters
 from . import inputs
 from .report import fail, same
 from .subject import Subject
@@ -33,11 +33,11 @@ def right_or_refused_when_traced(s: Subject) -> None:
 
     It refuses lengths only where the layer says that it is ``fixed_when_traced``, works on a grid, or refuses them too.
     """
-    mixer = s.build(dtype=torch.float32, **s.resized(LONG + 2))
+    mixer = s.build(dtype=torch.float32, **s.options_for_length(LONG + 2))
     T, fixed = s.length, mixer.fixed_when_traced is True or mixer.causal and bool(mixer.fixed_when_traced)
     calls = [(3, T), (2, max(1, T - 3)), (2, T + 1), (2, LONG), (1, LONG + 3)]
     for masked in (False, True):
-        with quietly(), torch.no_grad():
+        with silence_exporters(), torch.no_grad():
             example = _input(s, 2, T, 0, masked)
             program: Any = torch.jit.trace(_Placed(mixer, s.place()), example, check_trace=False)
             for rows, length in calls:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .. import functional
-from ..export.inputs import Call, Step, quietly
+from ..export.inputs import Call, Step, silence_exporters
 from ..export.onnx_model import onnx_session, run_onnx
 from . import inputs
-from .batching import _out
+from .batching import _output_of
 from .device import leave_device
 from .report import NotApplicable, fail, finite, same
 from .subject import Subject, gradients, is_mixer
@@ -35,9 +35,9 @@ def compiles(s: Subject) -> None:
         live = given.get("key_mask", torch.ones(2, s.length, dtype=torch.bool))
         weight = inputs.noise(2, s.length, s.dim, seed=5, dtype=torch.float32) * live[..., None]
         leaves = {"x": x, **{n: p for n, p in mixer.named_parameters() if p.requires_grad}}
-        want = _out(s.call(mixer, x, **given))
+        want = _output_of(s.call(mixer, x, **given))
         with leave_device():
-            got = _out(s.call(fast, x, **given))
+            got = _output_of(s.call(fast, x, **given))
         shown = {"seed": s.seed, "backend": s.compile_backend, **given}
         same(got, want, "the compiled output differs", live=live, start=0, **shown)
         ours, theirs = (gradients((y * weight).sum(), leaves) for y in (got, want))
@@ -62,7 +62,7 @@ def exports(s: Subject) -> None:
     if not mixer.capabilities.export:
         raise NotApplicable("declares no export")
     masks = inputs.key_masks(s.length)
-    program = _reloaded(Call(mixer, **s.place()), (s.x(dtype=torch.float32), masks["mixed"]))
+    program = _save_and_load(Call(mixer, **s.place()), (s.x(dtype=torch.float32), masks["mixed"]))
     x, mask = s.x(stream=2, dtype=torch.float32), masks["left"]
     same(
         program.module()(x, mask),
@@ -75,7 +75,7 @@ def exports(s: Subject) -> None:
     )
     if mixer.capabilities.streaming:
         _, state = mixer.extend(x[:, :2], mixer.init_state(2))
-        step = _reloaded(Step(mixer), (x[:, 2:3], state)).module()
+        step = _save_and_load(Step(mixer), (x[:, 2:3], state)).module()
         got, after = step(x[:, 3:4], state)
         same(got, mixer.extend(x[:, 3:4], state)[0], "the exported streaming step differs", seed=s.seed)
         with functional.use_backend("eager"):  # what is exported; kernels round otherwise what a float64 state adds up
@@ -84,10 +84,10 @@ def exports(s: Subject) -> None:
             same(a, b, "the exported streaming step gives another state", seed=s.seed)
 
 
-def _reloaded(module: nn.Module, args: tuple) -> Any:
+def _save_and_load(module: nn.Module, args: tuple) -> Any:
     buffer = io.BytesIO()
     states: list[Any] = [type(a) for a in args if not isinstance(a, Tensor)]
-    with quietly(), torch.serialization.safe_globals(states):
+    with silence_exporters(), torch.serialization.safe_globals(states):
         torch.export.save(torch.export.export(module, args), buffer)
         buffer.seek(0)
         return torch.export.load(buffer)
@@ -103,7 +103,7 @@ def exports_to_onnx(s: Subject) -> None:
         raise NotApplicable("declares no export")
     masks = inputs.key_masks(s.length)
     x, mask = s.x(stream=2, dtype=torch.float32), masks["left"]
-    with quietly():
+    with silence_exporters():
         program: Any = torch.onnx.export(
             Call(mixer, **s.place()), (s.x(dtype=torch.float32), masks["mixed"]), dynamo=True, verbose=False
         )
@@ -117,13 +117,13 @@ def copies(s: Subject) -> None:
     buffer.
     """
     mixer, x = s.build(), s.x()
-    want = _out(s.call(mixer, x)).detach().clone()
+    want = _output_of(s.call(mixer, x)).detach().clone()
     twin = copy.deepcopy(mixer)
-    same(_out(s.call(twin, x)), want, "a deepcopy differs", seed=s.seed)
+    same(_output_of(s.call(twin, x)), want, "a deepcopy differs", seed=s.seed)
     with torch.no_grad():
         for p in twin.parameters():
             p.zero_()
-    same(_out(s.call(mixer, x)), want, "changing a deepcopy changes the original", seed=s.seed)
+    same(_output_of(s.call(mixer, x)), want, "changing a deepcopy changes the original", seed=s.seed)
     places: dict[int, str] = {}
     for name, p in s.raw().named_parameters():  # as built: a change of dtype would separate them
         if p.numel() and p.data_ptr() in places:
@@ -144,7 +144,10 @@ def state_dict_round_trip(s: Subject) -> None:
     buffer.seek(0)
     other.load_state_dict(torch.load(buffer, weights_only=True), strict=True)
     same(
-        _out(s.call(other, x)), _out(s.call(mixer, x)), "another mixer with this state_dict loaded differs", seed=s.seed
+        _output_of(s.call(other, x)),
+        _output_of(s.call(mixer, x)),
+        "another mixer with this state_dict loaded differs",
+        seed=s.seed,
     )
 
 
@@ -157,11 +160,18 @@ def changes_dtype(s: Subject) -> None:
             for p, q in zip(exact.parameters(), mixer.parameters(), strict=True):
                 p.copy_(q.double())
         small = x.to(dtype)
-        y = _out(s.call(mixer, small))
+        y = _output_of(s.call(mixer, small))
         if y.dtype != dtype:
             fail(f"a {dtype} mixer gives {y.dtype}", seed=s.seed)
         finite(y, f"output in {dtype}", seed=s.seed, x=small)
-        same(y, _out(s.call(exact, small.double())), f"{dtype} is too far from float64", start=0, seed=s.seed, x=small)
+        same(
+            y,
+            _output_of(s.call(exact, small.double())),
+            f"{dtype} is too far from float64",
+            start=0,
+            seed=s.seed,
+            x=small,
+        )
 
 
 def builds_on_meta(s: Subject) -> None:
@@ -173,7 +183,7 @@ def builds_on_meta(s: Subject) -> None:
     direct = s.raw()
     with torch.device("meta"):
         late = s.raw()
-    device = _out(s.call(late, s.x(dtype=torch.float32).to("meta"))).device.type
+    device = _output_of(s.call(late, s.x(dtype=torch.float32).to("meta"))).device.type
     if device != "meta":
         fail(f"a mixer on the meta device gives a tensor on {device!r}", seed=s.seed)
     late = late.to_empty(device=torch.get_default_device())
@@ -201,10 +211,10 @@ def runs_under_autocast(s: Subject) -> None:
     """
     mixer = s.build(dtype=torch.float32)
     x = (0.5 * s.x(dtype=torch.float32)).requires_grad_()
-    want = _out(s.call(mixer, x))
+    want = _output_of(s.call(mixer, x))
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast(torch.get_default_device().type, dtype=dtype):
-            got = _out(s.call(mixer, x))
+            got = _output_of(s.call(mixer, x))
         same(got, want, f"autocast to {dtype} is too far from float32", tol=BY_DTYPE[dtype], start=0, seed=s.seed, x=x)
         for name, grad in gradients(got.float().sum(), {"x": x, **dict(mixer.named_parameters())}).items():
             finite(grad, f"gradient of {name} under autocast to {dtype}", seed=s.seed, x=x)
@@ -232,7 +242,7 @@ def _mixes_exactly(s: Subject, mixer: Any, x: Tensor, dtype: torch.dtype) -> Non
     )
     if mixer.capabilities.streaming:
         with torch.no_grad(), torch.autocast(torch.get_default_device().type, dtype=dtype):
-            whole, state = _out(s.call(mixer, x)), mixer.init_state(x.shape[0])
+            whole, state = _output_of(s.call(mixer, x)), mixer.init_state(x.shape[0])
             parts = []
             for part in x.split(3, 1):
                 y, state = mixer.extend(part, state)

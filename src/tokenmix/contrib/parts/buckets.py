@@ -59,7 +59,7 @@ def sort_by_bucket(buckets: Tensor, valid: Tensor, count: int) -> Order:
     return Order(token, place, place - (sizes.cumsum(-1) - sizes).gather(-1, keys))
 
 
-def coded(buckets: Tensor, number: Tensor, valid: Tensor, stride: int) -> Tensor:
+def bucket_codes(buckets: Tensor, number: Tensor, valid: Tensor, stride: int) -> Tensor:
     """Return the codes: bucket * stride + number, MASKED_CODE where not valid."""
     return torch.where(valid, buckets * stride + number, MASKED_CODE)
 
@@ -75,7 +75,7 @@ def blocks(a: Tensor, size: int, fill: float, before: int, after: int) -> tuple[
     return own, torch.cat([wide[..., i : i + N, :, :] for i in range(before + 1 + after)], -2)
 
 
-def meets(queries: Tensor, keys: Tensor, reach: int) -> Tensor:
+def pairs_in_reach(queries: Tensor, keys: Tensor, reach: int) -> Tensor:
     """Return whether query t attends to key s, (..., t, s), from codes (..., t) and (..., s)."""
     apart = queries[..., :, None] - keys[..., None, :]
     return (apart >= 0) & (apart <= reach) & (keys >= 0)[..., None, :]
@@ -141,11 +141,11 @@ def attend_sorted(
     tags = torch.cat([codes, torch.arange(token.shape[-1], device=token.device).expand_as(codes[:, :, :1])], 2)
     tags = tags.gather(3, token[:, :, None].expand_as(tags)).transpose(2, 3)
     mine, theirs = blocks(tags, fill=MASKED_CODE, **fit)
-    ok = in_order(mine[..., -1], theirs[..., -1], causal=causal, itself=itself) & meets(
+    ok = in_order(mine[..., -1], theirs[..., -1], causal=causal, itself=itself) & pairs_in_reach(
         mine[..., -2], theirs[..., -2], reach
     )
     for r in range(codes.shape[2] - 1):
-        ok = ok & ~meets(mine[..., r], theirs[..., r], reach)
+        ok = ok & ~pairs_in_reach(mine[..., r], theirs[..., r], reach)
     back = order.place[..., None]
     return Sums(*(a.flatten(2, 3).gather(2, back.expand(-1, -1, -1, a.shape[-1])) for a in sums_of(qs, ks, vs, ok)))
 
@@ -158,5 +158,5 @@ def attend_dense(q: Tensor, k: Tensor, v: Tensor, codes: Tensor, *, reach: int, 
     L, S = q.shape[2], k.shape[2]
     time = torch.arange(S, device=q.device)
     ok = in_order(time[S - L :], time, causal=True, itself=itself)
-    met = meets(codes[:, :, :, S - L :], codes, reach).any(2)
+    met = pairs_in_reach(codes[:, :, :, S - L :], codes, reach).any(2)
     return sums_of(q, k, v, ok & met)

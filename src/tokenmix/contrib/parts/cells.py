@@ -44,7 +44,7 @@ def taps_of(x: Tensor, tap: Tensor, weight: Tensor) -> Tensor:
     return torch.where(at[..., None], x.double()[:, :, None], 0.0).flatten(2) @ flat.flatten(0, 1)
 
 
-def gathered(cell: Tensor, valid: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
+def sum_cells(cell: Tensor, valid: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
     """Sum over the valid tokens of each cell (B, S), at the cell's last token.
 
     Returns a bool (B, S) marking those last tokens, and each sum (B, S, D). The last token by index is used so that a

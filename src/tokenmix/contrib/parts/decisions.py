@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...kernels.precision import casting
+from ...kernels.precision import is_autocast_on
 from ...mixers.base import Mixer
 
 
@@ -27,7 +27,7 @@ def project_wide(mixer: Mixer, x: Tensor) -> Tensor:
     """
     weights = mixer.read(mixer.get_submodule("q_proj"), x)
     wide = torch.promote_types(torch.promote_types(x.dtype, weights[0].dtype), torch.float32)
-    if not casting(x.device.type):
+    if not is_autocast_on(x.device.type):
         return F.linear(x.to(wide), *(a.to(wide) for a in weights))
     with torch.autocast(x.device.type, enabled=False):
         return F.linear(x.to(wide), *(a.to(wide) for a in weights))
@@ -48,7 +48,7 @@ def draw_directions(buffer: Tensor, seed: int | None) -> None:
 
 
 def decide(mixer: Any, compute: Callable[[], Tensor]) -> Tensor:
-    """Return the decisions of this call; inside of ``frozen``, those of its first call."""
+    """Return the decisions of this call; inside of ``freeze_decisions``, those of its first call."""
     if mixer._decided is None:
         return compute()
     if not mixer._decided:
@@ -57,7 +57,7 @@ def decide(mixer: Any, compute: Callable[[], Tensor]) -> Tensor:
 
 
 @contextmanager
-def frozen(mixer: Any) -> Iterator[None]:
+def freeze_decisions(mixer: Any) -> Iterator[None]:
     """Reuse the decisions of the first call inside the block for all later calls.
 
     The output can then be differentiated numerically.

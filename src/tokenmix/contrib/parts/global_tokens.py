@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...functional.layout.blocks import (
-    Part,
+    PartialSums,
     Ready,
     added_between,
     part_of,
@@ -22,7 +22,7 @@ def without_first(r: Ready, g: int) -> Tensor | None:
     return later if r.valid is None else r.valid & later
 
 
-def to_first(r: Ready, g: int, index: Tensor, causal: bool) -> Part:
+def to_first(r: Ready, g: int, index: Tensor, causal: bool) -> PartialSums:
     """Attend from every row to the first g keys."""
     ok = (index[:g] <= index[:, None]) if causal else (index[:g] >= 0)[None]
     k, v = (a[:, :, :g].contiguous() for a in (r.k, r.v))  # views would keep all keys for backward

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...functional.layout.positions import Positions
 from ...functional.sums.nonfinite import clean, marks, over_pairs
-from ...kernels.precision import alike, exact
+from ...kernels.precision import cast_alike, exact
 
 
 class Lines(NamedTuple):
@@ -24,7 +24,7 @@ class Lines(NamedTuple):
     ok: Tensor
 
 
-def mixed(logits: Tensor, ok: Tensor, v: Tensor, mark: Tensor) -> Tensor:
+def attend_lines(logits: Tensor, ok: Tensor, v: Tensor, mark: Tensor) -> Tensor:
     """Apply softmax over the allowed keys, times v: (..., L, W), (..., L, W) bool, (..., W, e).
 
     Where nothing is allowed the result is exactly 0. All inputs are finite; the marks (..., W, 1) say which were not.
@@ -43,9 +43,9 @@ def per_head(a: Tensor, heads: int) -> Tensor:
 def dense(q: Tensor, k: Tensor, v: Tensor, ok: Tensor, heads: int) -> Tensor:
     """Weigh every pair: q (B, T, D), k and v (B, S, D), ok (B, T, S)."""
     own, met = marks(q), marks(k, v)
-    q, k, v = alike(q, k, v)
+    q, k, v = cast_alike(q, k, v)
     qh, kh, vh = (per_head(clean(a), heads) for a in (q * (q.shape[-1] // heads) ** -0.5, k, v))
-    return mixed(qh @ kh.transpose(-1, -2), ok[:, None], vh, met[:, None]).transpose(1, 2).flatten(2) + own
+    return attend_lines(qh @ kh.transpose(-1, -2), ok[:, None], vh, met[:, None]).transpose(1, 2).flatten(2) + own
 
 
 def in_lines(
@@ -63,13 +63,13 @@ def in_lines(
         ok = torch.cat([ok.new_ones(N, ok.shape[1], prefix), ok], 2)
     ok = ok[None, :, None]
     if valid is not None:
-        ok = ok & picked(valid[..., None], keys)[..., 0][:, :, None, None]
-    scaled, met = clean(q) * (q.shape[-1] // heads) ** -0.5, picked(marks(k, v), keys)[:, :, None]
+        ok = ok & gather_lines(valid[..., None], keys)[..., 0][:, :, None, None]
+    scaled, met = clean(q) * (q.shape[-1] // heads) ** -0.5, gather_lines(marks(k, v), keys)[:, :, None]
     # (B, N, heads, L or W, e)
     qh, kh, vh = (
-        per_head(picked(a, at), heads) for a, at in ((scaled, lines.queries), (clean(k), keys), (clean(v), keys))
+        per_head(gather_lines(a, at), heads) for a, at in ((scaled, lines.queries), (clean(k), keys), (clean(v), keys))
     )
-    y = mixed(qh @ kh.transpose(-1, -2), ok, vh, met).transpose(2, 3).flatten(3).flatten(1, 2)[
+    y = attend_lines(qh @ kh.transpose(-1, -2), ok, vh, met).transpose(2, 3).flatten(3).flatten(1, 2)[
         :, token_slots(lines.queries, T)
     ] + marks(q)
     if prefix == 0:
@@ -78,7 +78,7 @@ def in_lines(
     return torch.cat([dense(q[:, :prefix], k, v, every, heads), y[:, prefix:]], 1)
 
 
-def picked(a: Tensor, index: Tensor) -> Tensor:
+def gather_lines(a: Tensor, index: Tensor) -> Tensor:
     """Gather a (B, T, C) at index (N, L): (B, N, L, C); zero where the index is T."""
     padded = torch.cat([a, a.new_zeros(a.shape[0], 1, a.shape[2])], 1)
     return padded[:, index]
@@ -137,6 +137,6 @@ def coordinates(positions: Tensor, raster: Raster) -> Tensor:
     return torch.stack([row, positions - row * raster.width], -1)
 
 
-def mapped(y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def map_tokens(y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Compute weight y + bias for each token; a non-finite token stays so and affects no gradient but its own."""
     return clean(y) @ weight.T + bias + marks(y)

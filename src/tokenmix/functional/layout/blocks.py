@@ -31,7 +31,7 @@ ByDistance = Callable[[Tensor], Tensor]
 """A bias by distance: it maps integers t - s of any shape to (heads, *shape)."""
 
 
-class Part(NamedTuple):
+class PartialSums(NamedTuple):
     """Hold sums over some of the keys.
 
     num = sum e^(logit - top) v and the marks met (..., T, e + 1), den = sum e^(logit - top) (..., T, 1); top (..., T,
@@ -77,7 +77,7 @@ def split(a: Tensor, heads: int) -> Tensor:
     return by_head(at_least_float32(a), heads)
 
 
-def ready(
+def prepare_blocks(
     q: Tensor, k: Tensor, v: Tensor, heads: int, key_mask: Tensor | None, added: ByDistance | None = None
 ) -> Ready:
     """Split heads, scale queries by 1 / sqrt(e), and set masked keys and values to zero whatever they hold."""
@@ -91,12 +91,12 @@ def ready(
     return Ready(q, k, v, None if key_mask is None else key_mask[:, None], added)
 
 
-def joined(y: Tensor, like: Tensor) -> Tensor:
+def merge_heads(y: Tensor, like: Tensor) -> Tensor:
     """Merge the heads of (B, H, T, e) into (B, T, H e) in the dtype of ``like``."""
     return y.transpose(1, 2).flatten(2).to(like.dtype)
 
 
-def part_of(q: Tensor, k: Tensor, v: Tensor, ok: Tensor, added: Tensor | None = None) -> Part:
+def part_of(q: Tensor, k: Tensor, v: Tensor, ok: Tensor, added: Tensor | None = None) -> PartialSums:
     """Sum for each query over the keys that ok, broadcast to (..., T, S), allows.
 
     q (..., T, e + 1), k (..., S, e) and v (..., S, e + 1); added is what is added to the logits, or None.
@@ -122,16 +122,16 @@ def products(q: Tensor, k: Tensor) -> Tensor:
     return q[..., :-1] @ k.mT
 
 
-def sums_of(logits: Tensor, ok: Tensor, q: Tensor, v: Tensor) -> Part:
+def sums_of(logits: Tensor, ok: Tensor, q: Tensor, v: Tensor) -> PartialSums:
     """Compute ``part_of`` from the logits; of the queries only the marks are read."""
     logits = logits.masked_fill(~ok, float("-inf"))
     top = logits.detach().amax(-1, keepdim=True).clamp_min(FLOOR)
     weights = torch.exp(logits - top)
     met = over_pairs(ok, v[..., -1:]).to(v.dtype) + q[..., -1:]
-    return Part(top, torch.cat([weights @ v[..., :-1], met], -1), weights.sum(-1, keepdim=True))
+    return PartialSums(top, torch.cat([weights @ v[..., :-1], met], -1), weights.sum(-1, keepdim=True))
 
 
-def ratio(*parts: Part) -> Tensor:
+def ratio(*parts: PartialSums) -> Tensor:
     """Divide num by den over all parts together, giving exactly 0 where there are no keys."""
     first, *rest = parts
     num, den = first.num, first.den
@@ -185,7 +185,7 @@ def blockwise(
     behind: int,
     before: int,
     pairs: Pairs,
-) -> Part:
+) -> PartialSums:
     """Attend from each block of ``size`` queries to the keys nearby that ``pairs`` allows.
 
     These are the keys of its own block, of the ``behind`` blocks before it and of the ``before`` blocks after it.
@@ -205,7 +205,7 @@ def blockwise(
     if valid is not None:
         ok = ok & neighbours(cut(valid[..., None], n, size), behind, before).mT
     part = part_of(qb, kb, vb, ok, None if added is None else added(rows[:1] - cols[:1]))
-    return Part(*(a.flatten(-3, -2)[..., :N, :] for a in part))
+    return PartialSums(*(a.flatten(-3, -2)[..., :N, :] for a in part))
 
 
 def band(
@@ -218,7 +218,7 @@ def band(
     back: int,
     ahead: int,
     hole: int = -1,
-) -> Part:
+) -> PartialSums:
     """Attend to keys s with t - back <= s <= t + ahead and |t - s| > hole; ``added`` as in ``blockwise``."""
     N = q.shape[-2]
     size = min(max(back, ahead, LEAST), N)
@@ -258,9 +258,9 @@ def classes(a: Tensor, step: int) -> Tensor:
     return cut(a, -(-a.shape[-2] // step), step).transpose(-3, -2)
 
 
-def unclasses(p: Part, T: int) -> Part:
+def unclasses(p: PartialSums, T: int) -> PartialSums:
     """Restore the order of positions."""
-    return Part(*(a.transpose(-3, -2).flatten(-3, -2)[..., :T, :] for a in p))
+    return PartialSums(*(a.transpose(-3, -2).flatten(-3, -2)[..., :T, :] for a in p))
 
 
 def in_classes(
@@ -274,7 +274,7 @@ def in_classes(
     back: int,
     ahead: int,
     hole: int = -1,
-) -> Part:
+) -> PartialSums:
     """Apply ``band`` among the tokens of one residue modulo ``step``; reaches count in steps."""
     if valid is None and q.shape[-2] % step:
         # the padding that completes the last line must not count as valid

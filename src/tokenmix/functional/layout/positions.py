@@ -27,7 +27,7 @@ def fill_from_last_valid(positions: Tensor, valid: Tensor) -> Tensor:
 
     Arbitrary values there then cannot separate tokens that belong together.
     """
-    return _carried(positions, valid, 0)
+    return _carry_forward(positions, valid, 0)
 
 
 def position_gaps(positions: Tensor, valid: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,7 +41,7 @@ def position_gaps(positions: Tensor, valid: Tensor, last: Tensor) -> tuple[Tenso
     return (positions - carried[:, :-1]).clamp_min(0), carried[:, -1].to(last.dtype)
 
 
-def _carried(values: Tensor, valid: Tensor, nothing: int) -> Tensor:
+def _carry_forward(values: Tensor, valid: Tensor, nothing: int) -> Tensor:
     """Replace values (B, T) of masked tokens by the last valid token's; ``nothing`` before the first.
 
     Written without cummax, which ONNX lacks.
@@ -86,7 +86,7 @@ def back_to_place(a: Tensor, starts: Tensor) -> Tensor:
     return torch.where((index >= 0)[..., None], moved, 0.0)
 
 
-def turned(starts: Tensor, key_mask: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+def align_to_start(starts: Tensor, key_mask: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Apply ``from_start`` to tensors (B, T, ..).
 
     Returns which slots (B, T) then hold a valid token of the row, followed by the tensors.
@@ -97,9 +97,9 @@ def turned(starts: Tensor, key_mask: Tensor | None, *tensors: Tensor) -> tuple[T
     return valid, *(from_start(a, starts) for a in tensors)
 
 
-def shifted(key_mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Apply ``turned`` by the padding in front of each row, so that the index is the default position."""
-    return turned(first_true(key_mask)[:, 0], key_mask, *tensors)
+def drop_padding(key_mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Apply ``align_to_start`` by the padding in front of each row, so that the index is the default position."""
+    return align_to_start(first_true(key_mask)[:, 0], key_mask, *tensors)
 
 
 def in_order(form: Callable[..., Tensor], tensors: tuple[Tensor, ...], key_mask: Tensor | None) -> Tensor:
@@ -109,5 +109,5 @@ def in_order(form: Callable[..., Tensor], tensors: tuple[Tensor, ...], key_mask:
     """
     if key_mask is None:
         return form(*tensors, None)
-    valid, *moved = shifted(key_mask, *tensors)
+    valid, *moved = drop_padding(key_mask, *tensors)
     return back_to_place(form(*moved, valid), first_true(key_mask)[:, 0])

@@ -23,9 +23,9 @@ from .softmax import (
     LEAF,
     MASKED_KEY,
     Sums,
-    blocked,
+    cut_running_max,
     delay,
-    joined,
+    join_blocks,
     literal,
     merge,
     merge_heads,
@@ -33,8 +33,8 @@ from .softmax import (
     over_leaf,
     products,
     ratio_of,
-    risen,
     scan,
+    split_blocks,
     split_heads64,
     weigh,
 )
@@ -49,8 +49,8 @@ def causal_sums(k: Tensor, v: Tensor, source: Weights, *, reach: Reach | None = 
     T = k.shape[-2]
     block = None if reach is None or _block_size(reach) >= T else _block_size(reach)
     if block:
-        k, v = (a.flatten(a.ndim - d, a.ndim - d + 1) for a, d in zip(blocked(k, v, block), (3, 4), strict=True))
-    kb, vb = blocked(k, v, LEAF)
+        k, v = (a.flatten(a.ndim - d, a.ndim - d + 1) for a, d in zip(split_blocks(k, v, block), (3, 4), strict=True))
+    kb, vb = split_blocks(k, v, LEAF)
     m, terms = products(kb, vb)
     before, unit = [], LEAF
     while unit < (block or T) and not (block and unit * FAN >= block):
@@ -59,7 +59,7 @@ def causal_sums(k: Tensor, v: Tensor, source: Weights, *, reach: Reach | None = 
     if block:
         before += [_over_blocks(m, terms, source, unit, block), _over_past(k, v, block)]
     leaf = over_leaf(kb, vb, source.blocks(LEAF, 0, kb.shape[-3]), jump=JUMP)
-    return joined(merge(leaf, reduce(merge, before)) if before else leaf, T)
+    return join_blocks(merge(leaf, reduce(merge, before)) if before else leaf, T)
 
 
 def _over_groups(m: Tensor, terms: Tensor, source: Weights, unit: int) -> Sums:
@@ -91,7 +91,7 @@ def _over_units(
     """
     m, terms = m.unflatten(-3, (groups, -1)), terms.unflatten(-4, (groups, -1))  # (..., groups, leaves, 1 or 8, ...)
     sizes = [min(unit // LEAF, m.shape[-3] - i) for i in range(0, m.shape[-3], unit // LEAF)]
-    nothing = None if before is not None else _nothing(m[..., : sizes[0], :, :], terms)
+    nothing = None if before is not None else _empty_sums(m[..., : sizes[0], :, :], terms)
     if before is not None:
         sizes = [before[0].shape[-3], *sizes]
         m, terms, w = torch.cat([before[0], m], -3), torch.cat([before[1], terms], -4), torch.cat([before[2], w], -1)
@@ -101,7 +101,7 @@ def _over_units(
         assert nothing is not None
         return Sums(*(a.flatten(a.ndim - d - 1, a.ndim - d) for a, d in zip(nothing, (3, 3, 4), strict=True)))
     keys, owner = sum(sizes[:-1]), _owners(sizes)
-    top, rise = risen(torch.cat([a.amax(-3) for a in m.split(sizes, -3)[:-1]], -2), JUMP)
+    top, rise = cut_running_max(torch.cat([a.amax(-3) for a in m.split(sizes, -3)[:-1]], -2), JUMP)
     of_key = torch.tensor(owner[:keys], device=m.device)
     of_row = torch.tensor(owner[sizes[0] :], device=m.device)
     scale = (
@@ -124,7 +124,7 @@ def _owners(sizes: list[int]) -> list[int]:
     return [unit for unit, size in enumerate(sizes) for _ in range(size)]
 
 
-def _nothing(m: Tensor, terms: Tensor) -> Sums:
+def _empty_sums(m: Tensor, terms: Tensor) -> Sums:
     """Return empty sums for leaves whose maximum is m (..., leaves, 1, c')."""
     none = torch.full_like(m, FLOOR)
     return Sums(none, torch.zeros_like(m), terms.new_zeros(*m.shape[:-2], LEAF, *terms.shape[-2:]))
@@ -138,13 +138,13 @@ def _over_blocks(m: Tensor, terms: Tensor, source: Weights, unit: int, block: in
     before_m = F.pad(mg[..., :-1, :, :, :], (0, 0, 0, 0, 0, 0, 1, 0), value=FLOOR)
     before_terms = F.pad(tg[..., :-1, :, :, :, :], (0, 0, 0, 0, 0, 0, 0, 0, 1, 0))
     return _over_units(
-        m, terms, source.blocks(block, 0, n), unit, n, (before_m, before_terms, _aligned(source, block, 1, n))
+        m, terms, source.blocks(block, 0, n), unit, n, (before_m, before_terms, _align_blocks(source, block, 1, n))
     )
 
 
 def _over_past(k: Tensor, v: Tensor, block: int) -> Sums:
     """Return, for every leaf, the sums of the blocks older than the previous one, whose weight is exp(0)."""
-    past = delay(scan(over_all(*blocked(k, v, block))), 2)
+    past = delay(scan(over_all(*split_blocks(k, v, block))), 2)
     return Sums(*(a.repeat_interleave(block // LEAF, a.ndim - d) for a, d in zip(past, (3, 3, 4), strict=True)))
 
 
@@ -155,11 +155,11 @@ def band_sums(k: Tensor, v: Tensor, source: Weights, *, reach: Reach) -> Sums:
     terms = F.pad(terms, (0, 0, 0, 0, 0, -T % size)).unflatten(-3, (-1, size))
     near = weigh(_window_weights(source, size, terms.shape[-4]), _neighbours(terms, 4, 0.0))
     sums = terms.sum(-3, keepdim=True)
-    total = near + _older(sums) + _older(sums.flip(-4)).flip(-4)
+    total = near + _sum_older_blocks(sums) + _sum_older_blocks(sums.flip(-4)).flip(-4)
     return Sums(m, torch.zeros_like(m), total.flatten(-4, -3)[..., :T, :, :])
 
 
-def _older(sums: Tensor) -> Tensor:
+def _sum_older_blocks(sums: Tensor) -> Tensor:
     """Return, for block i, the sum of blocks 0..i-2, formed from positive terms only."""
     return F.pad(sums.cumsum(-4), (0, 0, 0, 0, 0, 0, 2, 0))[..., : sums.shape[-4], :, :, :]
 
@@ -170,7 +170,7 @@ def window_ratio(k: Tensor, v: Tensor, source: Weights, *, reach: Reach) -> Tens
     Each row has a maximum of its own, because a key outside may be arbitrarily larger.
     """
     T, size = k.shape[-2], _block_size(reach)
-    kb, vb = blocked(k, v, size)
+    kb, vb = split_blocks(k, v, size)
     i = torch.arange(size, device=k.device)
     distance = torch.cat([i - size, i, i + size]) - i[:, None]
     kn, vn = _neighbours(kb, 3, MASKED_KEY), _neighbours(vb, 4, 0.0)
@@ -198,10 +198,10 @@ def _neighbours(a: Tensor, dims: int, beyond: float) -> Tensor:
 
 def _window_weights(source: Weights, size: int, n: int) -> Tensor:
     """Return (..., n or 1, size, 3 size): each block's weights for the previous block, itself and the next block."""
-    return torch.cat([_aligned(source, size, o, n) for o in (1, 0, -1)], -1)
+    return torch.cat([_align_blocks(source, size, o, n) for o in (1, 0, -1)], -1)
 
 
-def _aligned(source: Weights, size: int, offset: int, n: int) -> Tensor:
+def _align_blocks(source: Weights, size: int, offset: int, n: int) -> Tensor:
     """Lay out the source's blocks at ``offset`` for all n query blocks.
 
     They are zero where there is no key block: those keys are masked.
@@ -253,7 +253,7 @@ def _of_factors(u: Tensor, v: Tensor, low: int, high: int) -> Tensor:
     return product.gather(-1, (i[:, None] + j).expand(*product.shape[:-2], -1, -1)).flatten(-3, -2)[..., :T, :]
 
 
-def _eager(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, key_mask: Tensor | None, causal: bool) -> Tensor:
+def _run_eager(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, key_mask: Tensor | None, causal: bool) -> Tensor:
     D, L = v.shape[-1], w.shape[-1]
     kd, vd = split_heads64(k, v, key_mask, k.shape[-1] if k.shape[-1] != D or w.shape[1] > 1 else 1)
     low = L - 1 if causal else L // 2
@@ -272,7 +272,7 @@ aft_band = Operator(
     saves=("saved",),
     keeps_result=True,
     shape=lambda q, k, v, w, key_mask, *, causal: v.shape,
-    eager=_eager,
+    eager=_run_eager,
     fits=lambda at, _: (
         at["L"] > 0
         and at["h"] > 0

@@ -21,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...kernels.backend import exporting
+from ...kernels.backend import is_exporting
 from ..layout.heads import by_head
 from ..layout.masks import zero_masked as zero_masked
-from .softmax import FLOOR, MASKED_KEY, SCAN, SCAN_JUMP, Sums, delay, merge, risen, scan
+from .softmax import FLOOR, MASKED_KEY, SCAN, SCAN_JUMP, Sums, cut_running_max, delay, merge, scan
 
 Past = tuple[Tensor, Tensor]  # m (B, H, M), acc (B, H, e + 1, M): a streaming state
 
@@ -101,7 +101,7 @@ def prefix_of_blocks(b: Tensor, sums_of: Callable[[Tensor, Tensor], Tensor], pas
     """
     n, size = b.shape[-3:-1]
     groups = -(-n // SCAN)
-    top, rise = risen(b.detach().amax(-2).unflatten(-2, (groups, -1)), SCAN_JUMP)
+    top, rise = cut_running_max(b.detach().amax(-2).unflatten(-2, (groups, -1)), SCAN_JUMP)
     top, rise = top[..., None, :], rise[..., None, :]  # (..., groups, blocks, 1, c')
     acc = sums_of(top.flatten(-4, -3), rise.flatten(-4, -3)).unflatten(-3, (groups, -1)).cumsum(-3)
     within = Sums(top, -rise, acc[..., None, :, :])
@@ -109,17 +109,17 @@ def prefix_of_blocks(b: Tensor, sums_of: Callable[[Tensor, Tensor], Tensor], pas
     before, carried = delay(within, 1), delay(ends, 1)
     last = Sums(ends.m[..., -1:, :, :], ends.lift[..., -1:, :, :], ends.acc[..., -1:, :, :, :])
     if past is not None:
-        carried, last = merge(carried, lifted(past)), merge(last, lifted(past))
+        carried, last = merge(carried, as_block(past)), merge(last, as_block(past))
     if groups > 1 or past is not None:
         before = merge(
             before, Sums(carried.m[..., None, :, :], carried.lift[..., None, :, :], carried.acc[..., None, :, :, :])
         )
-    return Sums(before.m.flatten(-4, -3), before.lift.flatten(-4, -3), before.acc.flatten(-5, -4)), flat(last)
+    return Sums(before.m.flatten(-4, -3), before.lift.flatten(-4, -3), before.acc.flatten(-5, -4)), flatten_sums(last)
 
 
 def _leaf(a: Tensor, b: Tensor, v1: Tensor, before: Sums | None) -> Tensor:
     """Read the sums before each block, if any, and the block's own keys up to the query: (..., n, size, e)."""
-    top, rise = risen(b, SCAN_JUMP)
+    top, rise = cut_running_max(b, SCAN_JUMP)
     here = a + top
     there = here if before is None else a + before.m
     unit = torch.maximum(here, there).detach().amax(-1, keepdim=True).clamp_min(FLOOR)
@@ -131,18 +131,18 @@ def _leaf(a: Tensor, b: Tensor, v1: Tensor, before: Sums | None) -> Tensor:
     return ratio(near + torch.exp(there - unit + before.lift) @ before.acc.squeeze(-3).transpose(-1, -2))
 
 
-def whole(past: Past) -> Sums:
+def as_total(past: Past) -> Sums:
     """View a state as the sums over all keys (B, H, 1, .)."""
     m, acc = (x.double()[:, :, None] for x in past)
     return Sums(m, torch.zeros_like(m), acc)
 
 
-def lifted(past: Past) -> Sums:
+def as_block(past: Past) -> Sums:
     """View a state as one block of sums (B, H, 1, 1, .)."""
-    return Sums(*(x[:, :, None] for x in whole(past)))
+    return Sums(*(x[:, :, None] for x in as_total(past)))
 
 
-def flat(s: Sums) -> Past:
+def flatten_sums(s: Sums) -> Past:
     """Turn one block of sums, or sums without blocks, into a state in units of exp(m)."""
     acc = s.acc * torch.exp(s.lift)[..., None, :]
     return s.m.reshape(*s.m.shape[:2], s.m.shape[-1]).contiguous(), acc.reshape(*acc.shape[:2], *acc.shape[-2:])
@@ -150,10 +150,12 @@ def flat(s: Sums) -> Past:
 
 def merge_past(earlier: Past, later: Past) -> Past:
     """Return the state after two adjacent stretches of tokens."""
-    return flat(merge(lifted(earlier), lifted(later)))
+    return flatten_sums(merge(as_block(earlier), as_block(later)))
 
 
-def nothing(batch: int, heads: int, features: int, width: int, *, device: torch.device | str | None = None) -> Past:
+def empty_features(
+    batch: int, heads: int, features: int, width: int, *, device: torch.device | str | None = None
+) -> Past:
     """Return the state before any token."""
     m = torch.full((batch, heads, features), FLOOR, device=device, dtype=torch.float64)
     return m, torch.zeros(batch, heads, width + 1, features, device=device, dtype=torch.float64)
@@ -162,16 +164,16 @@ def nothing(batch: int, heads: int, features: int, width: int, *, device: torch.
 def absorb(b: Tensor, v1: Tensor) -> Past:
     """Return the state after these keys alone; there may be none."""
     if b.shape[-2] == 0:
-        return nothing(b.shape[0], b.shape[1], b.shape[-1], v1.shape[-1] - 1, device=b.device)
-    return flat(over_keys(b, v1))
+        return empty_features(b.shape[0], b.shape[1], b.shape[-1], v1.shape[-1] - 1, device=b.device)
+    return flatten_sums(over_keys(b, v1))
 
 
-def mixed(a: Tensor, b: Tensor, v1: Tensor, *, causal: bool) -> Tensor:
+def mix_features(a: Tensor, b: Tensor, v1: Tensor, *, causal: bool) -> Tensor:
     """Mix all tokens: (B, H, T, e)."""
     if a.shape[-2] == 0 or b.shape[-2] == 0:
         return a.new_zeros(*a.shape[:-1], v1.shape[-1] - 1)
     (T, M), (S, width) = a.shape[-2:], v1.shape[-2:]
-    if exporting():  # no choice by length, which may be a symbol
+    if is_exporting():  # no choice by length, which may be a symbol
         return causal_read(a, b, v1)[0] if causal else read(a, over_keys(b, v1))
     if causal:
         return _leaf(a, b, v1, None) if T <= SCAN else causal_read(a, b, v1)[0]

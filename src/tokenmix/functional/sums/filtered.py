@@ -26,14 +26,14 @@ from .softmax import (
 )
 
 
-def finished(s: Sums, divide: bool) -> Tensor:
+def finish_sums(s: Sums, divide: bool) -> Tensor:
     """Return the ratio (..., T, c), or with ``divide=False`` the numerator."""
     if divide:
         return ratio_of(s)
     return (s.acc[..., :-1, :] * torch.exp(s.m + s.lift)[..., None, :]).flatten(-2)
 
 
-def capped(k: Tensor, divide: bool) -> Tensor:
+def cap_keys(k: Tensor, divide: bool) -> Tensor:
     """Return keys whose exponentials stay finite in float64 where nothing divides them: above 300 they count as 300."""
     return k if divide else k.clamp_max(WEIGHT_CAP)
 
@@ -51,7 +51,7 @@ def over_factors(k: Tensor, v: Tensor, c: Tensor) -> Sums:
 
 
 def plain_sums(k: Tensor, v: Tensor, c: Tensor) -> Sums:
-    """Sum with factors c (..., T, S) in units of 1, for keys that are ``capped``; the denominator is not summed."""
+    """Sum with factors c (..., T, S) in units of 1, for keys cut by ``cap_keys``; the denominator is not summed."""
     terms = terms_of(k, v)[..., :-1, :]
     acc = _product(c, terms)
     zero = torch.zeros_like(k[..., :1, :])

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...kernels.backend import watched
+from ...kernels.backend import is_intercepted
 from ...kernels.precision import at_least_float32
 from .softmax import FLOOR, MASKED_KEY, Sums
 
@@ -78,7 +78,7 @@ def _needs_twice(*tensors: Tensor) -> bool:
         or not any(a.requires_grad for a in tensors)
     ):
         return False
-    return tensors[0].is_cpu and torch._C._get_tracing_state() is None and not watched()
+    return tensors[0].is_cpu and torch._C._get_tracing_state() is None and not is_intercepted()
 
 
 class _Twice(torch.autograd.Function):

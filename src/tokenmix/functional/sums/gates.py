@@ -32,7 +32,7 @@ def check_gate(gate: Gate | None, who: str) -> None:
         raise MixerError(f"{who}: gate={gate!r} is unknown; choose one of {', '.join(GATES)}, or None for no gate.")
 
 
-def gated(q: Tensor, y: Tensor, gate: Gate | None) -> Tensor:
+def apply_gate(q: Tensor, y: Tensor, gate: Gate | None) -> Tensor:
     """Compute gate(q) * y in float32 or better, in q's dtype; y itself when there is no gate.
 
     y may have one row for all queries.

@@ -34,7 +34,7 @@ def grid_sums(
     else:
         near = _window(cells, torch.exp(kernel.double().clamp_max(WEIGHT_CAP)), grid)
         lines = cells.flatten(0, 1).unflatten(-1, grid)
-        total = near + _beyond(lines, 2, kernel.shape[-1]).expand_as(lines).reshape(cells.shape)
+        total = near + _sum_outside(lines, 2, kernel.shape[-1]).expand_as(lines).reshape(cells.shape)
     rows = total.movedim(1, -1)[..., None] + first.sum(2, keepdim=True)
     if prefix:
         rows = torch.cat([terms.sum(2, keepdim=True).expand_as(first), rows], 2)
@@ -49,21 +49,21 @@ def _window(x: Tensor, weights: Tensor, grid: tuple[int, ...]) -> Tensor:
     return near.reshape(x.shape)
 
 
-def _beyond(x: Tensor, axis: int, size: int) -> Tensor:
+def _sum_outside(x: Tensor, axis: int, size: int) -> Tensor:
     """Sum, for each cell of x (N, h, *grid), the cells outside of the window of ``size`` cells along each axis >= axis.
 
     Sizes of 1 stand for all cells of an axis, as all see the same sum.
     """
     later = tuple(range(axis + 1, x.ndim))
     lines = x.sum(later, keepdim=True) if later else x
-    found = _older(lines, axis, size) + _older(lines.flip(axis), axis, size).flip(axis)
+    found = _sum_older_lines(lines, axis, size) + _sum_older_lines(lines.flip(axis), axis, size).flip(axis)
     if later:
         sides = (0, 0) * len(later) + (size // 2, size // 2)
-        found = found + _beyond(F.pad(x, sides).unfold(axis, size, 1).sum(-1), axis + 1, size)
+        found = found + _sum_outside(F.pad(x, sides).unfold(axis, size, 1).sum(-1), axis + 1, size)
     return found
 
 
-def _older(x: Tensor, axis: int, size: int) -> Tensor:
+def _sum_older_lines(x: Tensor, axis: int, size: int) -> Tensor:
     """Return, for each line along an axis, the sum of the lines before the window around it."""
     n = x.shape[axis]
     return F.pad(x.cumsum(axis).movedim(axis, -1), (size // 2 + 1, 0))[..., :n].movedim(-1, axis)

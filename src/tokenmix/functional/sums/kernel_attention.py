@@ -22,14 +22,14 @@ from ...kernels.backend import masks, steps
 from ...kernels.counts import mean_scale
 from ...kernels.cpu import decode as step
 from ...kernels.cpu import hydra as kernel
-from ...kernels.extended import LONG, extended, has_gradient
+from ...kernels.extended import LONG, extend_on_kernel, has_gradient
 from ...kernels.precision import at_least_float32, exact
 from ..aft_chunk import absorb as absorb_features
 from ..aft_chunk import aft_simple_chunk, read_past, simple_prefixes
 from ..layout.checks import check_eps, check_flags
 from ..layout.heads import by_head
-from .nonfinite import honest_chunk
-from .softmax import FLOOR, MASKED_KEY, SCAN, SCAN_JUMP, Sums, delay, merge, merge_heads, risen, scan
+from .nonfinite import propagate_nonfinite_chunk
+from .softmax import FLOOR, MASKED_KEY, SCAN, SCAN_JUMP, Sums, cut_running_max, delay, merge, merge_heads, scan
 
 EPS = 1e-6  # keeps the gradient at a zero token below 1000, within the range of float16
 STEPPED = ("cosine", "identity", "mean")  # maps that the C kernels implement
@@ -93,12 +93,12 @@ def absorb(past: Past, k: Tensor, v: Tensor, valid: Tensor | None, *, heads: int
     if k.shape[1] == 0:
         return past
     if of_keys != "softmax":
-        fk, fv = _mapped(k, v, valid, of_keys, eps)
+        fk, fv = _map_keys(k, v, valid, of_keys, eps)
         return past[0] + _outer(fk, fv, heads).flatten(1), past[1] + _number(valid, k)
     if heads == dim:
         return absorb_features(past, k, v, valid)  # type: ignore[arg-type]  # three tensors with softmax
-    joined = merge(_lift(past, heads), _sums_of(*_split(k, v, valid, heads)))
-    return _flat(joined)
+    joined = merge(_unflatten_sums(past, heads), _sums_of(*_split(k, v, valid, heads)))
+    return _flatten_sums(joined)
 
 
 @exact
@@ -109,7 +109,7 @@ def read_sums(q: Tensor, past: Past, *, heads: int, feature: str, normalise: boo
     if of_keys == "softmax":
         if heads == q.shape[-1]:
             return read_past(fq, past, gate="identity").to(q.dtype)  # type: ignore[arg-type]  # three tensors
-        s = _lift(past, heads)
+        s = _unflatten_sums(past, heads)
         y = (by_head(fq.double(), heads) / _positive(s.acc[..., -1, :])) @ s.acc[..., 0, :-1, :].mT
         return merge_heads(y).to(q.dtype)
     total = past[0] / past[1].clamp_min(1)[:, None] if normalise or of_keys == "mean" else past[0]
@@ -144,28 +144,30 @@ def extend_chunk(
             of_query == of_keys in STEPPED
             and past[0].shape == (q.shape[0], heads)
             and steps((q, k, v), past, derives=graph)
-            and _counted(past, valid, k)
+            and _has_kernel_layout(past, valid, k)
         ):
             valid = None if valid is None else valid.contiguous()
             cosine, mean = of_keys == "cosine", normalise or of_keys == "mean"
             if not graph and k.shape[1] < LONG:
                 pair: Any = past  # two of them
                 return step.hydra(q, k, v, valid, pair, cosine=cosine, mean=mean, eps=eps)
-            return _extended(q, k, v, past, valid, cosine=cosine, mean=mean, eps=eps)
+            return _extend_in_c(q, k, v, past, valid, cosine=cosine, mean=mean, eps=eps)
     options: dict[str, Any] = {"heads": heads, "feature": feature, "normalise": normalise, "eps": eps}
-    return _eagerly(q, k, v, past, valid, **options)
+    return _extend_in_torch(q, k, v, past, valid, **options)
 
 
-def _eagerly(q: Tensor, k: Tensor, v: Tensor, past: Past, valid: Tensor | None, **options: Any) -> tuple[Tensor, Past]:
+def _extend_in_torch(
+    q: Tensor, k: Tensor, v: Tensor, past: Past, valid: Tensor | None, **options: Any
+) -> tuple[Tensor, Past]:
     """Compute ``extend_chunk`` in plain torch."""
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Past]:
         return extend_sums(q, k, v, past, valid=valid, **options)
 
-    return honest_chunk(form, q, k, v, key_mask=valid)
+    return propagate_nonfinite_chunk(form, q, k, v, key_mask=valid)
 
 
-def _extended(
+def _extend_in_c(
     q: Tensor, k: Tensor, v: Tensor, past: Past, valid: Tensor | None, *, cosine: bool, mean: bool, eps: float
 ) -> tuple[Tensor, Past]:
     """Compute ``extend_chunk`` with one feature per head on the C kernel, with gradients."""
@@ -177,17 +179,19 @@ def _extended(
         "eps": eps,
     }
 
-    def plain(q: Tensor, k: Tensor, v: Tensor, past: Past) -> tuple[Tensor, Past]:
-        y, after = _eagerly(q, k, v, (past[1], number), valid, **options)
+    def call_eager(q: Tensor, k: Tensor, v: Tensor, past: Past) -> tuple[Tensor, Past]:
+        y, after = _extend_in_torch(q, k, v, (past[1], number), valid, **options)
         return y, (past[0], after[0])
 
     unit = torch.zeros_like(total)  # the sum has none
     scale = mean_scale(valid, q, k.shape[1], True, number[:, None]) if mean else None
-    y, (_, after) = extended(kernel, plain, (q, k, v), valid, (unit, total), cosine=cosine, eps=eps, scale=scale)
+    y, (_, after) = extend_on_kernel(
+        kernel, call_eager, (q, k, v), valid, (unit, total), cosine=cosine, eps=eps, scale=scale
+    )
     return y, (after, number + _number(valid, k))
 
 
-def _counted(past: Past, valid: Tensor | None, k: Tensor) -> bool:
+def _has_kernel_layout(past: Past, valid: Tensor | None, k: Tensor) -> bool:
     """Return whether the sums, their count and a mask have the layout that the C kernel reads without checking."""
     total, number = past
     return (
@@ -217,7 +221,7 @@ def extend_sums(
         else:
             y, after = _softmax_prefixes(fq, k, v, past, valid, heads)
         return y.to(q.dtype), after
-    fk, fv = _mapped(k, v, valid, of_keys, eps)
+    fk, fv = _map_keys(k, v, valid, of_keys, eps)
     seen = past[1][:, None] + (
         valid.cumsum(1) if valid is not None else torch.arange(1, k.shape[1] + 1, device=k.device)
     )
@@ -234,7 +238,7 @@ def merge_sums(earlier: Past, later: Past) -> Past:
         return earlier[0] + later[0], earlier[1] + later[1]
     dim = earlier[0].shape[1]
     heads = dim * dim // earlier[1].shape[1]
-    return _flat(merge(_lift(earlier, heads), _lift(later, heads)))
+    return _flatten_sums(merge(_unflatten_sums(earlier, heads), _unflatten_sums(later, heads)))
 
 
 def _feature_prefixes(fq: Tensor, fk: Tensor, v: Tensor, past: Tensor, heads: int) -> tuple[Tensor, Tensor]:
@@ -263,17 +267,17 @@ def _softmax_prefixes(
     L = fq.shape[1]
     kh, vh = _split(k, v, valid, heads)
     kb, vb, q = _pad(kh, SCAN, MASKED_KEY), _pad(vh, SCAN), _pad(by_head(fq.double(), heads), SCAN)
-    start = _lift(past, heads)
+    start = _unflatten_sums(past, heads)
     first = Sums(*(a[:, :, None] for a in start))
     running = scan(_sums_of(kb, vb))
     before, after = merge(first, delay(running, 1)), merge(start, Sums(*(a[:, :, -1] for a in running)))
-    top, rise = risen(kb, SCAN_JUMP)
+    top, rise = cut_running_max(kb, SCAN_JUMP)
     terms = torch.exp(kb - top + rise)
     m = torch.maximum(top, before.m)
     inside, beyond = torch.exp(top - m - rise), torch.exp(before.m - m)
     asked = q / _positive(inside * terms.cumsum(-2) + beyond * before.acc[..., -1, :])
     y = ((asked * inside) @ terms.mT).tril() @ vb + (asked * beyond) @ before.acc[..., 0, :-1, :].mT
-    return merge_heads(y.flatten(2, 3)[:, :, :L]), _flat(after)
+    return merge_heads(y.flatten(2, 3)[:, :, :L]), _flatten_sums(after)
 
 
 def _sums_of(k: Tensor, v: Tensor) -> Sums:
@@ -286,7 +290,7 @@ def _sums_of(k: Tensor, v: Tensor) -> Sums:
     return Sums(m, torch.zeros_like(m), acc[..., None, :, :])
 
 
-def _mapped(k: Tensor, v: Tensor, valid: Tensor | None, name: str, eps: float) -> tuple[Tensor, Tensor]:
+def _map_keys(k: Tensor, v: Tensor, valid: Tensor | None, name: str, eps: float) -> tuple[Tensor, Tensor]:
     """Return phi(k) and v, with value 0 for masked tokens.
 
     Masked tokens are hidden before the map, so that nothing in them can affect a gradient.
@@ -330,7 +334,7 @@ def _positive(den: Tensor) -> Tensor:
     return torch.where(den > 0, den, 1.0)
 
 
-def _lift(past: Past, heads: int) -> Sums:
+def _unflatten_sums(past: Past, heads: int) -> Sums:
     """View a flat past as Sums: m (B, heads, 1, e), acc (B, heads, 1, e + 1, e)."""
     m, num, den = past
     m = m.unflatten(-1, (heads, 1, -1))
@@ -338,6 +342,6 @@ def _lift(past: Past, heads: int) -> Sums:
     return Sums(m, torch.zeros_like(m), acc[:, :, None])
 
 
-def _flat(s: Sums) -> SoftmaxPast:
+def _flatten_sums(s: Sums) -> SoftmaxPast:
     """Flatten sums to m (B, D), num (B, D e), den (B, D)."""
     return s.m.flatten(1), s.acc[..., :-1, :].flatten(1), s.acc[..., -1, :].flatten(1)

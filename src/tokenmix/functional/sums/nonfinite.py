@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...kernels.backend import exporting, watched
+from ...kernels.backend import is_exporting, is_intercepted
 from ..layout.masks import zero_masked
 
 Whole = TypeVar("Whole", bound=tuple[Tensor, ...])
@@ -31,9 +31,9 @@ def nothing_to_hide(*tensors: Tensor) -> bool:
 
     On the CPU the sums of the arguments decide. Exported and traced programs always take them as they are.
     """
-    if exporting():
+    if is_exporting():
         return True
-    if watched() or not all(a.is_cpu for a in tensors):
+    if is_intercepted() or not all(a.is_cpu for a in tensors):
         return False
     return all(
         isfinite(float(a.detach().sum(dtype=torch.float64 if a.dtype == torch.float64 else torch.float32)))
@@ -43,7 +43,7 @@ def nothing_to_hide(*tensors: Tensor) -> bool:
 
 def clean(a: Tensor) -> Tensor:
     """Return a with 0 in place of every non-finite number."""
-    free = not torch.is_grad_enabled() and not torch.compiler.is_compiling() and not exporting()
+    free = not torch.is_grad_enabled() and not torch.compiler.is_compiling() and not is_exporting()
     if free and torch._C._get_tracing_state() is None:  # a trace serves with gradients and without
         return torch.nan_to_num(a, 0.0, 0.0, 0.0)  # one pass instead of five; would store all of a for backward
     return torch.where(a.detach().isfinite(), a, 0.0)
@@ -94,7 +94,7 @@ def over_window(mark: Tensor, low: int, high: int) -> Tensor:
     return torch.where(count[:, last] > count[:, first], float("nan"), 0.0)
 
 
-def put_back(y: Tensor, mark: Tensor) -> Tensor:
+def add_nan_mask(y: Tensor, mark: Tensor) -> Tensor:
     """Add marks (B, T or 1, C or 1) to outputs y (B, T, C).
 
     Gradients that a loss requests of a marked row are NaN, even where the loss is linear in it.
@@ -105,7 +105,7 @@ def put_back(y: Tensor, mark: Tensor) -> Tensor:
     return y + mark.to(y.dtype)
 
 
-def honest(
+def propagate_nonfinite(
     form: Callable[..., Tensor],
     q: Tensor | None,
     *keys: Tensor,
@@ -127,10 +127,10 @@ def honest(
     if nothing_to_hide(*given):
         return form(*given)
     y = form(*map(clean, given))  # first, because the form checks its arguments
-    return put_back(y, _spoilt(y, q, keys, causal, key_mask, attn_mask, each, reach))
+    return add_nan_mask(y, _nan_mask(y, q, keys, causal, key_mask, attn_mask, each, reach))
 
 
-def _spoilt(
+def _nan_mask(
     y: Tensor,
     q: Tensor | None,
     keys: tuple[Tensor, ...],
@@ -150,8 +150,10 @@ def _spoilt(
     return met if q is None else met + mark_of(q)
 
 
-def hides(*keys: str, asks: str | None = None) -> Callable[[Callable[Given, Tensor]], Callable[Given, Tensor]]:
-    """Decorate a functional form with ``honest``.
+def guard_nonfinite(
+    *keys: str, asks: str | None = None
+) -> Callable[[Callable[Given, Tensor]], Callable[Given, Tensor]]:
+    """Decorate a functional form with ``propagate_nonfinite``.
 
     Args:
         keys: names of the arguments that are keys.
@@ -163,24 +165,26 @@ def hides(*keys: str, asks: str | None = None) -> Callable[[Callable[Given, Tens
         named = keys if asks is None else (asks, *keys)
 
         @functools.wraps(form)
-        def honest_form(*args: Given.args, **options: Given.kwargs) -> Tensor:
+        def guarded_form(*args: Given.args, **options: Given.kwargs) -> Tensor:
             given: dict[str, Any] = dict(zip(names, args, strict=False)) | options
             q = None if asks is None else given[asks]
             masks: dict[str, Any] = {name: given.get(name) for name in ("key_mask", "attn_mask")}
-            call: Any = functools.partial(_called, form, named, given)
-            return honest(call, q, *(given[name] for name in keys), causal=bool(given.get("causal")), **masks)
+            call: Any = functools.partial(_call_form, form, named, given)
+            return propagate_nonfinite(
+                call, q, *(given[name] for name in keys), causal=bool(given.get("causal")), **masks
+            )
 
-        return honest_form
+        return guarded_form
 
     return mark_up
 
 
-def _called(form: Callable[..., Tensor], named: tuple[str, ...], given: dict[str, Any], *values: Tensor) -> Tensor:
+def _call_form(form: Callable[..., Tensor], named: tuple[str, ...], given: dict[str, Any], *values: Tensor) -> Tensor:
     """Call the form with replaced values for some of its arguments."""
     return form(**{**given, **dict(zip(named, values, strict=True))})
 
 
-def honest_chunk(
+def propagate_nonfinite_chunk(
     form: Callable[..., tuple[Tensor, Whole]],
     q: Tensor | None,
     *keys: Tensor,
@@ -188,13 +192,13 @@ def honest_chunk(
     each: bool = False,
     reach: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Whole]:
-    """Apply ``honest`` to new tokens of a stream.
+    """Apply ``propagate_nonfinite`` to new tokens of a stream.
 
     The form returns the outputs and the sums after them, which stay non-finite once a non-finite token was added.
 
     Args:
         each: the sums too are (B, D), feature by feature.
-        reach: as in ``honest``.
+        reach: as in ``propagate_nonfinite``.
     """
     given = keys if q is None else (q, *keys)
     if nothing_to_hide(*given):
@@ -205,4 +209,4 @@ def honest_chunk(
         a + last.view(a.shape[0], *[1] * (a.ndim - 2), last.shape[-1]).to(a.dtype) if a.is_floating_point() else a
         for a in after
     )
-    return put_back(y, _spoilt(y, q, keys, True, key_mask, None, each, reach)), tuple(spoiled)  # type: ignore[return-value]  # as many tensors as ``form`` gave
+    return add_nan_mask(y, _nan_mask(y, q, keys, True, key_mask, None, each, reach)), tuple(spoiled)  # type: ignore[return-value]  # as many tensors as ``form`` gave

@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels.precision import at_least_float32
-from .gates import Gate, gated
-from .nonfinite import each_mark, honest, nothing_to_hide, put_back
+from .gates import Gate, apply_gate
+from .nonfinite import add_nan_mask, each_mark, nothing_to_hide, propagate_nonfinite
 
 # the key of a masked token: float32's minimum, so that exporters that write constants in float32 preserve it
 MASKED_KEY = -(2.0 - 2.0**-23) * 2.0**127
@@ -64,7 +64,7 @@ def split_heads64(k: Tensor, v: Tensor, key_mask: Tensor | None, heads: int) -> 
 def hidden_sums(
     form: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: Gate | None, **reach: Any
 ) -> Tensor:
-    """Call form(q, k, v) through ``honest``, feature by feature.
+    """Call form(q, k, v) through ``propagate_nonfinite``, feature by feature.
 
     A key of -inf has the weight 0 and hides nothing. Without a gate the numbers in q do not matter.
     """
@@ -75,17 +75,17 @@ def _by_feature(
     form: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, gate: Gate | None, **reach: Any
 ) -> Tensor:
     if gate is None:
-        return honest(lambda *keys: form(q, *keys), None, k, v, each=True, **reach)
-    return honest(form, q, k, v, each=True, **reach)
+        return propagate_nonfinite(lambda *keys: form(q, *keys), None, k, v, each=True, **reach)
+    return propagate_nonfinite(form, q, k, v, each=True, **reach)
 
 
 def gated_after(q: Tensor, y: Tensor, gate: Gate | None) -> Tensor:
-    """Compute ``gated`` on the output of a kernel; rows that are not finite do not affect the gradients of others."""
+    """Compute ``apply_gate`` on a kernel's output; rows that are not finite do not affect the gradients of others."""
     if gate is None or nothing_to_hide(q, y):
-        return gated(q, y, gate)
+        return apply_gate(q, y, gate)
     # Not ``clean``: a NaN gradient goes on to the kernel, also where q is not finite.
     finite = [torch.nan_to_num(a, 0.0, 0.0, 0.0) for a in (q, y)]
-    return put_back(gated(finite[0], finite[1], gate), each_mark(q, y))
+    return add_nan_mask(apply_gate(finite[0], finite[1], gate), each_mark(q, y))
 
 
 def kernel_sums(
@@ -151,7 +151,7 @@ def valid_weight(x: Tensor) -> Tensor:
     return torch.exp(x - x.detach().clamp_min(FLOOR))
 
 
-def lone(v: Tensor, weight: Tensor) -> Tensor:
+def single_key_ratio(v: Tensor, weight: Tensor) -> Tensor:
     """Return the ratio of sums over one key: its value where its weight is positive, else exactly 0.
 
     The weight has no gradient, but NaN in it is propagated.
@@ -179,7 +179,7 @@ def weigh(w: Tensor, terms: Tensor) -> Tensor:
 
 def over_leaf(k: Tensor, v: Tensor, w: Tensor | None, *, jump: float) -> Sums:
     """Sum over keys 0..t for each row t of a few."""
-    top, rise = risen(k, jump)
+    top, rise = cut_running_max(k, jump)
     terms = terms_of(k - top + rise, v)
     seen = torch.ones(k.shape[-2], k.shape[-2], dtype=torch.bool, device=k.device).tril()
     if w is None:
@@ -189,7 +189,7 @@ def over_leaf(k: Tensor, v: Tensor, w: Tensor | None, *, jump: float) -> Sums:
     return Sums(top, -rise, acc)
 
 
-def risen(k: Tensor, jump: float) -> tuple[Tensor, Tensor]:
+def cut_running_max(k: Tensor, jump: float) -> tuple[Tensor, Tensor]:
     """Return the running maximum along dim -2, and its rises cut to ``jump`` and centred. Without gradient."""
     top = running_max(k.detach()).clamp_min(FLOOR)
     rise = F.pad((top[..., 1:, :] - top[..., :-1, :]).clamp_max(jump).cumsum(-2), (0, 0, 1, 0))
@@ -205,7 +205,7 @@ def running_max(k: Tensor) -> Tensor:
     return k
 
 
-def faded(s: Sums, decay: Tensor) -> Sums:
+def decay_sums(s: Sums, decay: Tensor) -> Sums:
     """Multiply sums by exp(decay): a change of their unit, which is data, so the accumulator carries the gradient."""
     fixed = decay.detach()
     return Sums(s.m + fixed, s.lift + torch.zeros_like(fixed), s.acc * torch.exp(decay - fixed)[..., None, :])
@@ -222,7 +222,7 @@ def scan(s: Sums, decay: Tensor | None = None) -> Sums:
         early = Sums(*_blocks(s, None, -step))
         if decay is not None:
             late = decay[..., step:, :, :]
-            early = faded(early, late)
+            early = decay_sums(early, late)
             decay = torch.cat([decay[..., :step, :, :], late + decay[..., :-step, :, :]], -3)
         later = merge(Sums(*_blocks(s, step, None)), early)
         s = Sums(
@@ -249,13 +249,13 @@ def _blocks(s: Sums, start: int | None, stop: int | None) -> tuple[Tensor, Tenso
 def prefix_sums(k: Tensor, v: Tensor) -> Sums:
     """Sum over keys 0..t with weight 0 for each row t."""
     T = k.shape[-2]
-    kb, vb = blocked(k, v, min(SCAN, T))
+    kb, vb = split_blocks(k, v, min(SCAN, T))
     total = over_leaf(kb, vb, None, jump=SCAN_JUMP)
     past = over_all(kb, vb)
-    return joined(merge(total, delay(scan(past), 1)), T)
+    return join_blocks(merge(total, delay(scan(past), 1)), T)
 
 
-def blocked(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def split_blocks(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Cut the time axis into blocks (..., n, size, c') and (..., n, size, g, c').
 
     The padding at the end has weight zero.
@@ -266,7 +266,7 @@ def blocked(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor]:
     ).unflatten(-3, (-1, size))
 
 
-def joined(s: Sums, T: int) -> Sums:
+def join_blocks(s: Sums, T: int) -> Sums:
     """Join blocks into T rows."""
     return Sums(
         s.m.flatten(-3, -2)[..., :T, :], s.lift.flatten(-3, -2)[..., :T, :], s.acc.flatten(-4, -3)[..., :T, :, :]

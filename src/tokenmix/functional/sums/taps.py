@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import MixerError
-from ...kernels.precision import alike, at_least_float32, exact
+from ...kernels.precision import at_least_float32, cast_alike, exact
 from ..layout.masks import zero_masked
 from .nonfinite import clean, marks, over_pairs
 
@@ -23,7 +23,7 @@ def centre_of(size: int, causal: bool) -> int:
     return size - 1 if causal else size // 2
 
 
-def silenced(v: Tensor, key_mask: Tensor | None) -> Tensor:
+def zero_masked_values(v: Tensor, key_mask: Tensor | None) -> Tensor:
     """Return v (B, S, D) in float32 or better, with 0 at masked tokens, whatever they held."""
     return zero_masked(at_least_float32(v), key_mask)
 
@@ -89,10 +89,10 @@ def _laid_out(taps: Tensor, tap: Tensor, near: Tensor) -> Tensor:
 
 
 @exact
-def weighed(weights: Tensor, v: Tensor) -> Tensor:
+def weigh_values(weights: Tensor, v: Tensor) -> Tensor:
     """Compute sum_s weights_ts v_s: (B, H, T, S) and (B, S, G, c) -> (B, T, H, c)."""
     met = over_pairs((weights != 0).any(1), marks(v.flatten(2)))[:, :, None]
-    weights, v = alike(weights, clean(v))
+    weights, v = cast_alike(weights, clean(v))
     return (weights @ v.transpose(1, 2)).transpose(1, 2) + met.to(v.dtype)
 
 

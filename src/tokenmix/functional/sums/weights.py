@@ -78,7 +78,7 @@ class Toeplitz:
     def __init__(self, taps: Tensor, centre: int):
         self.taps, self.centre = taps, centre
 
-    def _at(self, offset: Tensor) -> Tensor:
+    def _log_weight_at(self, offset: Tensor) -> Tensor:
         tap = offset + self.centre
         known = (tap >= 0) & (tap < self.taps.shape[-1])
         w = self.taps.double()[..., tap.clamp(0, self.taps.shape[-1] - 1)]
@@ -86,11 +86,11 @@ class Toeplitz:
 
     def blocks(self, size: int, offset: int, n: int) -> Tensor:
         i = torch.arange(size, device=self.taps.device)
-        return self._at(i - i[:, None] - offset * size)[..., None, :, :]
+        return self._log_weight_at(i - i[:, None] - offset * size)[..., None, :, :]
 
     def slab(self, rows: slice, cols: slice) -> Tensor:
         t, s = (torch.arange(a.start, a.stop, device=self.taps.device) for a in (rows, cols))
-        return self._at(s - t[:, None])
+        return self._log_weight_at(s - t[:, None])
 
 
 class Banded:
@@ -101,7 +101,7 @@ class Banded:
     def __init__(self, band: Tensor, centre: int):
         self.band, self.centre = band, centre
 
-    def _at(self, rows: Tensor, offset: Tensor) -> Tensor:
+    def _log_weight_at(self, rows: Tensor, offset: Tensor) -> Tensor:
         tap = offset + self.centre
         known = (tap >= 0) & (tap < self.band.shape[-1])
         w = rows.double().gather(-1, tap.clamp(0, self.band.shape[-1] - 1).expand(*rows.shape[:-1], -1))
@@ -112,11 +112,11 @@ class Banded:
             -2, (n, size)
         )
         i = torch.arange(size, device=rows.device)
-        return self._at(rows[..., max(offset, 0) : n + min(offset, 0), :, :], i - i[:, None] - offset * size)
+        return self._log_weight_at(rows[..., max(offset, 0) : n + min(offset, 0), :, :], i - i[:, None] - offset * size)
 
     def slab(self, rows: slice, cols: slice) -> Tensor:
         t, s = (torch.arange(a.start, a.stop, device=self.band.device) for a in (rows, cols))
-        return self._at(
+        return self._log_weight_at(
             F.pad(self.band, (0, 0, 0, max(0, rows.stop - self.band.shape[-2])))[..., rows, :], s - t[:, None]
         )
 

@@ -79,8 +79,8 @@ def _attend(name: str, form: Any, options: dict[str, Any], *, both_ways: bool) -
             raise MixerError(f"{name}: weighs no pairs of tokens and cannot honour {what}, which this model uses.")
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         heads, T, S = query.shape[1], query.shape[2], key.shape[2]
-        k, v = (_flat(a.repeat_interleave(heads // a.shape[1], 1)) for a in (key, value))
-        q = _flat(query)
+        k, v = (_merge_heads(a.repeat_interleave(heads // a.shape[1], 1)) for a in (key, value))
+        q = _merge_heads(query)
         if not (causal or both_ways):
             raise MixerError(f"{name}: has only a causal form, and attention here sees both sides.")
         if (
@@ -101,7 +101,7 @@ def _attend(name: str, form: Any, options: dict[str, Any], *, both_ways: bool) -
     return attend
 
 
-def _flat(x: Tensor) -> Tensor:
+def _merge_heads(x: Tensor) -> Tensor:
     """Reshape (B, H, T, e) -> (B, T, H e)."""
     return x.transpose(1, 2).flatten(2).contiguous()
 

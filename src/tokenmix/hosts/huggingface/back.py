@@ -46,9 +46,11 @@ def from_transformers(model: Any) -> nn.Module:
     Raises:
         MixerError: for a model that is not ours, and for one that holds what ours has not.
     """
-    theirs = _loaded(Path(model)) if isinstance(model, (str, Path)) else model
+    theirs = _load_folder(Path(model)) if isinstance(model, (str, Path)) else model
     if not isinstance(theirs, CLASSES):
-        raise MixerError(f"from_transformers: a {type(theirs).__name__} has no counterpart here; {_able()}.")
+        raise MixerError(
+            f"from_transformers: a {type(theirs).__name__} has no counterpart here; {_supported_classes()}."
+        )
     state = theirs.state_dict()
     if isinstance(theirs, TokenMixForImageClassification):
         config: Any = theirs.config.vit()
@@ -66,11 +68,11 @@ def from_transformers(model: Any) -> nn.Module:
     return ours.eval()
 
 
-def _able() -> str:
+def _supported_classes() -> str:
     return f"{', '.join(each.__name__ for each in CLASSES[:-1])} and {CLASSES[-1].__name__} have"
 
 
-def _loaded(folder: Path) -> Any:
+def _load_folder(folder: Path) -> Any:
     """Load a folder as the class that its config names."""
     if not (folder / "config.json").is_file():
         hub = "load a model of the hub with transformers and give the model"
@@ -79,14 +81,16 @@ def _loaded(folder: Path) -> Any:
     TokenMixConfig.get_config_dict(folder)  # refuses other families
     cls = next((each for each in CLASSES if each.__name__ == named[0]), None)
     if cls is None:
-        raise MixerError(f"from_transformers: {folder} holds a {named[0]}, which has no counterpart here; {_able()}.")
+        raise MixerError(
+            f"from_transformers: {folder} holds a {named[0]}, which has no counterpart here; {_supported_classes()}."
+        )
     return cls.from_pretrained(folder)
 
 
 def _text_config(theirs: Any) -> LMConfig | EncoderConfig:
     """Return the config of our language model or encoder."""
     config, who = theirs.config, type(theirs).__name__
-    given = _shared(config, who) | {"mixers": _specs(config), "layers": config.num_hidden_layers}
+    given = _common_fields(config, who) | {"mixers": _specs(config), "layers": config.num_hidden_layers}
     head = getattr(theirs, "lm_head", None)
     given["tied"] = head is None or head.weight is theirs.model.embed_tokens.weight
     if isinstance(theirs, TokenMixForCausalLM):
@@ -116,7 +120,7 @@ def _pair_config(theirs: TokenMixForSeq2SeqLM) -> Seq2SeqConfig:
         raise MixerError(f"from_transformers: this {who} has {found}; a Seq2Seq needs one token for each: set them.")
     encoder, decoder = theirs.encoder.config, theirs.decoder.config
     return Seq2SeqConfig(
-        **_shared(config, who),
+        **_common_fields(config, who),
         mixers=_specs(decoder),
         layers=decoder.num_hidden_layers,
         encoder_mixers=_specs(encoder),
@@ -128,7 +132,7 @@ def _pair_config(theirs: TokenMixForSeq2SeqLM) -> Seq2SeqConfig:
     )
 
 
-def _shared(config: TokenMixConfig, who: str) -> dict[str, Any]:
+def _common_fields(config: TokenMixConfig, who: str) -> dict[str, Any]:
     """Return the fields that models of text have in common."""
     mlp = MLPS.get((config.gated_mlp, config.hidden_act))
     if mlp is None:
@@ -172,7 +176,7 @@ def _specs(config: TokenMixConfig, field: str = "mixers") -> tuple[dict[str, Any
 
 def _text_weights(state: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
     """Return the weights of a language model or an encoder under our names."""
-    found = {_ours(name, NAMES): tensor for name, tensor in state.items()}
+    found = {_our_name(name, NAMES): tensor for name, tensor in state.items()}
     if config.tied:
         found.pop("head.weight", None)
     return found
@@ -185,13 +189,13 @@ def _pair_weights(state: dict[str, Tensor], config: Seq2SeqConfig) -> dict[str, 
     if not torch.equal(source, target):
         apart = "encoder and decoder embed tokens differently; a Seq2Seq has one embedding for both"
         raise MixerError(f"from_transformers: in this TokenMixForSeq2SeqLM {apart}.")
-    found = {_ours(name, PAIR_NAMES): tensor for name, tensor in state.items()} | {"embed.weight": target}
+    found = {_our_name(name, PAIR_NAMES): tensor for name, tensor in state.items()} | {"embed.weight": target}
     if config.tied:
         found.pop("head.weight")
     return found
 
 
-def _ours(name: str, names: tuple[tuple[str, str], ...]) -> str:
+def _our_name(name: str, names: tuple[tuple[str, str], ...]) -> str:
     for ours, theirs in names:
         if name.startswith(theirs):
             return ours + name[len(theirs) :]

@@ -55,7 +55,7 @@ class TokenMixStateLayer(CacheLayerMixin):
         self.steps: list[Step] = []
         self.places: list[Step] = []
 
-    def put(self, state: State, tokens: int, after: Callable[[int], State] | None = None) -> None:
+    def store(self, state: State, tokens: int, after: Callable[[int], State] | None = None) -> None:
         """Store the state after ``tokens`` more tokens; ``after(n)`` gives the state after only the first n of them."""
         if self.record_past and after is not None:
             self.steps.append(Step(self.state, tokens, after))

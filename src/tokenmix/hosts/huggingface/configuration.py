@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from ...errors import MixerError
 from ...mixers import MIXERS, mixer_options
 from ...models import ViTConfig
-from ...models.blocks import complete_spec, cycled
+from ...models.blocks import complete_spec, cycle_specs
 
 COUNTS: tuple[str, ...] = (
     "vocab_size",
@@ -111,14 +111,14 @@ class TokenMixConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         _refuse_misspelt(kwargs)
-        self.mixers = self._listed("mixers", [{"name": "aft_simple"}])
-        self.encoder_mixers, self.cross_mixers = self._listed("encoder_mixers"), self._listed("cross_mixers")
+        self.mixers = self._spec_list("mixers", [{"name": "aft_simple"}])
+        self.encoder_mixers, self.cross_mixers = self._spec_list("encoder_mixers"), self._spec_list("cross_mixers")
         self._check()
         self.intermediate_size = self.intermediate_size or 4 * self.hidden_size
         self.num_key_value_heads = self.num_key_value_heads or self.num_attention_heads
         super().__post_init__(**kwargs)
 
-    def _listed(self, field: str, default: list[dict[str, Any]] | None = None) -> Any:
+    def _spec_list(self, field: str, default: list[dict[str, Any]] | None = None) -> Any:
         """Return a field of specs as a list of dicts, each checked as far as possible without a model."""
         specs = getattr(self, field) if getattr(self, field) is not None else default
         if specs is None:
@@ -168,9 +168,12 @@ class TokenMixConfig(PreTrainedConfig):
     def specs(self, field: str = "mixers") -> list[dict[str, Any]]:
         """Return one complete mixer spec per layer, with heads and lengths filled in where a spec leaves them open."""
         context = {"max_context_len": self.max_position_embeddings} if field == "cross_mixers" else {}
-        return [self._whole(spec, context) for spec in cycled(tuple(getattr(self, field)), self.num_hidden_layers)]
+        return [
+            self._complete_spec(spec, context)
+            for spec in cycle_specs(tuple(getattr(self, field)), self.num_hidden_layers)
+        ]
 
-    def _whole(self, spec: dict[str, Any], context: dict[str, int]) -> dict[str, Any]:
+    def _complete_spec(self, spec: dict[str, Any], context: dict[str, int]) -> dict[str, Any]:
         known = mixer_options(MIXERS[spec["name"]]) if spec["name"] in MIXERS else {}
         found = {"heads": self.num_attention_heads, **context}
         if "heads" not in spec:

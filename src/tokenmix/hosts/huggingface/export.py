@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...errors import MixerError
 from ...mixers import MIXERS, mixer_options
 from ...models import LM, Encoder, EncoderConfig, LMConfig, Seq2Seq, Seq2SeqConfig, ViT, ViTConfig
-from ...models.blocks import evaluating
+from ...models.blocks import evaluation_mode
 from ...models.layers import hidden_width
 from .configuration import TokenMixConfig
 from .heads import TokenMixForMaskedLM, TokenMixForSequenceClassification
@@ -48,12 +48,12 @@ def to_transformers(model: nn.Module) -> Any:
     """
     if isinstance(model, LM):
         new: Any = TokenMixForCausalLM(lm_config(model.config))
-        state = {_renamed(name): tensor for name, tensor in model.state_dict().items()}
+        state = {_their_name(name): tensor for name, tensor in model.state_dict().items()}
         state.setdefault("lm_head.weight", model.embed.weight.detach())
     elif isinstance(model, Encoder):
         cls = TokenMixForSequenceClassification if model.config.classes else TokenMixForMaskedLM
         new = cls(encoder_config(model.config))
-        state = {_renamed(name): tensor for name, tensor in model.state_dict().items()}
+        state = {_their_name(name): tensor for name, tensor in model.state_dict().items()}
         if not model.config.classes:
             state.setdefault("lm_head.weight", model.embed.weight.detach())
     elif isinstance(model, Seq2Seq):
@@ -77,7 +77,7 @@ def to_transformers(model: nn.Module) -> Any:
 @torch.no_grad()
 def check_equal(who: str, ours: nn.Module, theirs: Any, sample: tuple[Tensor, ...]) -> None:
     """Raise an error, in the name of ``who``, if the logits of a converted model differ from the original's."""
-    with evaluating(ours), evaluating(theirs):
+    with evaluation_mode(ours), evaluation_mode(theirs):
         wanted = ours(*sample)
         if isinstance(ours, Seq2Seq):
             got = theirs(sample[0], decoder_input_ids=sample[1], use_cache=False).logits
@@ -138,8 +138,8 @@ def seq2seq_config(config: Seq2SeqConfig) -> TokenMixConfig:
     A head that shares an embedding with a scale is a copy there, since transformers has no such scale.
     """
     specs: dict[str, Any] = {
-        "encoder_mixers": _filled(config.encoder_mixers or config.mixers),
-        "cross_mixers": _filled(config.cross_mixers),
+        "encoder_mixers": _fill_heads(config.encoder_mixers or config.mixers),
+        "cross_mixers": _fill_heads(config.cross_mixers),
     }
     return TokenMixConfig(
         **_text(config),
@@ -168,7 +168,7 @@ def _text(config: Any) -> dict[str, Any]:
         "hidden_size": config.dim,
         **_block(config),
         "num_hidden_layers": len(config.specs()),
-        **_mixing(config),
+        **_mixer_specs(config),
         "norm": config.norm,
         "final_logit_softcapping": config.logit_cap,
         "positions": config.positions,
@@ -185,7 +185,7 @@ def vit_config(config: ViTConfig) -> TokenMixConfig:
         hidden_size=config.dim,
         **_block(config),
         num_hidden_layers=config.layers,
-        **_mixing(config),
+        **_mixer_specs(config),
         layer_norm_eps=config.norm_eps,
         positions=config.positions,
         is_causal=False,
@@ -213,14 +213,14 @@ def _block(config: Any) -> dict[str, Any]:
     }
 
 
-def _mixing(config: Any) -> dict[str, Any]:
+def _mixer_specs(config: Any) -> dict[str, Any]:
     """Return the mixers, each with its number of heads filled in, and the heads of the first."""
-    specs = _filled(config.mixers)
+    specs = _fill_heads(config.mixers)
     heads = next((spec["heads"] for spec in specs if isinstance(spec.get("heads"), int)), 1)
     return {"mixers": specs, "num_attention_heads": heads}
 
 
-def _filled(mixers: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
+def _fill_heads(mixers: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
     """Return mixer specs with the number of heads that they have by default."""
     specs = []
     for spec in mixers:
@@ -229,6 +229,6 @@ def _filled(mixers: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
     return specs
 
 
-def _renamed(name: str) -> str:
+def _their_name(name: str) -> str:
     ours, theirs = next(pair for pair in NAMES if name.startswith(pair[0]))
     return theirs + name[len(ours) :]

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import can_return_tuple
 
-from ...models.encoder import pooled
+from ...models.encoder import pool_tokens
 from .configuration import TokenMixConfig
 from .modeling import TokenMixModel, TokenMixPreTrainedModel
 
@@ -70,7 +70,7 @@ class TokenMixForSequenceClassification(TokenMixHead):
         out, loss_options = self.features(inputs | kwargs)
         how = self.config.classifier_pooling or ("last" if self.config.is_causal else "mean")
         valid = None if attention_mask is None else attention_mask.to(out.last_hidden_state.device) != 0
-        features = pooled(out.last_hidden_state, valid, "first" if how == "cls" else how)
+        features = pool_tokens(out.last_hidden_state, valid, "first" if how == "cls" else how)
         logits = self.score(self.dropout(features))
         loss = None
         if labels is not None:

@@ -77,33 +77,33 @@ class TokenMixLayer(GradientCheckpointingLayer, Block):
         ``past_key_values`` holds this layer's state and that of its cross mixer, which are continued and updated.
         """
         x, kept = hidden_states, past_key_values or (None, None)
-        x = self.added(
+        x = self.add_branch(
             x,
-            self._mixed(self.normed(x, self.mixer_norm), kept[0], **self._beside(chunk)),
+            self._mix_self(self.branch_input(x, self.mixer_norm), kept[0], **self._mixer_inputs(chunk)),
             self.mixer_norm,
         )
         if self.cross is not None and context is not None:
-            crossed = self._crossed(
-                self.cross, self.normed(x, self.cross_norm), context, context_mask, kept[1], cross_positions
+            crossed = self._mix_cross(
+                self.cross, self.branch_input(x, self.cross_norm), context, context_mask, kept[1], cross_positions
             )
-            x = self.added(x, crossed, self.cross_norm)
+            x = self.add_branch(x, crossed, self.cross_norm)
         return self.after_mixing(x)
 
-    def _beside(self, chunk: ChunkPositions | None) -> dict[str, Tensor | None]:
+    def _mixer_inputs(self, chunk: ChunkPositions | None) -> dict[str, Tensor | None]:
         """Return mask and positions as this layer's mixer takes them."""
         if chunk is None:
             return {}
         turns = getattr(self.mixer, "positions", None) is not None
         return {"key_mask": chunk.key_mask, "positions": chunk.positions if turns else chunk.counted}
 
-    def _mixed(self, x: Tensor, kept: TokenMixStateLayer | None, **given: Any) -> Tensor:
+    def _mix_self(self, x: Tensor, kept: TokenMixStateLayer | None, **given: Any) -> Tensor:
         if kept is None:
             return self.mixer(x, **given)
         state = (
             kept.state if kept.state is not None else self.mixer.init_state(x.shape[0], device=x.device, dtype=x.dtype)
         )
         y, new = self.mixer.extend(x, state, **given)
-        kept.put(
+        kept.store(
             new,
             x.shape[1],
             lambda n: self.mixer.extend(x[:, :n], state, **{k: a if a is None else a[:, :n] for k, a in given.items()})[
@@ -113,7 +113,7 @@ class TokenMixLayer(GradientCheckpointingLayer, Block):
         return y
 
     @staticmethod
-    def _crossed(
+    def _mix_cross(
         cross: Mixer,
         x: Tensor,
         context: Tensor,
@@ -127,7 +127,7 @@ class TokenMixLayer(GradientCheckpointingLayer, Block):
             kept.state if kept.state is not None else cross.init_state(x.shape[0], context=context, context_mask=mask)
         )
         y, state = cross.extend(x, state, positions=positions)
-        kept.put(state, x.shape[1])
+        kept.store(state, x.shape[1])
         return y
 
 

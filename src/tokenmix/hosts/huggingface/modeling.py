@@ -15,7 +15,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from ...errors import MixerError
 from ...models import ViT
-from ...models.layers import build_norm, capped
+from ...models.layers import build_norm, cap_logits
 from ...positions import LearnedPositions, SinusoidalPositions
 from ...system.properties import named_errors
 from ..cache_names import returned_cache
@@ -142,7 +142,7 @@ class TokenMixModel(TokenMixPreTrainedModel):
         self._refuse_unknown(input_ids, inputs_embeds, kwargs)
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         cache = self._cache(use_cache, input_cache(type(self).__name__, cache, past_key_values))
-        kept = self._kept(cache)
+        kept = self._layer_states(cache)
         chunk = self._chunk_positions(x, attention_mask, position_ids, kept)
         if self.positions is not None:
             x = x + self.positions(chunk.at).to(x.dtype)
@@ -196,7 +196,7 @@ class TokenMixModel(TokenMixPreTrainedModel):
         lacking = layer.mixer if not layer.mixer.capabilities.streaming else layer.cross
         return f"{type(lacking).__name__} of layer {i} has no streaming form, so there is no cache to use"
 
-    def _kept(self, cache: Cache | None) -> list[tuple[TokenMixStateLayer, ...]] | None:
+    def _layer_states(self, cache: Cache | None) -> list[tuple[TokenMixStateLayer, ...]] | None:
         """Return each layer's state in a cache, with that of its cross mixer."""
         if cache is None:
             return None
@@ -290,8 +290,8 @@ class TokenMixForCausalLM(TokenMixPreTrainedModel, FiniteGenerationMixin):
         options = {"cache": cache, "inputs_embeds": inputs_embeds, "use_cache": use_cache}
         loss_options = {name: kwargs.pop(name) for name in ("num_items_in_batch", "shift_labels") if name in kwargs}
         out = self.model(input_ids, attention_mask, position_ids, **options, **kwargs)
-        logits = capped(
-            self.lm_head(picked(out.last_hidden_state, logits_to_keep)), self.config.final_logit_softcapping
+        logits = cap_logits(
+            self.lm_head(select_tokens(out.last_hidden_state, logits_to_keep)), self.config.final_logit_softcapping
         )
         loss = None
         if labels is not None:
@@ -301,6 +301,6 @@ class TokenMixForCausalLM(TokenMixPreTrainedModel, FiniteGenerationMixin):
         )
 
 
-def picked(x: Tensor, keep: int | Tensor) -> Tensor:
+def select_tokens(x: Tensor, keep: int | Tensor) -> Tensor:
     """Select (B, T, D) at the last ``keep`` tokens, 0: all, or at these indices."""
     return x[:, slice(-keep or None, None) if isinstance(keep, int) else keep]

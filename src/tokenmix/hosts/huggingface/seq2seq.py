@@ -16,7 +16,7 @@ from ..cache_names import returned_cache
 from .cache import as_output, input_cache
 from .configuration import TokenMixConfig
 from .generation import FiniteGenerationMixin
-from .modeling import TokenMixModel, TokenMixPreTrainedModel, picked
+from .modeling import TokenMixModel, TokenMixPreTrainedModel, select_tokens
 
 
 class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, FiniteGenerationMixin):
@@ -125,7 +125,7 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, FiniteGenerationMixin):
         cache = input_cache(type(self).__name__, cache, past_key_values)
         options = {"cache": cache, "inputs_embeds": decoder_inputs_embeds, "use_cache": use_cache}
         out = self.decoder(decoder_input_ids, decoder_attention_mask, **context, **options, **kwargs)
-        logits = self.lm_head(picked(out.last_hidden_state, logits_to_keep))
+        logits = self.lm_head(select_tokens(out.last_hidden_state, logits_to_keep))
         loss = (
             None
             if labels is None

@@ -15,7 +15,7 @@ from ...mixers.attention import Attention
 from ..cache_names import CACHE_NAMES, given_cache
 from ..patch_grid import PatchGrid
 from ..torch import MultiheadMixer
-from .masks import Read, read_mask, refuse_packed, within
+from .masks import Read, read_mask, refuse_packed, window_mask
 from .sites import Site
 
 
@@ -69,13 +69,13 @@ class Adapter(nn.Module):
             raise MixerError(f"{where}: {one}, got {grid[0]} x {grid[1]}; give images of the model's own size.")
         return {"grid": grid, "prefix": self.site.prefix} if self.on_grid else {}
 
-    def _masked(self, mask: Any, x: Tensor, *, causal: bool, window: int | None = None) -> Read:
+    def _read_mask(self, mask: Any, x: Tensor, *, causal: bool, window: int | None = None) -> Read:
         rows, queries = x.shape[:2]
         read = read_mask(mask, rows, queries, causal=causal, window=window, where=self.site.name)
         if not isinstance(self.mixer, Attention):  # the reach of other mixers is their own
             read = Read(read.key_mask, None) if read.windowed else read
         elif window is not None and queries > window and read.pairs is None:  # flash attention gets the window apart
-            read = Read(read.key_mask, within(queries, causal, window, x.device).expand(rows, -1, -1), True)
+            read = Read(read.key_mask, window_mask(queries, causal, window, x.device).expand(rows, -1, -1), True)
         if read.pairs is not None and not self.mixer.capabilities.attn_mask:
             name = self.spec["name"]
             beyond = "gets a mask of pairs of tokens beyond padding and order"
@@ -123,7 +123,7 @@ class HFAdapter(Adapter):
         if self.site.cross:
             context = encoder_hidden_states if key_value_states is None else key_value_states
             mask = encoder_attention_mask if self.site.family == "gpt2" else attention_mask
-            return self.dropout(self._across(hidden_states, context, mask, added, cache)), None
+            return self.dropout(self._attend_context(hidden_states, context, mask, added, cache)), None
         if attention_mask is None:
             refuse_packed(position_ids, self.site.name)
         if cache is not None and self.mixer.causal:
@@ -132,17 +132,17 @@ class HFAdapter(Adapter):
             return self.dropout(self._mix(x, attention_mask, position_ids)), None
 
     def _mix(self, x: Tensor, mask: Any, position_ids: Tensor | None) -> Tensor:
-        read = self._masked(mask, x, causal=self.mixer.causal, window=self.site.window)
+        read = self._read_mask(mask, x, causal=self.mixer.causal, window=self.site.window)
         return self.mixer(
             x, key_mask=read.key_mask, attn_mask=read.pairs, positions=self._positions(x, position_ids), **self._grid(x)
         )
 
-    def _across(
+    def _attend_context(
         self, x: Tensor, context: Tensor | None, mask: Any, added: tuple[Tensor | None, Tensor | None], cache: Any
     ) -> Tensor:
         if context is None:
             raise MixerError(f"{self.site.name}: attends another sequence and was given none.")
-        read = self._masked(mask, x, causal=False)
+        read = self._read_mask(mask, x, causal=False)
         if cache is not None:
             return self._stream_across(x, context, read, cache)
         with with_offsets(self, *added, x) as x:
@@ -168,7 +168,7 @@ class HFAdapter(Adapter):
             else layer.state
         )
         y, state = self.mixer.extend(x, state, positions=positions)
-        layer.put(state, x.shape[1])
+        layer.store(state, x.shape[1])
         cache.is_updated[index] = True
         return y
 
@@ -181,9 +181,9 @@ class HFAdapter(Adapter):
             if layer.get_seq_length():
                 no_cache = "has no streaming form; call generate(..., use_cache=False)"
                 raise MixerError(f"{self.site.name}: {self.spec['name']} {no_cache}.")
-            layer.put(None, x.shape[1])
+            layer.store(None, x.shape[1])
             return self._mix(x, mask, position_ids)
-        read = self._masked(mask, x, causal=True, window=self.site.window)
+        read = self._read_mask(mask, x, causal=True, window=self.site.window)
         if read.pairs is not None:
             return self._stream_pairs(x, layer, read, position_ids)
         state = (
@@ -191,7 +191,7 @@ class HFAdapter(Adapter):
         )
         y, state = self.mixer.extend(x, state, positions=self._positions(x, position_ids), key_mask=read.key_mask)
         self._check_window(layer.get_seq_length() + x.shape[1])
-        layer.put(state, x.shape[1])
+        layer.store(state, x.shape[1])
         return y
 
     def _stream_pairs(self, x: Tensor, layer: Any, read: Read, position_ids: Tensor | None) -> Tensor:
@@ -199,7 +199,7 @@ class HFAdapter(Adapter):
         if layer.get_seq_length():
             cannot = "cannot honour a mask of pairs with a cache; call with use_cache=False"
             raise MixerError(f"{self.site.name}: {self.spec['name']} {cannot}.")
-        layer.put(None, x.shape[1])
+        layer.store(None, x.shape[1])
         return self.mixer(x, key_mask=read.key_mask, attn_mask=read.pairs, positions=self._positions(x, position_ids))
 
     def _check_window(self, tokens: int) -> None:
@@ -230,7 +230,7 @@ class TimmAdapter(Adapter):
         if is_causal and not self.mixer.causal:
             raise MixerError(f"{self.site.name}: is_causal=True, but its mixer was built with causal=False.")
         mask = attn_mask[None] if attn_mask is not None and attn_mask.ndim == 2 else attn_mask
-        read = self._masked(mask, x, causal=self.mixer.causal)
+        read = self._read_mask(mask, x, causal=self.mixer.causal)
         return self.proj_drop(self.mixer(x, key_mask=read.key_mask, attn_mask=read.pairs, **self._grid(x)))
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from ...errors import MixerError
 from ...mixers import MIXERS, Mixer, build_mixer, is_softmax, mixer_options
-from ...mixers.outside import load_mixer
+from ...mixers.registration import load_mixer
 from ..conversion_report import Entry
 from ..rotary import rotary_spec
 from .adapters import HFAdapter, TimmAdapter, torch_adapter
@@ -33,7 +33,7 @@ def adapter_for(
     module: Any = model.get_submodule(site.name)
     found = softmax_weights(site, module)
     spec = spec_for_site(spec, site, module, found)
-    mixer = _built(spec, site, found["v_proj.weight"].value)
+    mixer = _build_mixer(spec, site, found["v_proj.weight"].value)
     entries = carry(mixer, spec["name"], found, site) if init == "copy" else _all_new(mixer, found)
     inside = REPLACED_PARTS.get(site.family, ("",))
     parts = {path: module.get_submodule(path) for path in inside}
@@ -115,7 +115,7 @@ def _eps(norm: Any) -> float:
     return torch.finfo(norm.weight.dtype).eps if eps is None else float(eps)
 
 
-def _built(spec: dict[str, Any], site: Site, like: torch.Tensor) -> Mixer:
+def _build_mixer(spec: dict[str, Any], site: Site, like: torch.Tensor) -> Mixer:
     """Build the mixer on the site's device and in its dtype."""
     options = {"causal": site.causal, **spec}
     if site.family != "torch" and bool(options["causal"]) != site.causal:

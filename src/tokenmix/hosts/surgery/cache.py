@@ -18,7 +18,7 @@ def state_layer(cache: Any, index: int, where: str) -> TokenMixStateLayer:
     Raises:
         MixerError: for a static cache, and for one that holds another model's keys and values there.
     """
-    layers, layer = _layers(_own(cache), index)
+    layers, layer = _layers(_own_cache(cache), index)
     if isinstance(layer, TokenMixStateLayer):
         return layer
     if isinstance(layer, StaticLayer):
@@ -45,10 +45,10 @@ def context_layer(cache: Any, index: int) -> TokenMixStateLayer | None:
 
 def tokens_before(cache: Any, index: int, new: int) -> int:
     """Return how many tokens preceded the ``new`` ones, which self-attention ``index`` has cached already."""
-    return max(int(_own(cache).get_seq_length(index)) - new, 0)
+    return max(int(_own_cache(cache).get_seq_length(index)) - new, 0)
 
 
-def _own(cache: Any) -> Any:
+def _own_cache(cache: Any) -> Any:
     return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
 
 

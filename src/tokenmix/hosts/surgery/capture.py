@@ -38,14 +38,14 @@ def adapters_by_site(student: nn.Module) -> dict[str, Any]:
 
 
 @contextmanager
-def captured(teacher: nn.Module, adapters: Mapping[str, Any]) -> Iterator[dict[str, Call]]:
+def capture_calls(teacher: nn.Module, adapters: Mapping[str, Any]) -> Iterator[dict[str, Call]]:
     """Record calls of the teacher inside the context: site -> its last call."""
     entered: dict[str, Any] = {}
     calls: dict[str, Call] = {}
     handles = []
     watched = set()
     for name, adapter in adapters.items():
-        found = None if getattr(adapter, "patches", None) is None else _embedding(teacher, name, adapter)
+        found = None if getattr(adapter, "patches", None) is None else _patch_embedding(teacher, name, adapter)
         if found is not None and found not in watched:  # the mixers are called on the teacher's patches
             watched.add(found)
             handles.append(found.register_forward_hook(adapter.patches.note))
@@ -66,7 +66,7 @@ def captured(teacher: nn.Module, adapters: Mapping[str, Any]) -> Iterator[dict[s
             handle.remove()
 
 
-def _embedding(teacher: nn.Module, name: str, adapter: Any) -> nn.Module | None:
+def _patch_embedding(teacher: nn.Module, name: str, adapter: Any) -> nn.Module | None:
     found = find_patch_embedding(teacher, name, adapter.site.patch)
     return None if found is None else found[0]
 

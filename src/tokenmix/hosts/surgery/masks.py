@@ -47,22 +47,22 @@ def read_mask(mask: Any, rows: int, queries: int, *, causal: bool, window: int |
         kind = f"a mask of type {type(mask).__name__}"
         raise MixerError(f"{where}: gets {kind}, which mixers cannot read; call model.set_attn_implementation('sdpa').")
     if mask.ndim == 2:
-        return _cached(
+        return _compute_once(
             mask, (queries, causal), lambda: Read(mask[:, -queries:].bool() if causal else mask.bool(), None)
         )
 
     def read() -> Read:
-        allowed = _allowed(mask, rows, where)
+        allowed = _as_allowed_pairs(mask, rows, where)
         return (
             _read_pairs(allowed, queries, causal, window, where)
             if causal or window is not None
             else _read_columns(allowed, where)
         )
 
-    return _cached(mask, (rows, queries, causal, window), read)
+    return _compute_once(mask, (rows, queries, causal, window), read)
 
 
-def _cached(tensor: Any, asked: tuple[Any, ...], find: Callable[[], Any]) -> Any:
+def _compute_once(tensor: Any, asked: tuple[Any, ...], find: Callable[[], Any]) -> Any:
     """Cache results that all layers of a model compute from the same tensor.
 
     The result is stored on the tensor and holds until the tensor changes.
@@ -83,13 +83,13 @@ def refuse_packed(positions: Tensor | None, where: str) -> None:
     """
     if positions is None or positions.shape[-1] < 2 or torch.compiler.is_compiling():
         return
-    if _cached(positions, (), lambda: bool((positions[..., 1:] <= positions[..., :-1]).any())):
+    if _compute_once(positions, (), lambda: bool((positions[..., 1:] <= positions[..., :-1]).any())):
         packed = "gets several sequences in one row, by positions that restart, and no mask of pairs"
         instead = "call model.set_attn_implementation('sdpa') and pass use_cache=False"
         raise MixerError(f"{where}: {packed}; give each a row of its own, or {instead}.")
 
 
-def _allowed(mask: Tensor, rows: int, where: str) -> Tensor:
+def _as_allowed_pairs(mask: Tensor, rows: int, where: str) -> Tensor:
     """Return the mask as booleans (B, T, S), True = may be attended."""
     if mask.ndim == 4:
         if mask.shape[1] != 1:
@@ -111,22 +111,22 @@ def _read_columns(allowed: Tensor, where: str) -> Read:
     if allowed.shape[1] == 1 or allowed.stride(1) == 0:  # one row for all queries
         return Read(allowed[:, 0], None)
     key_mask = allowed.any(1)
-    return Read(key_mask, None if _holds(allowed == key_mask[:, None], where) else allowed)
+    return Read(key_mask, None if _holds_everywhere(allowed == key_mask[:, None], where) else allowed)
 
 
 def _read_pairs(allowed: Tensor, queries: int, causal: bool, window: int | None, where: str) -> Read:
     """Read a mask in which order or a window matters."""
     new = allowed[:, :, allowed.shape[2] - queries :].expand(-1, queries, -1)
     key_mask = new.diagonal(dim1=1, dim2=2)  # a token attends itself unless it is padding
-    real, ordered = key_mask[..., None], within(queries, causal, window, new.device) & key_mask[:, None]
-    same, plain = _holds((new == ordered) | ~real, where), window is None or queries <= window
-    if causal and not same and bool((new & ~within(queries, True, None, new.device) & real).any()):
+    real, ordered = key_mask[..., None], window_mask(queries, causal, window, new.device) & key_mask[:, None]
+    same, plain = _holds_everywhere((new == ordered) | ~real, where), window is None or queries <= window
+    if causal and not same and bool((new & ~window_mask(queries, True, None, new.device) & real).any()):
         later = "gets a mask in which tokens attend later ones, as in a prefix or an image"
         raise MixerError(f"{where}: {later}; a causal mixer cannot. Leave this module out.")
     return Read(key_mask, None if same and plain else allowed, same and not plain)
 
 
-def _holds(condition: Tensor, where: str) -> bool:
+def _holds_everywhere(condition: Tensor, where: str) -> bool:
     """Return whether a condition holds everywhere. Compiled code assumes it, and stops where it fails."""
     if not torch.compiler.is_compiling():
         return bool(condition.all())
@@ -135,7 +135,7 @@ def _holds(condition: Tensor, where: str) -> bool:
     return True
 
 
-def within(queries: int, causal: bool, window: int | None, device: Any) -> Tensor:
+def window_mask(queries: int, causal: bool, window: int | None, device: Any) -> Tensor:
     """Return the pairs that order and a window allow, (T, T)."""
     at = torch.arange(queries, device=device)
     rows, reach = at[:, None], window or queries + 1

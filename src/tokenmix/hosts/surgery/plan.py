@@ -23,14 +23,14 @@ def plan_replacements(
         raise MixerError(f"replace_mixers: give last or every, got last={last}, every={every}.")
     chosen: dict[str, dict[str, Any] | None] = {}
     for pattern, specs in _patterns(mixers).items():
-        matched = _scheduled(_matching(pattern, sites), pattern, last, every)
+        matched = _schedule_sites(_match_sites(pattern, sites), pattern, last, every)
         row = list(specs) if isinstance(specs, (list, tuple)) else [specs]
         if not row:
             hint = "give one spec, or several that repeat"
             raise MixerError(f"replace_mixers: the list of specs for {pattern!r} is empty; {hint}.")
         chosen |= {site.name: _as_spec(row[i % len(row)], pattern) for i, site in enumerate(matched)}
     for pattern in (keep,) if isinstance(keep, str) else keep:
-        for site in _matching(pattern, sites):
+        for site in _match_sites(pattern, sites):
             chosen.pop(site.name, None)
     plan = [(site, spec) for site in sites if (spec := chosen.get(site.name)) is not None]
     if not plan:
@@ -57,7 +57,7 @@ def _as_spec(spec: Any, pattern: str) -> dict[str, Any] | None:
     return dict(spec)
 
 
-def _matching(pattern: str, sites: list[Site]) -> list[Site]:
+def _match_sites(pattern: str, sites: list[Site]) -> list[Site]:
     found = [site for site in sites if fnmatchcase(site.name, pattern)]
     if not found:
         more = f" ... {sites[-1].name}, {len(sites)} in all" if len(sites) > 6 else ""
@@ -66,7 +66,7 @@ def _matching(pattern: str, sites: list[Site]) -> list[Site]:
     return found
 
 
-def _scheduled(sites: list[Site], pattern: str, last: int | None, every: int | None) -> list[Site]:
+def _schedule_sites(sites: list[Site], pattern: str, last: int | None, every: int | None) -> list[Site]:
     """Return the last N sites, or every N-th, counting from the last."""
     n = len(sites)
     for name, value, low in (("last", last, 0), ("every", every, 1)):

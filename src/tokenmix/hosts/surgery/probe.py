@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...errors import MixerError
 from ..patch_grid import tensors_of
 from .build import adapter_for
-from .masks import within
+from .masks import window_mask
 from .sites import Site, unknown_attention
 from .swap import swap_modules
 from .weights import slots
@@ -51,7 +51,7 @@ class Proofs:
         if why is None:
             key = _likeness(module, site)
             if key not in self.found:
-                self.found[key] = _compared(self.model, site, module)
+                self.found[key] = _compare_module(self.model, site, module)
             why = self.found[key]
         if why is not None:
             self.unproven.setdefault(why, []).append(site.name)
@@ -95,18 +95,18 @@ def _layer_type(module: Any) -> str | None:
     return kinds[index] if kinds and index is not None and index < len(kinds) else None
 
 
-def _compared(model: nn.Module, site: Site, module: nn.Module) -> str | None:
+def _compare_module(model: nn.Module, site: Site, module: nn.Module) -> str | None:
     """Compare a copy with random weights and our attention with the same; return why that is impossible."""
     check_weights(site, module)
     like = next(module.parameters())
     numbers = torch.Generator().manual_seed(0)
 
-    def drawn(*shape: int) -> Tensor:
+    def draw_tensor(*shape: int) -> Tensor:
         return torch.randn(shape, generator=numbers, dtype=torch.float32, device="cpu").to(like.device)
 
-    with _undisturbed(like.device):
+    with _isolate_computation(like.device):
         holder = nn.Module()
-        holder.add_module("site", _drawn_anew(module, drawn))
+        holder.add_module("site", _drawn_anew(module, draw_tensor))
         here = replace(site, name="site")
         try:
             pieces, _ = adapter_for(holder, here, {"name": "attention"}, "copy")
@@ -114,9 +114,9 @@ def _compared(model: nn.Module, site: Site, module: nn.Module) -> str | None:
             return str(why).rstrip(".")
         ours: Any = swap_modules(holder, pieces, inplace=False).get_submodule("site").eval()
         theirs: Any = holder.get_submodule("site")
-        x, context = drawn(2, TOKENS, site.dim), drawn(2, TOKENS + 2, site.dim)
+        x, context = draw_tensor(2, TOKENS, site.dim), draw_tensor(2, TOKENS + 2, site.dim)
         try:
-            args, options, valid = _call(model, site, theirs, x, context, drawn)
+            args, options, valid = _call(model, site, theirs, x, context, draw_tensor)
             wanted = next(tensors_of(theirs(*args, **options)), None)
         except Exception as why:  # a forward of another kind can raise any error
             said = f"{type(why).__name__}: {' '.join(str(why).split())[:100]}"
@@ -171,7 +171,7 @@ def _difference(site: Site, module: nn.Module, off: float) -> str:
 
 
 @contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
+def _isolate_computation(device: torch.device) -> Iterator[None]:
     """Compute without gradients and autocast, in float32, and leave torch's generators as they are."""
     with (
         torch.no_grad(),
@@ -218,7 +218,7 @@ def _call(
     if site.cross:
         options |= {name: context for name in CROSS if name in known}
     elif "attention_mask" in known or "attn_mask" in known:
-        allowed = within(TOKENS, site.causal, site.window, x.device) if site.causal or site.window else valid[0]
+        allowed = window_mask(TOKENS, site.causal, site.window, x.device) if site.causal or site.window else valid[0]
         allowed = allowed.expand(2, 1, TOKENS, TOKENS).clone()
         if not site.causal and site.window is None:
             valid[1, -1] = False

@@ -108,7 +108,7 @@ def _mean_rows(measure: str, values: Tensor, mask: Tensor | None) -> Quality:
     return Quality(measure, rows.cpu(), counts[kept].cpu())
 
 
-def joined(parts: list[Quality]) -> Quality:
+def join_qualities(parts: list[Quality]) -> Quality:
     """Join the scores of several batches."""
     return Quality(parts[0].measure, torch.cat([p.rows for p in parts]), torch.cat([p.counts for p in parts]))
 
@@ -130,7 +130,7 @@ def measure_quality(models: Mapping[str, nn.Module], batches: Iterable[Any]) -> 
             found[name].append(score_rows(given, wanted, batch, causal))
     if not all(found.values()):
         raise MixerError("measure_quality: got no batches; over none, every model would look the same.")
-    scores = {name: joined(parts) for name, parts in found.items()}
+    scores = {name: join_qualities(parts) for name, parts in found.items()}
     name, first = next(iter(scores.items()))
     if not len(first.rows):
         raise MixerError("measure_quality: the batches hold padding only; give some real tokens.")

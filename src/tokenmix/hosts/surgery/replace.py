@@ -72,7 +72,7 @@ def replace_mixers(
     found: dict[int, nn.Module] = {}
     entries_by_site: dict[str, list[Entry]] = {}
     proofs = Proofs(model)
-    with _seeded(seed):
+    with _seed_weights(seed):
         for site, spec in plan:
             try:
                 if site.obstacle is None:
@@ -87,7 +87,7 @@ def replace_mixers(
 
 
 @contextmanager
-def _seeded(seed: int | None) -> Iterator[None]:
+def _seed_weights(seed: int | None) -> Iterator[None]:
     with torch.random.fork_rng(enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)

@@ -51,7 +51,7 @@ def restore(model: nn.Module, names: str | Iterable[str] = "*", *, inplace: bool
     news: dict[int, nn.Module] = {}
     entries_by_site: dict[str, list[Entry]] = {}
     for name, adapter in chosen.items():
-        pieces, entries_by_site[sites[name]] = _restored(model, sites[name], adapter)
+        pieces, entries_by_site[sites[name]] = _restore_module(model, sites[name], adapter)
         news |= pieces
     new = swap_modules(model, news, inplace)
     watch_patches(new)
@@ -62,7 +62,7 @@ def restore(model: nn.Module, names: str | Iterable[str] = "*", *, inplace: bool
     return new, _report_back(new, entries_by_site)
 
 
-def _restored(model: nn.Module, name: str, adapter: Any) -> tuple[dict[int, nn.Module], list[Entry]]:
+def _restore_module(model: nn.Module, name: str, adapter: Any) -> tuple[dict[int, nn.Module], list[Entry]]:
     site, spec, mixer = adapter.site, adapter.spec, adapter.mixer
     lost = [part for part in QKVO if part not in MIXERS[spec["name"]].carries]
     if lost:
@@ -72,8 +72,8 @@ def _restored(model: nn.Module, name: str, adapter: Any) -> tuple[dict[int, nn.M
         heads = f"its mixer has {spec['heads']} heads, attention there had {site.heads}"
         raise MixerError(f"restore: {name}: {heads}.")
     like = next(mixer.parameters())
-    parts = {path: _materialised(module, like) for path, module in adapter.origin[0].items()}
-    whole = _assembled(parts)
+    parts = {path: _materialise_copy(module, like) for path, module in adapter.origin[0].items()}
+    whole = _assemble_parts(parts)
     try:
         entries = write_back(mixer, site, whole)
     except MixerError as why:
@@ -86,11 +86,11 @@ def _restored(model: nn.Module, name: str, adapter: Any) -> tuple[dict[int, nn.M
     return news, entries
 
 
-def _materialised(module: nn.Module, like: torch.Tensor) -> nn.Module:
+def _materialise_copy(module: nn.Module, like: torch.Tensor) -> nn.Module:
     return copy.deepcopy(module).to_empty(device=like.device).to(like.dtype)
 
 
-def _assembled(parts: dict[str, nn.Module]) -> nn.Module:
+def _assemble_parts(parts: dict[str, nn.Module]) -> nn.Module:
     """Join the parts under their paths in one module."""
     if "" in parts:
         return parts[""]

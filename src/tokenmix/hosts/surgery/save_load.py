@@ -87,7 +87,7 @@ def convert_any(
     Returns:
         The report, and a line that says how to load the folder.
     """
-    mixers, surgery = _parsed(target), _is_surgery(source, target)
+    mixers, surgery = _parse_target(target), _is_surgery(source, target)
     defaults: dict[str, Any] = {"resize": False, "classes": None, "last": None, "every": None, "init": "copy"}
     odd = [f"--{name}" for name, value in (ours if surgery else host).items() if value != defaults[name]]
     if odd:
@@ -103,7 +103,7 @@ def convert_any(
     return report, f"{load}, or train it further: --train.init {out}"
 
 
-def _parsed(target: Any) -> Any:
+def _parse_target(target: Any) -> Any:
     """Parse a target that is JSON; return any other as it is."""
     if not isinstance(target, str) or target.lstrip()[:1] not in ("{", "["):
         return target
@@ -118,7 +118,7 @@ def _is_surgery(source: str, target: Any) -> bool:
 
     Patterns always name a host's own layers; a folder of transformers that holds no ViT needs surgery too.
     """
-    mixers = _parsed(target)
+    mixers = _parse_target(target)
     if isinstance(mixers, dict) and not isinstance(mixers.get("name"), str):
         return True
     path = Path(source.removeprefix("hf:")) / "config.json"

@@ -167,7 +167,7 @@ def _attention(model: nn.Module) -> Iterator[tuple[Site, nn.Module]]:
         family = family_of(module)
         if family is not None:
             try:
-                yield _described(model, name, module, family), module
+                yield _describe_site(model, name, module, family), module
             except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
                 continue  # built differently from the class of that name: what it computes is unknown
 
@@ -184,7 +184,7 @@ def family_of(module: nn.Module) -> str | None:
     return None
 
 
-def _described(model: nn.Module, name: str, module: Any, family: str) -> Site:
+def _describe_site(model: nn.Module, name: str, module: Any, family: str) -> Site:
     describe = {
         "bert": _bert,
         "distilbert": _distilbert,
@@ -337,13 +337,13 @@ def _norm_of(module: Any) -> str | None:
 
 
 def _timm(module: Any) -> dict[str, Any]:
-    def plain(name: str) -> bool:
+    def is_identity(name: str) -> bool:
         return isinstance(getattr(module, name, None), (nn.Identity, type(None)))
 
     found = {
-        "qk_norm": (plain("q_norm") and plain("k_norm")) or _norm_of(module) is not None,
-        "scale_norm": plain("norm"),
-        "gated": plain("gate"),
+        "qk_norm": (is_identity("q_norm") and is_identity("k_norm")) or _norm_of(module) is not None,
+        "scale_norm": is_identity("norm"),
+        "gated": is_identity("gate"),
     }
     odd = ", ".join(name for name, fine in found.items() if not fine)
     facts = {

@@ -60,7 +60,7 @@ def _linear(*names: str, **options: Any) -> list[Slot]:
     return [Slot(f"{name}.weight", f"{name}.bias", **options) for name in names]
 
 
-def _fused(name: str, *sizes: int, **options: Any) -> list[Slot]:
+def _fused_linear(name: str, *sizes: int, **options: Any) -> list[Slot]:
     return [slot for i in range(len(sizes)) for slot in _linear(name, index=i, sizes=sizes, **options)]
 
 
@@ -72,19 +72,19 @@ def slots(site: Site, module: nn.Module) -> dict[str, Slot]:
     elif site.family == "gpt2" and site.cross:
         found = (
             _linear("q_attn", transposed=True)
-            + _fused("c_attn", keys, keys, transposed=True)
+            + _fused_linear("c_attn", keys, keys, transposed=True)
             + _linear("c_proj", transposed=True)
         )
     elif site.family == "gpt2":
-        found = _fused("c_attn", queries, keys, keys, transposed=True) + _linear("c_proj", transposed=True)
+        found = _fused_linear("c_attn", queries, keys, keys, transposed=True) + _linear("c_proj", transposed=True)
     elif site.family == "timm":
-        found = _fused("qkv", queries, keys, keys) + _linear("proj")
+        found = _fused_linear("qkv", queries, keys, keys) + _linear("proj")
     elif site.family == "gpt_neox":
-        found = _fused("query_key_value", *[site.head_dim] * 3, heads=site.heads) + _linear("dense")
+        found = _fused_linear("query_key_value", *[site.head_dim] * 3, heads=site.heads) + _linear("dense")
     elif site.family == "modernbert":
-        found = _fused("Wqkv", queries, keys, keys) + _linear("Wo")
+        found = _fused_linear("Wqkv", queries, keys, keys) + _linear("Wo")
     elif site.family == "phi3":
-        found = _fused("qkv_proj", queries, keys, keys) + _linear("o_proj")
+        found = _fused_linear("qkv_proj", queries, keys, keys) + _linear("o_proj")
     elif site.family == "phi":
         found = _linear("q_proj", "k_proj", "v_proj", "dense")
     elif site.family == "distilbert":
@@ -132,7 +132,7 @@ def carry(mixer: Any, name: str, found: dict[str, Weight], site: Site) -> list[E
         part = cls.copies.get(part, part)
         source = found.get(f"{part}.{leaf}") if part in taken else None
         if source is not None:
-            tensor.copy_(_fitted(source, tensor, ours, part, site))
+            tensor.copy_(_fit_tensor(source, tensor, ours, part, site))
             used.add(f"{part}.{leaf}")
         elif part in taken and leaf == "bias":  # the host has none, and adding zero is the same function
             tensor.zero_()
@@ -152,7 +152,7 @@ def dropped_entries(found: dict[str, Weight], used: set[str]) -> list[Entry]:
     ]
 
 
-def _fitted(source: Weight, tensor: Tensor, ours: str, part: str, site: Site) -> Tensor:
+def _fit_tensor(source: Weight, tensor: Tensor, ours: str, part: str, site: Site) -> Tensor:
     """Return the host's tensor in the shape of ours; grouped keys and values are repeated for each query head."""
     value = source.value
     if part in ("k_proj", "v_proj") and site.kv_heads != site.heads and len(tensor) == site.heads * site.head_dim:
@@ -177,7 +177,7 @@ def write_back(mixer: Any, site: Site, module: nn.Module) -> list[Entry]:
             target.copy_(
                 torch.zeros_like(target)
                 if source is None
-                else _narrowed(source, target, f"{part}.{leaf}", site) - slot.shift
+                else _average_groups(source, target, f"{part}.{leaf}", site) - slot.shift
             )
             if name not in done:
                 entries.append(
@@ -193,7 +193,7 @@ def write_back(mixer: Any, site: Site, module: nn.Module) -> list[Entry]:
     return entries + [Entry(n, "dropped", tuple(t.shape), n) for n, t in ours.items() if n not in kept]
 
 
-def _narrowed(source: Tensor, target: Tensor, name: str, site: Site) -> Tensor:
+def _average_groups(source: Tensor, target: Tensor, name: str, site: Site) -> Tensor:
     """Reduce repeated keys and values to the mean of each group (Ainslie et al. 2023, arXiv 2305.13245, Sec. 2.1)."""
     if (
         name.startswith(("k_proj", "v_proj"))

@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from ...errors import MixerError
 from ...functional import use_backend
 from ...mixers import MIXERS, Mixer, build_mixer, mixer_options
-from ...mixers.outside import load_mixer
+from ...mixers.registration import load_mixer
 from ...models.blocks import PROJECTIONS, complete_spec
 from ...system.properties import named_errors
 from ..patch_grid import Grid, PatchGrid, unwatch
@@ -153,7 +153,7 @@ class MixerAttention(nn.Module):
         self.init_weights()
 
     def __reduce__(self) -> Any:
-        return _unpickled, (self.spec, self.built_for, self.prefix), self.__dict__
+        return _new_from_spec, (self.spec, self.built_for, self.prefix), self.__dict__
 
     def __prepare_scriptable__(self) -> nn.Module:
         """Trace the mixer for ``torch.jit.script``, for this number of tokens and any number of images."""
@@ -165,10 +165,10 @@ class MixerAttention(nn.Module):
         weight = next(iter(self.mixer.parameters()), torch.zeros(()))
         tokens = int(self.mixer.max_len or 0) if self.grid is None else self.prefix + prod(self.grid)
         x = torch.randn(2, tokens, self.mixer.dim, device=weight.device, dtype=weight.dtype)
-        return ScriptedAttention(traced(_Mixed(self), x), self.proj_drop, self)
+        return ScriptedAttention(trace_module(_Mixed(self), x), self.proj_drop, self)
 
 
-def traced(module: nn.Module, x: Tensor) -> Any:
+def trace_module(module: nn.Module, x: Tensor) -> Any:
     """Trace a module for any number of rows; its file needs nothing but torch, and it may be trained."""
     with use_backend("eager"), torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # from checks on shapes
@@ -205,7 +205,7 @@ def attention_class(name: str, *, grid: Any = None, prefix: int = 1, **options: 
     """
     if load_mixer(name) is None:
         build_mixer(name, 1)
-    sides, causal = _both(grid), options.pop("causal", False)
+    sides, causal = _grid_pair(grid), options.pop("causal", False)
     if not isinstance(prefix, int) or prefix < 0:
         _refuse(f"attention_class expects prefix as the number of tokens before the patches, got {prefix!r}")
     if sides is None:
@@ -255,7 +255,7 @@ def _class_of(spec: dict[str, Any], grid: Grid | None, prefix: int) -> type[Mixe
     return type(f"MixerAttention_{spec['name']}", (MixerAttention,), body)
 
 
-def _unpickled(spec: dict[str, Any], grid: Grid | None, prefix: int) -> MixerAttention:
+def _new_from_spec(spec: dict[str, Any], grid: Grid | None, prefix: int) -> MixerAttention:
     cls = _class_of(spec, grid, prefix)
     return cls.__new__(cls)
 
@@ -269,7 +269,7 @@ def _check_complete(name: str, options: dict[str, Any]) -> None:
             _refuse(f"attention_class({name!r}) {needs}, or {option} itself")
 
 
-def _both(grid: Any) -> Grid | None:
+def _grid_pair(grid: Any) -> Grid | None:
     if grid is None:
         return None
     sides = tuple(grid) if isinstance(grid, (list, tuple)) else ()

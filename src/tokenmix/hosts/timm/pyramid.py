@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from ...errors import MixerError
 from ...models import MODELS, Pyramid, PyramidConfig
 from ...models.layers import init_linear
-from .attention import traced
+from .attention import trace_module
 from .scripted import ScriptedModel
 
 POOLS = {"token": "class", "avg": "mean", "": "mean"}
@@ -175,7 +175,7 @@ class MixerPyramid(Pyramid):
         """Trace the model for ``torch.jit.script``, for its image size and any number of images."""
         weight, config = self.norm.weight, self.config
         x = torch.randn(2, config.channels, *config.image_size, device=weight.device, dtype=weight.dtype)
-        return ScriptedModel(traced(self, x))
+        return ScriptedModel(trace_module(self, x))
 
     def run_stage(self, stage: Any, x: Tensor) -> Any:
         """Run one stage, recomputed in the backward pass if checkpointing is on."""

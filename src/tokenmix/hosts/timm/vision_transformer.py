@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ...errors import MixerError
 from ...mixers import is_softmax
 from ...models import MODELS, ViTConfig
-from ...models.blocks import cycled
+from ...models.blocks import cycle_specs
 from ...models.images import both_sides, resizable, resize_mixers
 from ..vit.names import TIMM, split_qkv, their_name
 from ..vit.write import timm_options
@@ -74,7 +74,7 @@ class MixerVisionTransformer(VisionTransformer):
         free = dynamic_img_size or patch_drop_rate > 0
         classes = [
             attention_class(**spec, grid=None if free else grid, prefix=class_token + reg_tokens)
-            for spec in cycled(tuple(specs), depth)
+            for spec in cycle_specs(tuple(specs), depth)
         ]
         base: dict[str, Any] = {"depth": depth, "class_token": class_token, "reg_tokens": reg_tokens}
         base |= {"dynamic_img_size": dynamic_img_size, "patch_drop_rate": patch_drop_rate}

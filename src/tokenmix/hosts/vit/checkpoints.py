@@ -15,7 +15,7 @@ from ...errors import MixerError
 from ...models import MAEConfig, ViT, ViTConfig
 from ...models.saved import read_run
 from ...system.torchvision import ensure_torchvision
-from .names import bare, refuse_distilled
+from .names import refuse_distilled, strip_model_name
 from .read import Weights, from_hf, from_own, from_timm
 
 TORCH_FILES = (".pth", ".pt", ".bin", ".tar")
@@ -110,7 +110,7 @@ def _line(why: BaseException) -> str:
 def _kind(state: Mapping[str, Any], where: str) -> str:
     """Return whose names these are, "own", "timm" or "hf"; refuse a checkpoint of another architecture."""
     refuse_distilled(state, where)
-    keys = {bare(key) for key in state}
+    keys = {strip_model_name(key) for key in state}
     for kind, sign in (
         ("own", "patch.weight"),
         ("timm", "patch_embed.proj.weight"),

@@ -55,14 +55,14 @@ def convert_vit(
         old, new = getattr(weights.config, name), getattr(config, name)
         if old != new:
             raise MixerError(f"convert: {weights.where} has {name}={old}, the target {name}={new}; they must be equal.")
-    weights = _resized(weights, config, resize, notes)
-    model = _fresh(config, seed)
+    weights = _resize_weights(weights, config, resize, notes)
+    model = _new_model(config, seed)
     state = model.state_dict()
     entries, used = [], set()
     parameters = {name for name, _ in model.named_parameters()}
     for name, tensor in state.items():
         old = _counterpart(name, weights, config)
-        status, value = _fitted(name, tensor, old, weights) if old else ("new", None)
+        status, value = _convert_tensor(name, tensor, old, weights) if old else ("new", None)
         if value is not None:
             tensor.copy_(value)
             used.add(old)
@@ -74,7 +74,7 @@ def convert_vit(
     left = [(name, tuple(tensor.shape)) for name, tensor in weights.state.items() if name not in used]
     entries += [Entry(name, "dropped", shape, weights.origin.get(name, name), name in counted) for name, shape in left]
     entries += [Entry(n, "dropped", shape, n) for n, shape in weights.left_out.items()]
-    return model, Report(weights.where, _described(config), tuple(entries), tuple(notes))
+    return model, Report(weights.where, _describe_config(config), tuple(entries), tuple(notes))
 
 
 def _target_config(target: Any, source: ViTConfig, classes: int | None) -> ViTConfig:
@@ -117,7 +117,7 @@ def _options(spec: dict[str, Any]) -> dict[str, Any]:
     return (mixer_options(MIXERS[spec["name"]]) if spec["name"] in MIXERS else {}) | spec
 
 
-def _resized(weights: Weights, config: ViTConfig, resize: bool, notes: list[str]) -> Weights:
+def _resize_weights(weights: Weights, config: ViTConfig, resize: bool, notes: list[str]) -> Weights:
     """Return the weights for the target's image size."""
     old = weights.config
     if old.image_size == config.image_size:
@@ -131,7 +131,7 @@ def _resized(weights: Weights, config: ViTConfig, resize: bool, notes: list[str]
     return replace(weights, state=model.state_dict(), config=model.config)
 
 
-def _fresh(config: ViTConfig, seed: int | None) -> Any:
+def _new_model(config: ViTConfig, seed: int | None) -> Any:
     if seed is None:
         return build_model(config)
     with torch.random.fork_rng():
@@ -154,7 +154,7 @@ def _counterpart(name: str, weights: Weights, config: ViTConfig) -> str | None:
     return name if name in weights.state else None
 
 
-def _fitted(name: str, tensor: Tensor, old: str, weights: Weights) -> tuple[str, Tensor]:
+def _convert_tensor(name: str, tensor: Tensor, old: str, weights: Weights) -> tuple[str, Tensor]:
     """Return how the source's tensor becomes ours, and its value."""
     value, origin = weights.state[old], weights.origin.get(old, old)
     if name == "positions" and weights.config.pool == "class" and value.shape[0] == tensor.shape[0] + 1:
@@ -165,7 +165,7 @@ def _fitted(name: str, tensor: Tensor, old: str, weights: Weights) -> tuple[str,
     return ("split" if list(weights.origin.values()).count(origin) > 1 else "copied"), value
 
 
-def _described(config: ViTConfig) -> str:
+def _describe_config(config: ViTConfig) -> str:
     names = [spec["name"] for spec in config.specs()]
     counts = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
     size = " x ".join(str(n) for n in config.image_size)

@@ -76,12 +76,12 @@ UNUSED = ("pooler.dense.weight", "pooler.dense.bias", "embeddings.mask_token")
 """Tensors of transformers' ViTModel that no image classifier uses."""
 
 
-def renamed(state: State, table: Mapping[str, str], where: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+def rename_tensors(state: State, table: Mapping[str, str], where: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors under our names, and their original names; raise an error for an unknown key."""
     found: dict[str, Tensor] = {}
     origin: dict[str, str] = {}
     for key, tensor in state.items():
-        plain = bare(key)
+        plain = strip_model_name(key)
         like, number = NUMBER.sub("{}", plain, count=1), NUMBER.search(plain)
         module, _, leaf = like.rpartition(".")
         ours = table.get(like) or (
@@ -95,7 +95,7 @@ def renamed(state: State, table: Mapping[str, str], where: str) -> tuple[dict[st
     return found, origin
 
 
-def bare(key: str) -> str:
+def strip_model_name(key: str) -> str:
     """Return a transformers key without the name of its model."""
     return re.sub(r"^(vit|deit)\.", "", key)
 
@@ -113,7 +113,7 @@ def their_name(name: str, table: Mapping[str, str]) -> str:
 
 def refuse_distilled(state: State, where: str) -> None:
     """Refuse a distilled DeiT, which has a second token and a second head."""
-    key = next((key for key in state if bare(key).removeprefix("embeddings.") in DISTILLED), None)
+    key = next((key for key in state if strip_model_name(key).removeprefix("embeddings.") in DISTILLED), None)
     if key is not None:
         distilled = f"{key!r} shows a distilled DeiT, with a second token and head"
         raise MixerError(f"{where}: {distilled}; take the variant without distillation.")

@@ -20,12 +20,12 @@ from .names import (
     TIMM,
     UNUSED,
     State,
-    bare,
     drop_batch_axis,
     fold_layer_scale,
     refuse_distilled,
-    renamed,
+    rename_tensors,
     split_qkv,
+    strip_model_name,
     their_name,
 )
 
@@ -89,7 +89,7 @@ def from_timm(
         source = source.state_dict()
     refuse_distilled(source, where)
     source, scaled = fold_layer_scale(source, where)
-    state, origin = renamed(source, TIMM, where)
+    state, origin = rename_tensors(source, TIMM, where)
     split_qkv(state, origin, where)
     drop_batch_axis(state, origin, where)
     _place_positions(state, where, image_size=image_size, embedded=embedded)
@@ -123,10 +123,10 @@ def from_hf(
         source, config = source.state_dict(), getattr(source, "config", config)
     refuse_distilled(source, where)
     options = _read_hf(config, where)
-    unused = {key: tuple(tensor.shape) for key, tensor in source.items() if bare(key) in UNUSED}
+    unused = {key: tuple(tensor.shape) for key, tensor in source.items() if strip_model_name(key) in UNUSED}
     used = {key: tensor for key, tensor in source.items() if key not in unused}
-    table = HF_FILES if any(bare(key).startswith("encoder.") for key in used) else HF
-    state, origin = renamed(used, table, where)
+    table = HF_FILES if any(strip_model_name(key).startswith("encoder.") for key in used) else HF
+    state, origin = rename_tensors(used, table, where)
     drop_batch_axis(state, origin, where)
     heads, image_size = heads or options.get("num_attention_heads"), image_size or options.get("image_size")
     found = _weights(
@@ -156,7 +156,7 @@ def check_fit(state: State, config: ViTConfig, where: str, origin: Mapping[str, 
         wanted = {name: tuple(tensor.shape) for name, tensor in build_model(config).state_dict().items()}
     for name, shape in wanted.items():
         if name not in state:
-            raise MixerError(f"{where}: the key {_missing(name, origin, table)!r} is missing.")
+            raise MixerError(f"{where}: the key {_source_name(name, origin, table)!r} is missing.")
         if tuple(state[name].shape) != shape:
             gives = f"{origin.get(name, name)!r} gives {name} the shape {tuple(state[name].shape)}"
             raise MixerError(f"{where}: {gives}, a ViT of its sizes needs {shape}.")
@@ -166,10 +166,12 @@ def check_fit(state: State, config: ViTConfig, where: str, origin: Mapping[str, 
             raise MixerError(f"{where}: the key {origin.get(name, name)!r} has no place in {vit}.")
 
 
-def _missing(name: str, origin: Mapping[str, str], table: Mapping[str, str]) -> str:
+def _source_name(name: str, origin: Mapping[str, str], table: Mapping[str, str]) -> str:
     """Return the name that a missing tensor would have in the source."""
     theirs = their_name(name, table)
-    prefix = next((key.removesuffix(bare(key)) for key in origin.values() if key != bare(key)), "")
+    prefix = next(
+        (key.removesuffix(strip_model_name(key)) for key in origin.values() if key != strip_model_name(key)), ""
+    )
     return theirs if theirs.startswith("classifier") else prefix + theirs
 
 
@@ -231,7 +233,7 @@ def _place_positions(state: dict[str, Tensor], where: str, *, image_size: Any, e
     registers = len(state["registers"]) if "registers" in state else 0
     before = has_class + registers
     if embedded is None:
-        embedded = _embedded(len(table), before, state, image_size, where)
+        embedded = _has_prefix_rows(len(table), before, state, image_size, where)
     if not embedded and has_class:
         table = torch.cat([torch.zeros_like(table[:1]), table])
     if embedded and registers:
@@ -240,7 +242,7 @@ def _place_positions(state: dict[str, Tensor], where: str, *, image_size: Any, e
     state["positions"] = table
 
 
-def _embedded(rows: int, before: int, state: State, image_size: Any, where: str) -> bool:
+def _has_prefix_rows(rows: int, before: int, state: State, image_size: Any, where: str) -> bool:
     """Return whether ``before`` of the rows belong to tokens before the patches."""
     if not before:
         return False
@@ -267,7 +269,7 @@ def _weights(
     """Return the renamed tensors with the config that their shapes show."""
     for name in ("patch.weight", "blocks.0.mlp.up.weight"):
         if name not in state:
-            missing = f"the key {_missing(name, origin, table)!r} is missing"
+            missing = f"the key {_source_name(name, origin, table)!r} is missing"
             raise MixerError(f"{where}: {missing}; this is not a checkpoint of a whole ViT.")
     if state["patch.weight"].ndim != 4:
         shape = tuple(state["patch.weight"].shape)

@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from ...errors import MixerError
-from .build import COMMAND, LIBRARY, SOURCES, source_hash, whole
+from .build import COMMAND, LIBRARY, SOURCES, is_complete, source_hash
 
 __all__ = [
     "DTYPES",
     "available",
     "built_from",
     "dense",
+    "empty_result",
     "function",
     "isa",
-    "new",
     "pointers",
     "rows",
     "strides",
@@ -57,7 +57,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     if not file.is_file():
         missing = f"the C library was not built, which needs a C compiler; build it with `{COMMAND}`"
         return None, f"{file} does not exist" if other else missing
-    if not whole(file):
+    if not is_complete(file):
         return None, f"the C library is damaged: {file} is truncated; build it again with `{COMMAND}`"
     try:
         library = ctypes.CDLL(str(file))
@@ -66,7 +66,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return None, f"the C library could not be loaded ({why}); build it again with `{COMMAND}`"
     if not other and SOURCES.is_dir() and built != source_hash():
         return None, f"the C library is stale: it was built from other sources; build it again with `{COMMAND}`"
-    return _chosen(library)
+    return _choose_isa(library)
 
 
 def _text(function: Any) -> str:
@@ -74,7 +74,7 @@ def _text(function: Any) -> str:
     return function().decode()
 
 
-def _chosen(library: ctypes.CDLL) -> tuple[ctypes.CDLL | None, str]:
+def _choose_isa(library: ctypes.CDLL) -> tuple[ctypes.CDLL | None, str]:
     best, wanted = _text(library.tm_isa), os.environ.get("TOKENMIX_ISA")
     if wanted and not hasattr(library, f"tm_{wanted}_scan_forward"):
         return None, f"TOKENMIX_ISA={wanted!r} is not an instruction set that the C library was built for"
@@ -111,15 +111,15 @@ def function(name: str, signature: str) -> Callable[..., None]:
     Signature letters: p pointer (or None), l int64, i int, f float, d double, s packed struct.
     """
     if _library is None:
-        return _missing
+        return _raise_missing
     raw = getattr(_library, f"tm_{_found}_{name}", None)
     if raw is None:  # a library built from other sources
-        return _missing
+        return _raise_missing
     raw.argtypes, raw.restype = [_CTYPES[letter] for letter in signature], None
     return raw
 
 
-def _missing(*args: Any) -> None:
+def _raise_missing(*args: Any) -> None:
     raise MixerError(f"backend='cpu': {_found if _library is None else 'the C library in use has no such function'}.")
 
 
@@ -140,7 +140,7 @@ if _madvise is not None:
     _madvise.argtypes, _madvise.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
 
 
-def new(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+def empty_result(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
     """Return an empty tensor for results, on huge pages if it is large.
 
     The system maps a large tensor afresh in each call, and faulting it in by pages of 4 KiB may take longer than

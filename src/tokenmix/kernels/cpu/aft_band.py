@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import DTYPES, function, new, pointers, rows
-from .nonfinite import NAN, Alarm, asked, at, mark, marked, spoilt, without
+from . import DTYPES, empty_result, function, pointers, rows
+from .nonfinite import NAN, Alarm, alarm_address, find_nan_gradients, is_marked, mark, mark_gradients, remove_nonfinite
 
 _BLOCK = 60  # BAND_T
 
@@ -60,8 +60,8 @@ def forward(
     alarm = Alarm()
     y, saved = _run(q, k, v, w, mask, alarm, causal=causal, save=save)
     if alarm:
-        w, bad = _without(w, mask, v.shape, causal)
-        rest = without(q, k, v, mask, v.shape[1], causal=causal, weights=bad)
+        w, bad = _remove_nan(w, mask, v.shape, causal)
+        rest = remove_nonfinite(q, k, v, mask, v.shape[1], causal=causal, weights=bad)
         y = _run(rest.q, rest.k, rest.v, w, mask, None, causal=causal, save=False)[0].masked_fill_(rest.rows, NAN)
         mark(saved)
     return y, saved
@@ -79,8 +79,8 @@ def _run(
     save: bool,
 ) -> tuple[Tensor, Tensor]:
     q, k, v, w = None if q is None else rows(q), rows(k), rows(v), w.contiguous()
-    y = new(v.shape, v.dtype)
-    saved = new(saved_shapes(q, k, v, w, mask, causal=causal)[0] if save else (0,))
+    y = empty_result(v.shape, v.dtype)
+    saved = empty_result(saved_shapes(q, k, v, w, mask, causal=causal)[0] if save else (0,))
     mask = None if mask is None else mask.contiguous()
     per_head, numbers = _sizes(q, k, v, w, None)
     fixed = (
@@ -90,7 +90,7 @@ def _run(
         per_head,
         *pointers(q, k, v, w, mask),
     )
-    _forward(*fixed, *pointers(y, saved if save else None, numbers), torch.get_num_threads(), at(alarm))
+    _forward(*fixed, *pointers(y, saved if save else None, numbers), torch.get_num_threads(), alarm_address(alarm))
     return y, saved
 
 
@@ -107,11 +107,11 @@ def backward(
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return dq (empty without q), dk, dv, and dw shaped like w, in float32; y and saved are those of ``forward``."""
-    if marked(saved):
+    if is_marked(saved):
         return _backward_without(g, q, k, v, w, mask, causal=causal)
     g, q, k, v, w, y = rows(g), None if q is None else rows(q), rows(k), rows(v), w.contiguous(), y.contiguous()
-    dk, dv, dw = new(k.shape, v.dtype), new(v.shape, v.dtype), new(w.shape)
-    dq = new((0,) if q is None else q.shape, v.dtype)
+    dk, dv, dw = empty_result(k.shape, v.dtype), empty_result(v.shape, v.dtype), empty_result(w.shape)
+    dq = empty_result((0,) if q is None else q.shape, v.dtype)
     mask = None if mask is None else mask.contiguous()
     per_head, numbers = _sizes(q, k, v, w, g)
     fixed = (
@@ -125,7 +125,7 @@ def backward(
     return dq, dk, dv, dw
 
 
-def _without(w: Tensor, mask: Tensor | None, shape: torch.Size, causal: bool) -> tuple[Tensor, Tensor]:
+def _remove_nan(w: Tensor, mask: Tensor | None, shape: torch.Size, causal: bool) -> tuple[Tensor, Tensor]:
     """Return log-weights without NaN, and the rows and features (B or 1, T, D or 1) where a NaN meets a valid key."""
     (_, T, D), (_, heads, _, L) = shape, w.shape
     bad, low = w.isnan(), L - 1 if causal else L // 2
@@ -138,12 +138,12 @@ def _without(w: Tensor, mask: Tensor | None, shape: torch.Size, causal: bool) ->
 def _backward_without(
     g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    w, bad = _without(w, mask, v.shape, causal)
-    rest = without(q, k, v, mask, v.shape[1], causal=causal, weights=bad)
-    hot = asked(g, rest.rows, mask, v.shape[1], causal=causal)
+    w, bad = _remove_nan(w, mask, v.shape, causal)
+    rest = remove_nonfinite(q, k, v, mask, v.shape[1], causal=causal, weights=bad)
+    hot = find_nan_gradients(g, rest.rows, mask, v.shape[1], causal=causal)
     y, saved = _run(rest.q, rest.k, rest.v, w, mask, None, causal=causal, save=True)
     *grads, dw = backward(hot.g, rest.q, rest.k, rest.v, w, mask, y, saved, causal=causal)
-    dq, dk, dv = spoilt(grads, hot)
+    dq, dk, dv = mark_gradients(grads, hot)
     rows = (
         hot.rows.unflatten(-1, (w.shape[1], -1)).any(-1).transpose(1, 2)[..., None]
     )  # (B, heads, T, 1); w has all heads or one

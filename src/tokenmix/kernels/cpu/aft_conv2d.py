@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import DTYPES, dense, function, new, pointers, rows
-from .nonfinite import NAN, Alarm, asked, at, mark, marked, spoilt, without
+from . import DTYPES, dense, empty_result, function, pointers, rows
+from .nonfinite import NAN, Alarm, alarm_address, find_nan_gradients, is_marked, mark, mark_gradients, remove_nonfinite
 
 _forward = function("conv2d_forward", "ii" + "p" * 8 + "ip")
 _backward = function("conv2d_backward", "ii" + "p" * 13 + "i")
@@ -34,7 +34,7 @@ def saved_shapes(
     return [tuple(k.shape)]
 
 
-def _wide(kernel: Tensor) -> bool:
+def _spans_too_much(kernel: Tensor) -> bool:
     """Say whether log-weights span too much for float32."""
     low, high = (float(a) for a in kernel.aminmax())
     return not max(high, 0.0) - min(low, 0.0) < SPAN
@@ -72,8 +72,8 @@ def forward(
     alarm, grid = Alarm(), tuple(grid)
     y, saved = _run(q, k, v, kernel, mask, grid, prefix, alarm, save=save)
     if alarm:
-        kernel, bad = _without(kernel, mask, v.shape, grid, prefix)
-        rest = without(q, k, v, mask, v.shape[1], causal=False, weights=bad)
+        kernel, bad = _remove_nan(kernel, mask, v.shape, grid, prefix)
+        rest = remove_nonfinite(q, k, v, mask, v.shape[1], causal=False, weights=bad)
         y = _run(rest.q, rest.k, rest.v, kernel, mask, grid, prefix, None, save=False)[0].masked_fill_(rest.rows, NAN)
         mark(saved)
     return y, saved
@@ -91,16 +91,16 @@ def _run(
     *,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    saved = new(k.shape if save else (0,))
-    if _wide(kernel):
+    saved = empty_result(k.shape if save else (0,))
+    if _spans_too_much(kernel):
         y = _forward_wide(q, k, v, kernel, mask, grid, prefix)
         if alarm is not None and not bool(y.isfinite().all()):
             alarm.ring()
         return y, saved.zero_()
-    y, q, k, v = new(v.shape, v.dtype), None if q is None else rows(q), rows(k), rows(v)
+    y, q, k, v = empty_result(v.shape, v.dtype), None if q is None else rows(q), rows(k), rows(v)
     w, mask, numbers = dense(kernel.float()), dense(mask), _numbers(q, k, v, kernel, None, grid, prefix)
     fixed = DTYPES[v.dtype], int(q is not None), *pointers(q, k, v, w, mask)
-    _forward(*fixed, *pointers(y, saved if save else None, numbers), torch.get_num_threads(), at(alarm))
+    _forward(*fixed, *pointers(y, saved if save else None, numbers), torch.get_num_threads(), alarm_address(alarm))
     return y, saved
 
 
@@ -119,12 +119,12 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return dq (empty without q), dk, dv, dkernel; y and ``saved`` are what ``forward`` gave."""
     grid = tuple(grid)
-    if marked(saved):
+    if is_marked(saved):
         return _backward_without(g, q, k, v, kernel, mask, grid, prefix)
-    if _wide(kernel):
+    if _spans_too_much(kernel):
         return _backward_wide(g, q, k, v, kernel, mask, grid, prefix)
-    dk, dv, dw = new(k.shape, v.dtype), new(v.shape, v.dtype), new(kernel.shape)
-    dq = new((0,) if q is None else q.shape, v.dtype)
+    dk, dv, dw = empty_result(k.shape, v.dtype), empty_result(v.shape, v.dtype), empty_result(kernel.shape)
+    dq = empty_result((0,) if q is None else q.shape, v.dtype)
     g, q, k, v, y = rows(g), None if q is None else rows(q), rows(k), rows(v), y.contiguous()
     w, mask, numbers = dense(kernel.float()), dense(mask), _numbers(q, k, v, kernel, g, grid, prefix)
     fixed = (
@@ -136,7 +136,7 @@ def backward(
     return dq, dk, dv, dw.to(kernel.dtype)
 
 
-def _without(
+def _remove_nan(
     kernel: Tensor, mask: Tensor | None, shape: torch.Size, grid: tuple[int, ...], prefix: int
 ) -> tuple[Tensor, Tensor]:
     """Return log-weights without NaN, and the rows and features (B or 1, T, D) where a NaN meets a valid key."""
@@ -158,12 +158,12 @@ def _backward_without(
     grid: tuple[int, ...],
     prefix: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    kernel, bad = _without(kernel, mask, v.shape, grid, prefix)
-    rest = without(q, k, v, mask, v.shape[1], causal=False, weights=bad)
-    hot = asked(g, rest.rows, mask, v.shape[1], causal=False)
+    kernel, bad = _remove_nan(kernel, mask, v.shape, grid, prefix)
+    rest = remove_nonfinite(q, k, v, mask, v.shape[1], causal=False, weights=bad)
+    hot = find_nan_gradients(g, rest.rows, mask, v.shape[1], causal=False)
     y, saved = _run(rest.q, rest.k, rest.v, kernel, mask, grid, prefix, None, save=True)
     *grads, dw = backward(hot.g, rest.q, rest.k, rest.v, kernel, mask, y, saved, grid=grid, prefix=prefix)
-    dq, dk, dv = spoilt(grads, hot)
+    dq, dk, dv = mark_gradients(grads, hot)
     heads = hot.rows.unflatten(-1, (kernel.shape[0], -1)).any(-1).flatten(0, 1).any(0)
     return dq, dk, dv, dw.masked_fill(heads[:, None, None], NAN)
 
@@ -195,12 +195,12 @@ class Matrix:
             inside = ((offset >= 0) & (offset < s)).all(-1) & (self.cells[block, None, 0] >= 0)
             yield block, torch.where(inside, offset[..., 0] * s + offset[..., 1], s * s)
 
-    def over(self, X: Tensor) -> Tensor:
+    def multiply(self, X: Tensor) -> Tensor:
         """Compute E X."""
         parts = [self.table[:, tap] @ X.flatten(2) for _, tap in self._blocks()]
         return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).view_as(X)
 
-    def back(self, G: Tensor) -> Tensor:
+    def multiply_transposed(self, G: Tensor) -> Tensor:
         """Compute E^T G."""
         parts = (self.table[:, tap].mT @ G[:, block].flatten(2) for block, tap in self._blocks())
         return sum(parts).view_as(G)  # type: ignore[union-attr]  # never empty
@@ -221,18 +221,18 @@ def _terms(pairs: Matrix, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Te
     return pairs.layout(torch.exp(k - k.amax(1, keepdim=True).clamp_min(FLOOR))), pairs.layout(v)
 
 
-def _mixed(pairs: Matrix, e: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _divide_sums(pairs: Matrix, e: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return numerator / denominator, 0 where nothing was summed, and 1 / denominator, 1 there."""
-    den = pairs.over(e)
+    den = pairs.multiply(e)
     inverse = 1.0 / torch.where(den > 0, den, 1.0)
-    return pairs.over(e * v).mul_(inverse), inverse
+    return pairs.multiply(e * v).mul_(inverse), inverse
 
 
 def _forward_wide(
     q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, mask: Tensor | None, grid: tuple[int, ...], prefix: int
 ) -> Tensor:
     pairs = Matrix(kernel, grid, prefix)
-    y = pairs.tokens(_mixed(pairs, *_terms(pairs, k, v, mask))[0])
+    y = pairs.tokens(_divide_sums(pairs, *_terms(pairs, k, v, mask))[0])
     return (y if q is None else y * torch.sigmoid(q.double())).to(v.dtype).contiguous()
 
 
@@ -248,15 +248,15 @@ def _backward_wide(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     pairs = Matrix(kernel, grid, prefix)
     e, v_ = _terms(pairs, k, v, mask)
-    y, inverse = _mixed(pairs, e, v_)
+    y, inverse = _divide_sums(pairs, e, v_)
     gy, dq = g.double(), v.new_empty(0)
     if q is not None:
         gate = torch.sigmoid(q.double())
         dq, gy = (gy * pairs.tokens(y) * gate * (1 - gate)).to(v.dtype).contiguous(), gy * gate
     G = pairs.layout(gy.unflatten(2, (k.shape[2], -1))) * inverse
     G1 = -(G * y).sum(3, keepdim=True)
-    dX = pairs.back(G)
+    dX = pairs.multiply_transposed(G)
     dw = (pairs.taps(e * v_, G) + pairs.taps(e, G1)) * pairs.weights * (kernel <= CAP)
-    dk = pairs.tokens(e * ((v_ * dX).sum(3, keepdim=True) + pairs.back(G1)))
+    dk = pairs.tokens(e * ((v_ * dX).sum(3, keepdim=True) + pairs.multiply_transposed(G1)))
     dv = pairs.tokens(dX.mul_(e))
     return dq, dk.to(v.dtype).contiguous(), dv.to(v.dtype).contiguous(), dw.to(kernel.dtype).contiguous()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import DTYPES, dense, function, new, pointers, rows, strides
+from . import DTYPES, dense, empty_result, function, pointers, rows, strides
 from .aft_simple import CHUNK, State, empty_state
 
 WIDEST = 512
@@ -30,8 +30,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return y (B, T, D), and the tensor saved for the backward pass (empty unless ``save``); heads=0: no norm."""
     q, k, v, d, mask = None if q is None else rows(q), rows(k), rows(v), rows(d), dense(mask)
-    y = new(k.shape, k.dtype)
-    saved = new(saved_shapes(q, k, v, d, mask, heads=heads, eps=eps)[0] if save else (0,))
+    y = empty_result(k.shape, k.dtype)
+    saved = empty_result(saved_shapes(q, k, v, d, mask, heads=heads, eps=eps)[0] if save else (0,))
     given = pointers(q, k, v, d, mask, y, saved if save else None)
     states = (None,) * 6
     sizes = *k.shape, *strides(q, k, v, d), torch.get_num_threads()
@@ -60,8 +60,8 @@ def backward(
         before: room for those before them.
     """
     g, q, k, v, d, mask = rows(g), None if q is None else rows(q), rows(k), rows(v), rows(d), dense(mask)
-    dk, dv, dd = (new(k.shape, k.dtype) for _ in range(3))
-    dq = new((0,) if q is None else q.shape, k.dtype)
+    dk, dv, dd = (empty_result(k.shape, k.dtype) for _ in range(3))
+    dq = empty_result((0,) if q is None else q.shape, k.dtype)
     arrays = pointers(q, k, v, d, mask, g, saved, *after, dq, dk, dv, dd, *before)
     sizes = *k.shape, *strides(q, k, v, d, g), torch.get_num_threads()
     _backward(DTYPES[k.dtype], heads, eps, *arrays, *sizes)
@@ -87,8 +87,8 @@ def extend(
     q, k, v, d, mask = None if q is None else rows(q), rows(k), rows(v), rows(d), dense(mask)
     before = [a.contiguous() for a in past]  # kept alive until the call
     B, T, D = k.shape
-    y, after = new((B, T, D), k.dtype), empty_state(B, D)
-    saved = new(saved_shapes(q, k, v, d, mask, heads=heads, eps=eps)[0] if save else (0,))
+    y, after = empty_result((B, T, D), k.dtype), empty_state(B, D)
+    saved = empty_result(saved_shapes(q, k, v, d, mask, heads=heads, eps=eps)[0] if save else (0,))
     given = pointers(q, k, v, d, mask, y, saved if save else None, *before, *after)
     _forward(DTYPES[k.dtype], heads, eps, *given, B, T, D, *strides(q, k, v, d), torch.get_num_threads())
     return y, after, (saved,) if save else ()
@@ -113,6 +113,6 @@ def extend_backward(
     Args:
         g, g_sums: the gradients of the outputs, and in float64 of num and den after the tokens.
     """
-    before = new(past[1].shape, torch.float64), new(past[2].shape, torch.float64)
+    before = empty_result(past[1].shape, torch.float64), empty_result(past[2].shape, torch.float64)
     after = tuple(a.contiguous() for a in g_sums)
     return *backward(g, q, k, v, d, mask, kept[0], heads=heads, eps=eps, after=after, before=before), *before

@@ -14,8 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import DTYPES, function, new, pointers, rows, strides
-from .nonfinite import NAN, Alarm, asked, at, mark, marked, spoilt, spoilt_weights, without, without_weights
+from . import DTYPES, empty_result, function, pointers, rows, strides
+from .nonfinite import (
+    NAN,
+    Alarm,
+    alarm_address,
+    find_nan_gradients,
+    is_marked,
+    mark,
+    mark_gradients,
+    remove_nonfinite,
+    spoilt_weights,
+    without_weights,
+)
 
 ROWS, RANGE, GROUP, STRIP, TILE, PANEL = 512, 48, 48, 32, 6, 64  # as in aft_full.c; PANEL is the widest
 GROUPS = -(-ROWS // GROUP)
@@ -69,7 +80,7 @@ def forward(
     y, y0, den = _run(q, k, v, w, w2, mask, alarm, causal=causal, save=save)
     if alarm:
         w, w2, bad = without_weights(w, w2, mask, causal=causal)
-        rest = without(q, k, v, mask, w.shape[1], causal=causal, weights=bad)
+        rest = remove_nonfinite(q, k, v, mask, w.shape[1], causal=causal, weights=bad)
         y = _run(rest.q, rest.k, rest.v, w, w2, mask, None, causal=causal, save=False)[0].masked_fill_(rest.rows, NAN)
         mark(den)
     return y, y0, den
@@ -89,8 +100,8 @@ def _run(
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), None if mask is None else mask.contiguous()
     T = w.shape[1]
-    y = new((k.shape[0], T, k.shape[2]), k.dtype)
-    y0, den = (new(shape if save else (0,)) for shape in saved_shapes(q, k, v, w, w2, mask, causal=causal))
+    y = empty_result((k.shape[0], T, k.shape[2]), k.dtype)
+    y0, den = (empty_result(shape if save else (0,)) for shape in saved_shapes(q, k, v, w, w2, mask, causal=causal))
     for part in _parts(w, w2, k, mask, causal, y0 if save else None, den if save else None, q, k, v, mask, y):
         _forward_part(part, alarm, *part.tensors)
     return y, y0, den
@@ -105,7 +116,7 @@ def extend(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor) -> T
     y = _extend(q, k, v, w, mask, alarm)
     if alarm:
         w, _, bad = without_weights(w, None, mask, causal=True, before=before)
-        rest = without(None, k, v, mask, k.shape[1], causal=True)
+        rest = remove_nonfinite(None, k, v, mask, k.shape[1], causal=True)
         hidden = rest.rows[:, before:] | bad
         if q is not None:
             q, hidden = q.masked_fill(q.isnan(), 0.0), hidden | q.isnan()
@@ -116,20 +127,20 @@ def extend(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor) -> T
 def _extend(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor, alarm: Alarm | None) -> Tensor:
     before = k.shape[1] - w.shape[1]
     q, k, v, mask, y = (
-        None if q is None else _after(before, q),
+        None if q is None else _pad_front(before, q),
         rows(k),
         rows(v),
         mask.contiguous(),
-        new(k.shape, k.dtype),
+        empty_result(k.shape, k.dtype),
     )
     for part in _parts(w, None, k, mask, True, q, k, v, mask, y, before=before):
         _forward_part(part, alarm, None, None, *part.tensors)
     return y[:, before:]
 
 
-def _after(n: int, a: Tensor) -> Tensor:
+def _pad_front(n: int, a: Tensor) -> Tensor:
     """Return a (B, L, D) after n rows that are never written or read, so that the system allots no pages to them."""
-    room = new((a.shape[0], n + a.shape[1], a.shape[2]), a.dtype)
+    room = empty_result((a.shape[0], n + a.shape[1], a.shape[2]), a.dtype)
     room[:, n:] = a
     return room
 
@@ -153,7 +164,7 @@ def _forward_part(
             int(part.half),
             *pointers(q, k, v, mask, *block.packed, y, y0, den),
         )
-        _forward(*fixed, *part.sizes, *block.sizes, *strides(q, k, v), torch.get_num_threads(), at(alarm))
+        _forward(*fixed, *part.sizes, *block.sizes, *strides(q, k, v), torch.get_num_threads(), alarm_address(alarm))
 
 
 def backward(
@@ -170,7 +181,7 @@ def backward(
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return dq (empty without q), dk, dv, dw, dw2 (empty without w2)."""
-    if marked(den):
+    if is_marked(den):
         return _backward_without(g, q, k, v, w, w2, mask, causal=causal)
     g, q, k, v, mask = (
         rows(g),
@@ -179,9 +190,9 @@ def backward(
         rows(v),
         None if mask is None else mask.contiguous(),
     )
-    dq = new((0,) if q is None else q.shape, k.dtype)
-    dk, dv = (new(k.shape).zero_() for _ in range(2))
-    dw, dw2 = new(w.shape).zero_(), new((0,) if w2 is None else w2.shape).zero_()
+    dq = empty_result((0,) if q is None else q.shape, k.dtype)
+    dk, dv = (empty_result(k.shape).zero_() for _ in range(2))
+    dw, dw2 = empty_result(w.shape).zero_(), empty_result((0,) if w2 is None else w2.shape).zero_()
     for part in _parts(w, w2, k, mask, causal, g, q, k, v, mask, y0, den, None if q is None else dq, dk, dv):
         rest = _rest(part)
         for block in part.blocks(keys=True):
@@ -202,11 +213,11 @@ def _backward_without(
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     w, w2, bad = without_weights(w, w2, mask, causal=causal)
-    rest = without(q, k, v, mask, w.shape[1], causal=causal, weights=bad)
-    hot = asked(g, rest.rows, mask, k.shape[1], causal=causal)
+    rest = remove_nonfinite(q, k, v, mask, w.shape[1], causal=causal, weights=bad)
+    hot = find_nan_gradients(g, rest.rows, mask, k.shape[1], causal=causal)
     _, y0, den = _run(rest.q, rest.k, rest.v, w, w2, mask, None, causal=causal, save=True)
     *grads, dw, dw2 = backward(hot.g, rest.q, rest.k, rest.v, w, w2, mask, y0, den, causal=causal)
-    dq, dk, dv = spoilt(grads, hot)
+    dq, dk, dv = mark_gradients(grads, hot)
     return dq, dk, dv, *spoilt_weights(dw, dw2, hot, causal=causal)
 
 
@@ -217,8 +228,8 @@ def _rest(part: _Part) -> list[Tensor]:
     """
     B, T, _, D = part.sizes
     n, strips = min(T, ROWS), -(-D // STRIP)
-    floats = [new(shape) for shape in ((B, -(-n // PANEL) * PANEL, strips * 2 * STRIP), (B, n, D), (B, n, D))]
-    return [*floats, new((B, strips, GROUPS), torch.uint8)]
+    floats = [empty_result(shape) for shape in ((B, -(-n // PANEL) * PANEL, strips * 2 * STRIP), (B, n, D), (B, n, D))]
+    return [*floats, empty_result((B, strips, GROUPS), torch.uint8)]
 
 
 def _backward_block(part: _Part, block: _Block, rest: list[Tensor], causal: bool) -> None:
@@ -251,7 +262,7 @@ def _backward_block(part: _Part, block: _Block, rest: list[Tensor], causal: bool
     )
 
 
-def _even(T: int) -> int:
+def _even_block(T: int) -> int:
     """Return the rows in a block, so that all blocks have about as many, in whole panels."""
     blocks = -(-T // ROWS)
     return -(-T // (blocks * PANEL)) * PANEL
@@ -275,7 +286,7 @@ def _parts(
     ``before`` is the number of rows of the causal form before the first row of w.
     """
     shared, (B, S, D) = w.shape[0] == 1, k.shape
-    kmax, kmin = (new((B, -(-S // RANGE), D)) for _ in range(2))
+    kmax, kmin = (empty_result((B, -(-S // RANGE), D)) for _ in range(2))
     _ranges(
         DTYPES[k.dtype],
         *pointers(k, mask, kmax, kmin),
@@ -338,9 +349,9 @@ class _Part:
         """Yield one block of rows after another, E packed by rows or by keys; scratch memory is reused."""
         B, _, S, _ = self.sizes
         T = self.w.shape[0]
-        top, span, slack = new((ROWS,)), new((GROUPS,)), new((B, GROUPS))
-        e = new([(min(T, ROWS) + TILE) * (S + TILE)])
-        step = _even(T)
+        top, span, slack = empty_result((ROWS,)), empty_result((GROUPS,)), empty_result((B, GROUPS))
+        e = empty_result([(min(T, ROWS) + TILE) * (S + TILE)])
+        step = _even_block(T)
         for t0 in range(0, T, step):
             n, hi = min(step, T - t0), min(S, self.before + t0 + step) if self.causal else S
             w = rows(self.w[t0 : t0 + n, :hi] if self.w2 is None else self.w[t0 : t0 + n] @ self.w2[:hi].T).float()
@@ -355,7 +366,7 @@ class _Part:
                 *sizes,
                 torch.get_num_threads(),
             )
-            yield _Block(w, [w, top, span, slack, self.kmax, self.kmin, e], sizes, new((n, hi)) if keys else e)
+            yield _Block(w, [w, top, span, slack, self.kmax, self.kmin, e], sizes, empty_result((n, hi)) if keys else e)
 
     def spread(self, block: _Block, dw: Tensor, dw2: Tensor) -> None:
         """Add the gradient of a block of log-weights to the gradients of w and w2, from which they were made."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import DTYPES, dense, function, new, pointers, rows, strides
+from . import DTYPES, dense, empty_result, function, pointers, rows, strides
 from .aft_forget import WIDEST
 from .aft_simple import CHUNK, State
 
@@ -48,7 +48,7 @@ def forward(
     save: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return y (B, T, D), and the tensor saved for the backward pass (empty unless ``save``). a, b, d are float32."""
-    saved = new(saved_shapes(q, k, v, a, b, d, mask, norm=norm, eps=eps)[0] if save else (0,))
+    saved = empty_result(saved_shapes(q, k, v, a, b, d, mask, norm=norm, eps=eps)[0] if save else (0,))
     y = _run(q, k, v, a, b, d, mask, saved if save else None, (None,) * 6, norm=norm, eps=eps)
     return y, saved
 
@@ -69,7 +69,7 @@ def _run(
 ) -> Tensor:
     q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), dense(mask)
     a, b, d = a.contiguous(), dense(b), dense(d)
-    y = new(k.shape, k.dtype)
+    y = empty_result(k.shape, k.dtype)
     sizes = *k.shape, *strides(q, k, v), torch.get_num_threads()
     given = pointers(q, k, v, a, b, d, mask, y, kept, *states)
     _forward(DTYPES[k.dtype], a.shape[2], a.shape[3], int(norm), eps, *given, *sizes)
@@ -93,9 +93,9 @@ def backward(
     """Return dq, dk, dv, da, db, dd, empty for what was None."""
     g, q, k, v, mask = rows(g), None if q is None else rows(q), rows(k), rows(v), dense(mask)
     a, b, d = a.contiguous(), dense(b), dense(d)
-    dk, dv = new(k.shape, k.dtype), new(k.shape, k.dtype)
-    dq = new((0,) if q is None else q.shape, k.dtype)
-    da, db, dd = (new((0,) if x is None else x.shape) for x in (a, b, d))
+    dk, dv = empty_result(k.shape, k.dtype), empty_result(k.shape, k.dtype)
+    dq = empty_result((0,) if q is None else q.shape, k.dtype)
+    da, db, dd = (empty_result((0,) if x is None else x.shape) for x in (a, b, d))
     arrays = pointers(q, k, v, a, b, d, mask, g, saved, dq, dk, dv, da, db, dd)
     sizes = *k.shape, *strides(q, k, v, g), torch.get_num_threads()
     _backward(DTYPES[k.dtype], a.shape[2], a.shape[3], int(norm), eps, *arrays, *sizes)
@@ -120,5 +120,5 @@ def extend(
     Returns the outputs and the sums after these tokens.
     """
     before = [x.contiguous() for x in past]  # kept alive until the call
-    after = tuple(new(x.shape, torch.float64) for x in past)
+    after = tuple(empty_result(x.shape, torch.float64) for x in past)
     return _run(q, k, v, a, b, d, mask, None, (*before, *after), norm=norm, eps=eps), after  # type: ignore[return-value]  # there are three

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import DTYPES, dense, function, new, pointers, rows, strides
+from . import DTYPES, dense, empty_result, function, pointers, rows, strides
 
 CHUNK = 64  # SCAN_T of aft_simple.c
 
@@ -39,8 +39,8 @@ def forward(
     """Return y (B, T, D), and the tensor saved for the backward pass (empty unless ``save``)."""
     q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), dense(mask)
     B, S, D = k.shape
-    y = new((B, T, D), k.dtype)
-    saved = new(saved_shapes(q, k, v, mask, T=T, causal=causal)[0] if save else (0,))
+    y = empty_result((B, T, D), k.dtype)
+    saved = empty_result(saved_shapes(q, k, v, mask, T=T, causal=causal)[0] if save else (0,))
     fixed = DTYPES[k.dtype], int(q is not None), *pointers(q, k, v, mask, y, saved if save else None)
     if causal:
         _forward(*fixed, None, None, None, None, None, None, B, T, D, *strides(q, k, v), torch.get_num_threads())
@@ -70,8 +70,8 @@ def backward(
     """
     g, q, k, v, mask = rows(g), None if q is None else rows(q), rows(k), rows(v), dense(mask)
     B, S, D = k.shape
-    dk, dv = (new(k.shape, k.dtype) for _ in range(2))
-    dq = new((0,) if q is None else q.shape, k.dtype)
+    dk, dv = (empty_result(k.shape, k.dtype) for _ in range(2))
+    dq = empty_result((0,) if q is None else q.shape, k.dtype)
     fixed = (
         DTYPES[k.dtype],
         int(q is not None),
@@ -95,8 +95,8 @@ def extend(
     q, k, v, mask = None if q is None else rows(q), rows(k), rows(v), dense(mask)
     before = [a.contiguous() for a in past]  # kept alive until the call
     B, T, D = k.shape
-    y, after = new((B, T, D), k.dtype), empty_state(B, D)
-    saved = new(saved_shapes(q, k, v, mask, T=T, causal=True)[0] if save else (0,))
+    y, after = empty_result((B, T, D), k.dtype), empty_state(B, D)
+    saved = empty_result(saved_shapes(q, k, v, mask, T=T, causal=True)[0] if save else (0,))
     given = pointers(q, k, v, mask, y, saved if save else None, *before, *after)
     _forward(DTYPES[k.dtype], int(q is not None), *given, B, T, D, *strides(q, k, v), torch.get_num_threads())
     return y, after, (saved,) if save else ()
@@ -117,7 +117,7 @@ def extend_backward(
     Args:
         g, g_sums: the gradients of the outputs, and in float64 of num and den after the tokens.
     """
-    before = new(past[1].shape, torch.float64), new(past[2].shape, torch.float64)
+    before = empty_result(past[1].shape, torch.float64), empty_result(past[2].shape, torch.float64)
     after = tuple(a.contiguous() for a in g_sums)
     options = {"T": k.shape[1], "causal": True, "after": after, "before": before}
     return *backward(g, q, k, v, mask, kept[0], **options), *before  # type: ignore[arg-type]  # of several types

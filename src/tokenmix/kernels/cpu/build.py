@@ -69,10 +69,10 @@ def current(library: Path = LIBRARY) -> bool:
 
     The library is not loaded: outside torch's process it has no OpenMP.
     """
-    return library.is_file() and whole(library) and source_hash().encode() in library.read_bytes()
+    return library.is_file() and is_complete(library) and source_hash().encode() in library.read_bytes()
 
 
-def whole(library: Path) -> bool:
+def is_complete(library: Path) -> bool:
     """Say whether an ELF file holds all that its header announces; loading a truncated one would kill the process.
 
     Files of other formats pass, because their loaders check this themselves.

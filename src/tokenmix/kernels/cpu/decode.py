@@ -45,7 +45,7 @@ _linear_fields, _linear = _kernel("step_linear", "14q")
 _fade = function("fade_forward", "iid" + "p" * 13 + "l" * 11 + "i")
 
 
-def _at(a: Tensor | None) -> int:
+def _address(a: Tensor | None) -> int:
     return 0 if a is None else a.data_ptr()
 
 
@@ -336,7 +336,7 @@ def full(q: Tensor | None, new: Kept, kept: Kept, w: Tensor) -> Tensor:
         _ring_fields(
             DTYPES[dtype],
             0,
-            _at(q),
+            _address(q),
             *inputs,
             0,
             0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import function, new, pointers
+from . import empty_result, function, pointers
 
 BLOCK = 64  # EXTERNAL_T of external.c
 NORMS = {"double": 0, "tokens": 1}
@@ -25,13 +25,17 @@ def saved_shapes(logits: Tensor, mask: Tensor | None, *, norm: str, eps: float) 
 
 def _part(logits: Tensor, numbers: int) -> Tensor:
     B, T, H, S = logits.shape
-    return new((B, -(-T // BLOCK), numbers, H, S))
+    return empty_result((B, -(-T // BLOCK), numbers, H, S))
 
 
 def forward(logits: Tensor, mask: Tensor | None, *, norm: str, eps: float, save: bool) -> tuple[Tensor, Tensor]:
     """Return the weights (B, T, H, S) of float32 logits, 0 where masked, and the tensor saved for the backward pass."""
     logits, mask = logits.contiguous(), None if mask is None else mask.contiguous()
-    w, level, part = new(logits.shape), new(saved_shapes(logits, mask, norm=norm, eps=eps)[0]), _part(logits, 2)
+    w, level, part = (
+        empty_result(logits.shape),
+        empty_result(saved_shapes(logits, mask, norm=norm, eps=eps)[0]),
+        _part(logits, 2),
+    )
     arrays = pointers(logits, mask, w, level, part)
     _forward(NORMS[norm], eps, *arrays, *logits.shape, torch.get_num_threads())
     return w, level if save else level.new_empty(0)
@@ -47,7 +51,7 @@ def backward(
         w.contiguous(),
         None if mask is None else mask.contiguous(),
     )
-    d, part = new(logits.shape), _part(logits, 1)
+    d, part = empty_result(logits.shape), _part(logits, 1)
     arrays = pointers(g, logits, mask, w, level, part, d)
     _backward(NORMS[norm], *arrays, *logits.shape, torch.get_num_threads())
     return (d,)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..counts import mean_scale
-from . import DTYPES, function, new, pointers, rows, strides
+from . import DTYPES, empty_result, function, pointers, rows, strides
 
 BLOCK = 64  # HYDRA_T of hydra.c
 
@@ -64,12 +64,12 @@ def forward(
     (B, T, D), S = q.shape, k.shape[1]
     mask = None if mask is None else mask.contiguous()
     scale = mean_scale(mask, q, S, causal) if mean else None
-    y, saved = new((B, T, D), k.dtype), new(_sums_shape(k, causal))
+    y, saved = empty_result((B, T, D), k.dtype), empty_result(_sums_shape(k, causal))
     fixed = DTYPES[k.dtype], int(of_q), int(of_k), eps, *pointers(q, k, v, mask, scale)
     if causal:
         _forward(*fixed, *pointers(y, saved), None, None, B, T, D, *strides(q, k, v), torch.get_num_threads())
     else:
-        part = new(_sums_shape(k, True))
+        part = empty_result(_sums_shape(k, True))
         _all_forward(*fixed, *pointers(y, part, saved), B, T, S, D, *strides(q, k, v), torch.get_num_threads())
     return y, saved if save else saved.new_empty(0)
 
@@ -93,7 +93,7 @@ def backward(
     (B, T, D), S = q.shape, k.shape[1]
     mask = None if mask is None else mask.contiguous()
     scale = mean_scale(mask, q, S, causal) if mean else None
-    dq, dk, dv = (new(a.shape, k.dtype) for a in (q, k, v))
+    dq, dk, dv = (empty_result(a.shape, k.dtype) for a in (q, k, v))
     fixed = DTYPES[k.dtype], int(of_q), int(of_k), eps, *pointers(q, k, v, mask, scale, g, saved, dq, dk, dv)
     run, sizes = (_backward, (None, None, B, T, D)) if causal else (_all_backward, (B, T, S, D))
     run(*fixed, *sizes, *strides(q, k, v, g), torch.get_num_threads())
@@ -123,7 +123,11 @@ def extend(
     """
     q, k, v = rows(q), rows(k), rows(v)
     (B, T, D), before = q.shape, past[1].contiguous()
-    y, part, after = new((B, T, D), k.dtype), new(_sums_shape(k, True)), new((B, D), torch.float64)
+    y, part, after = (
+        empty_result((B, T, D), k.dtype),
+        empty_result(_sums_shape(k, True)),
+        empty_result((B, D), torch.float64),
+    )
     given = pointers(q, k, v, mask, scale, y, part, before, after)
     _forward(
         DTYPES[k.dtype], int(cosine), int(cosine), eps, *given, B, T, D, *strides(q, k, v), torch.get_num_threads()
@@ -148,7 +152,7 @@ def extend_backward(
     """Return dq, dk, dv, and the gradient of the sum before the tokens; g_sums is that of the sum after them."""
     g, q, k, v = rows(g), rows(q), rows(k), rows(v)
     (B, T, D), after = q.shape, g_sums[0].contiguous()
-    *found, before = *(new(a.shape, k.dtype) for a in (q, k, v)), new((B, D), torch.float64)
+    *found, before = *(empty_result(a.shape, k.dtype) for a in (q, k, v)), empty_result((B, D), torch.float64)
     given = pointers(q, k, v, mask, scale, g, kept[0], *found, after, before)
     sizes = B, T, D, *strides(q, k, v, g), torch.get_num_threads()
     _backward(DTYPES[k.dtype], int(cosine), int(cosine), eps, *given, *sizes)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import DTYPES, function, new, pointers, rows, strides
-from .nonfinite import NAN, Alarm, asked, at, mark, marked, spoilt, without
+from . import DTYPES, empty_result, function, pointers, rows, strides
+from .nonfinite import NAN, Alarm, alarm_address, find_nan_gradients, is_marked, mark, mark_gradients, remove_nonfinite
 
 BLOCK = 64  # LINEAR_T of linear.c
 NOTHING = (None,) * 4
@@ -49,7 +49,7 @@ def forward(
     alarm = Alarm()
     y, saved = _run(q, k, v, mask, alarm, heads=heads, elu=elu, causal=causal)
     if alarm:
-        rest = without(q, k, v, mask, q.shape[1], causal=causal, heads=heads)
+        rest = remove_nonfinite(q, k, v, mask, q.shape[1], causal=causal, heads=heads)
         assert rest.q is not None
         y = _run(rest.q, rest.k, rest.v, mask, None, heads=heads, elu=elu, causal=causal)[0].masked_fill_(
             rest.rows, NAN
@@ -73,7 +73,7 @@ def _run(
     """Return y and the tensor saved for backward; ``sums``: those before the tokens, and room for those after them."""
     q, k, v = rows(q), rows(k), rows(v)
     mask = None if mask is None else mask.contiguous()
-    y, saved = new(q.shape, q.dtype), new(_saved_shape(q, heads, causal))
+    y, saved = empty_result(q.shape, q.dtype), empty_result(_saved_shape(q, heads, causal))
     run = _forward if causal else _all_forward
     arrays = pointers(q, k, v, mask, y, saved, *(sums if causal else ()))
     run(
@@ -83,7 +83,7 @@ def _run(
         *_sizes(q, k, heads, causal),
         *strides(q, k, v),
         torch.get_num_threads(),
-        at(alarm),
+        alarm_address(alarm),
     )
     return y, saved
 
@@ -107,11 +107,11 @@ def backward(
     Args:
         sums: of the causal form, those before the tokens, the gradient of acc after them, and room for that before.
     """
-    if marked(saved):
+    if is_marked(saved):
         return _backward_without(g, q, k, v, mask, heads=heads, elu=elu, causal=causal)
     g, q, k, v, y = rows(g), rows(q), rows(k), rows(v), y.contiguous()
     mask = None if mask is None else mask.contiguous()
-    dq, dk, dv = (new(a.shape, q.dtype) for a in (q, k, v))
+    dq, dk, dv = (empty_result(a.shape, q.dtype) for a in (q, k, v))
     run = _backward if causal else _all_backward
     arrays = pointers(q, k, v, mask, y, saved, g, dq, dk, dv, *(sums if causal else ()))
     run(DTYPES[q.dtype], int(elu), *arrays, *_sizes(q, k, heads, causal), *strides(q, k, v, g), torch.get_num_threads())
@@ -121,12 +121,12 @@ def backward(
 def _backward_without(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, heads: int, elu: bool, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    rest = without(q, k, v, mask, q.shape[1], causal=causal, heads=heads)
+    rest = remove_nonfinite(q, k, v, mask, q.shape[1], causal=causal, heads=heads)
     assert rest.q is not None
-    hot = asked(g, rest.rows, mask, k.shape[1], causal=causal)
+    hot = find_nan_gradients(g, rest.rows, mask, k.shape[1], causal=causal)
     y, saved = _run(rest.q, rest.k, rest.v, mask, None, heads=heads, elu=elu, causal=causal)
     grads = backward(hot.g, rest.q, rest.k, rest.v, mask, y, saved, heads=heads, elu=elu, causal=causal)
-    return spoilt(grads, hot, heads=heads)
+    return mark_gradients(grads, hot, heads=heads)
 
 
 def extend(
@@ -138,7 +138,7 @@ def extend(
     ``save``); None where an output is not finite.
     """
     before, alarm, heads = [a.contiguous() for a in past], Alarm(), past[0].shape[1]
-    after = new(before[0].shape, torch.float64), new(before[1].shape, torch.float64)
+    after = empty_result(before[0].shape, torch.float64), empty_result(before[1].shape, torch.float64)
     y, saved = _run(q, k, v, mask, alarm, heads=heads, elu=elu, causal=True, sums=(*before, *after))
     return None if alarm else (y, after, (y, saved) if save else ())
 
@@ -161,6 +161,6 @@ def extend_backward(
         g, g_sums: the gradients of the outputs, and in float64 of acc after the tokens.
     """
     before, after = [a.contiguous() for a in past], g_sums[0].contiguous()
-    of_past = new(after.shape, torch.float64)
+    of_past = empty_result(after.shape, torch.float64)
     options = {"heads": past[0].shape[1], "elu": elu, "causal": True, "sums": (*before, after, of_past)}
     return *backward(g, q, k, v, mask, *kept, **options), of_past  # type: ignore[arg-type]  # of several types

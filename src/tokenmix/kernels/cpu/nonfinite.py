@@ -36,7 +36,7 @@ class Alarm:
         return bool(self.told.item())
 
 
-def at(alarm: Alarm | None) -> int | None:
+def alarm_address(alarm: Alarm | None) -> int | None:
     """Return the address of the flag that a kernel sets, or None without an alarm."""
     return None if alarm is None else pointers(alarm.told)[0]
 
@@ -46,7 +46,7 @@ def mark(saved: Tensor) -> None:
     saved.view(-1)[:1] = NAN
 
 
-def marked(saved: Tensor) -> bool:
+def is_marked(saved: Tensor) -> bool:
     """Return whether the saved tensor carries the NaN mark."""
     return saved.numel() > 0 and math.isnan(ctypes.c_float.from_address(saved.data_ptr()).value)
 
@@ -60,12 +60,12 @@ class Finite(NamedTuple):
     rows: Tensor
 
 
-def _over(x: Tensor, causal: bool, T: int) -> Tensor:
+def _any_up_to(x: Tensor, causal: bool, T: int) -> Tensor:
     """Return for each row (B, T, D) whether any token of x (B, S, D) up to it is set, or any token if not causal."""
     return x.cumsum(1, dtype=torch.int32) > 0 if causal else x.any(1, keepdim=True).expand(-1, T, -1)
 
 
-def _later(x: Tensor, causal: bool, S: int) -> Tensor:
+def _any_from(x: Tensor, causal: bool, S: int) -> Tensor:
     """Return for each token (B, S, D) whether any row of x (B, T, D) from it on is set, or any row if not causal."""
     return x.flip(1).cumsum(1, dtype=torch.int32).flip(1) > 0 if causal else x.any(1, keepdim=True).expand(-1, S, -1)
 
@@ -80,11 +80,11 @@ def _spread(x: Tensor, D: int) -> Tensor:
     return x.repeat_interleave(D // x.shape[-1], -1)
 
 
-def _unbounded(x: Tensor) -> Tensor:
+def _nan_or_inf(x: Tensor) -> Tensor:
     return x.isnan() | (x == INF)
 
 
-def without(
+def remove_nonfinite(
     q: Tensor | None,
     k: Tensor,
     v: Tensor,
@@ -104,15 +104,15 @@ def without(
         weights: (B or 1, T, 1 or D) rows whose own log-weights are NaN.
     """
     D, live = v.shape[-1], True if mask is None else mask[..., None]
-    keys = _unbounded(k) & live
+    keys = _nan_or_inf(k) & live
     if heads is not None:
         keys = _spread(_heads(keys, heads), D)
     values = ~v.isfinite() & live
-    rows = _over(_spread(keys, D) | values, causal, T)
+    rows = _any_up_to(_spread(keys, D) | values, causal, T)
     if weights is not None:
         rows = rows | weights
     if q is not None:
-        own = q.isnan() if heads is None else _spread(_heads(_unbounded(q), heads), D)
+        own = q.isnan() if heads is None else _spread(_heads(_nan_or_inf(q), heads), D)
         q, rows = q.masked_fill(own, 0.0), rows | own
     return Finite(q, k.masked_fill(keys, -INF), v.masked_fill(values, 0.0), rows)
 
@@ -133,7 +133,9 @@ def without_weights(
         seen = bad.tril(before) if causal else bad
         return w.masked_fill(bad, 0.0), None, seen.float() @ live[..., None].float() > 0
     own, other = (~a.isfinite().all(-1, keepdim=True) for a in (w, w2))
-    rows = own & _over(live[..., None], causal, w.shape[-2]) | _over(other & live[..., None], causal, w.shape[-2])
+    rows = own & _any_up_to(live[..., None], causal, w.shape[-2]) | _any_up_to(
+        other & live[..., None], causal, w.shape[-2]
+    )
     return w.masked_fill(own, 0.0), w2.masked_fill(other, 0.0), rows
 
 
@@ -160,14 +162,14 @@ class Hot(NamedTuple):
     tokens: Tensor
 
 
-def asked(g: Tensor, rows: Tensor, mask: Tensor | None, S: int, *, causal: bool) -> Hot:
+def find_nan_gradients(g: Tensor, rows: Tensor, mask: Tensor | None, S: int, *, causal: bool) -> Hot:
     """Find where a gradient g of the outputs meets NaN rows; a g that is not finite counts as such a row."""
     hot = (rows & (g != 0)) | ~g.isfinite()
-    tokens = _later(hot, causal, S)
+    tokens = _any_from(hot, causal, S)
     return Hot(g.masked_fill(rows | hot, 0.0), hot, tokens if mask is None else tokens & mask[..., None])
 
 
-def spoilt(grads: Sequence[Tensor], hot: Hot, *, heads: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def mark_gradients(grads: Sequence[Tensor], hot: Hot, *, heads: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk and dv with NaN wherever NaN rows contribute to them."""
     dq, dk, dv = grads
     rows, keys, D = hot.rows, hot.tokens, dv.shape[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import DTYPES, function, new, pointers
+from . import DTYPES, empty_result, function, pointers
 
 _forward = function("gated_forward", "ippp" + "li")
 _backward = function("gated_backward", "ippppp" + "li")
@@ -19,7 +19,7 @@ def saved_shapes(gate: Tensor, x: Tensor) -> list[tuple[int, ...]]:
 def forward(gate: Tensor, x: Tensor, *, save: bool) -> Tensor:
     """Return silu(gate) * x."""
     gate, x = gate.contiguous(), x.contiguous()
-    y = new(x.shape, x.dtype)
+    y = empty_result(x.shape, x.dtype)
     _forward(DTYPES[x.dtype], *pointers(gate, x, y), x.numel(), torch.get_num_threads())
     return y
 
@@ -27,6 +27,6 @@ def forward(gate: Tensor, x: Tensor, *, save: bool) -> Tensor:
 def backward(g: Tensor, gate: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return dgate, dx."""
     g, gate, x = g.contiguous(), gate.contiguous(), x.contiguous()
-    dgate, dx = new(x.shape, x.dtype), new(x.shape, x.dtype)
+    dgate, dx = empty_result(x.shape, x.dtype), empty_result(x.shape, x.dtype)
     _backward(DTYPES[x.dtype], *pointers(g, gate, x, dgate, dx), x.numel(), torch.get_num_threads())
     return dgate, dx

@@ -84,7 +84,7 @@ def weights(p, ok, BASE2: tl.constexpr):
 
 
 @triton.jit
-def counted(MASK, b, s, S):
+def valid_keys(MASK, b, s, S):
     """Say which of these keys exist and are not masked."""
     ok = (s >= 0) & (s < S)
     if MASK is not None:
@@ -100,7 +100,7 @@ def key(p, ok, BASE2: tl.constexpr):
 
 
 @triton.jit
-def opened(q):
+def sigmoid(q):
     """Compute sigmoid(q)."""
     return 1.0 / (1.0 + tl.exp(-q))
 
@@ -133,7 +133,7 @@ BY_DTYPE = {
 }
 
 
-def up(n: int, to: int) -> int:
+def round_up(n: int, to: int) -> int:
     """Round n up to a multiple of ``to``."""
     return -(-n // to) * to
 

@@ -34,16 +34,16 @@ from ._tiles import (
     LIMIT,
     NONE,
     Tiles,
-    counted,
     key,
-    opened,
     operand,
     plus,
     power,
     rows,
+    sigmoid,
     span,
     strides,
     units,
+    valid_keys,
     weights,
 )
 from .launch import bytes_of, launch
@@ -87,7 +87,7 @@ def _keep(ST, b, i, NB, D, c, inside, m, num, den):
 @triton.jit
 def _tile(K_, V, MASK, b, s, T, kc, c, inside, k_batch, k_row, v_batch, v_row, BASE2: tl.constexpr):
     """Load keys and values (s, c), and say which count; s is (M, 1), c is (1, N)."""
-    ok = counted(MASK, b, s, T) & inside
+    ok = valid_keys(MASK, b, s, T) & inside
     k, live = key(K_ + b * k_batch + s * k_row + kc, ok, BASE2)
     ok = ok & live
     return k, tl.load(V + b * v_batch + s * v_row + c, mask=ok, other=0.0).to(tl.float32), ok
@@ -254,7 +254,7 @@ def band_rows(
         tl.store(SAVED + size + at, den, mask=ok)
         tl.store(SAVED + 2 * size + at, r_top[:, None] + top[None, :], mask=ok)
     if Q is not None:
-        y = y * opened(tl.load(Q + b * q_batch + t[:, None] * q_row + c[None, :], mask=ok, other=0.0).to(tl.float32))
+        y = y * sigmoid(tl.load(Q + b * q_batch + t[:, None] * q_row + c[None, :], mask=ok, other=0.0).to(tl.float32))
     tl.store(Y + at, y, mask=ok)
 
 
@@ -313,7 +313,7 @@ def band_rows_exact(
             tl.store(SAVED + size + at, -den, mask=ok)
             tl.store(SAVED + 2 * size + at, top, mask=ok)
         if Q is not None:
-            y = y * opened(
+            y = y * sigmoid(
                 tl.load(Q + b * q_batch + t[:, None] * q_row + c[None, :], mask=ok, other=0.0).to(tl.float32)
             )
         tl.store(Y + at, y, mask=ok)
@@ -331,7 +331,7 @@ def _row(G, Q, SAVED, b, t, B, T, D, c, ok, g_batch, g_row, q_batch, q_row):
     )
     g = tl.load(G + b * g_batch + t * g_row + c, mask=ok, other=0.0).to(tl.float32)
     if Q is not None:
-        g = g * opened(tl.load(Q + b * q_batch + t * q_row + c, mask=ok, other=0.0).to(tl.float32))
+        g = g * sigmoid(tl.load(Q + b * q_batch + t * q_row + c, mask=ok, other=0.0).to(tl.float32))
     return g, y, den, top
 
 
@@ -352,7 +352,7 @@ def band_terms(
     g, y, den, top = _row(G, Q, SAVED, b, t[:, None], B, T, D, c[None, :], ok, g_batch, g_row, q_batch, q_row)
     if Q is not None:
         q = tl.load(Q + b * q_batch + t[:, None] * q_row + c[None, :], mask=ok, other=0.0).to(tl.float32)
-        tl.store(DQ + (b * T + t[:, None]) * D + c[None, :], g * y * opened(-q), mask=ok)
+        tl.store(DQ + (b * T + t[:, None]) * D + c[None, :], g * y * sigmoid(-q), mask=ok)
     z = tl.where(den != 0, g / tl.where(den != 0, tl.abs(den), 1.0), 0.0)
     near = tl.where(den > 0, z, 0.0)
     at = Z + (b * NB * BLK + t[:, None]) * (2 * D) + c[None, :]

@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ._tiles import span
-from .aft_simple import CHUNK, DEAD, STRIP, _alive, _place, _row, rows
+from .aft_simple import CHUNK, DEAD, STRIP, _place, _row, _valid_tokens, rows
 from .launch import bytes_of, launch
 
 FLOOR = tl.constexpr(-3.4028e38)  # the maximum of no keys
@@ -38,7 +38,7 @@ BD, FORWARD_ROWS, BACK_ROWS = 64, 8, 4  # features of a program and tokens of a 
 
 
 @triton.jit
-def _low(x):
+def _exp_nonpositive(x):
     """Compute e^min(0, x), NaN for NaN."""
     return tl.exp(tl.minimum(x, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
@@ -61,7 +61,7 @@ def _take(k, v, g, m, num, den):
     """Pass one token: return d, and the sums after it."""
     d, top = _join(m, g.to(tl.float64), tl.maximum(k, FLOOR, propagate_nan=tl.PropagateNan.ALL).to(tl.float64))
     d = tl.where(k <= DEAD, ABSENT, d)
-    old, e = _low(-d), _low(d)
+    old, e = _exp_nonpositive(-d), _exp_nonpositive(d)
     return d, top, num * old + e * v, den * old + e
 
 
@@ -76,7 +76,7 @@ def _tile(K, V, G, kt, vt, gt, r, od, ok):
 
 
 @triton.jit
-def _put(p, D, ok, x):
+def _store_split(p, D, ok, x):
     """Store float64 numbers as two float32 ones, D elements apart."""
     high = x.to(tl.float32)
     tl.store(p, high, mask=ok)
@@ -89,7 +89,7 @@ def _get(p, D, ok, other):
 
 
 @triton.jit
-def _before(S, b, c, chunks, D, od):
+def _load_before(S, b, c, chunks, D, od):
     """Load the sums (m, num, den) before a chunk from S (B, chunks, 4, D)."""
     p, ok = S + (b * chunks + c) * 4 * D + od, od < D
     num, den = tl.load(p + 2 * D, mask=ok, other=0.0), tl.load(p + 3 * D, mask=ok, other=0.0)
@@ -109,17 +109,17 @@ def totals(
     m, decay = tl.full([BD], FLOOR, tl.float64), tl.zeros([BD], tl.float64)
     num, den = tl.zeros([BD], tl.float32), tl.zeros([BD], tl.float32)
     for i in range(0, CHUNK, ROWS):
-        ok = _alive(MASK, b, c * CHUNK + i + rows, T)[:, None] & (od < D)[None, :]
+        ok = _valid_tokens(MASK, b, c * CHUNK + i + rows, T)[:, None] & (od < D)[None, :]
         k, v, g = _tile(K, V, G, kt, vt, gt, (i + rows)[:, None], od, ok)
         for j in tl.static_range(ROWS):
             gg = _row(g, rows, j)
             _, m, num, den = _take(_row(k, rows, j), _row(v, rows, j), gg, m, num, den)
             decay += gg
     p, ok = TOTAL + (b * chunks + c) * 6 * D + od, od < D
-    _put(p, D, ok, m)
+    _store_split(p, D, ok, m)
     tl.store(p + 2 * D, num, mask=ok)
     tl.store(p + 3 * D, den, mask=ok)
-    _put(p + 4 * D, D, ok, tl.maximum(decay, FLOOR, propagate_nan=tl.PropagateNan.ALL))
+    _store_split(p + 4 * D, D, ok, tl.maximum(decay, FLOOR, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit
@@ -130,12 +130,12 @@ def carry(TOTAL, BEFORE, chunks, D, BD: tl.constexpr):
     m, num, den = tl.full([BD], FLOOR, tl.float64), tl.zeros([BD], tl.float64), tl.zeros([BD], tl.float64)
     for c in span(0, chunks, 1, num_stages=4):
         p, at = BEFORE + (b * chunks + c) * 4 * D + od, TOTAL + (b * chunks + c) * 6 * D + od
-        _put(p, D, ok, m)
+        _store_split(p, D, ok, m)
         tl.store(p + 2 * D, num.to(tl.float32), mask=ok)
         tl.store(p + 3 * D, den.to(tl.float32), mask=ok)
         n2, d2 = tl.load(at + 2 * D, mask=ok, other=0.0), tl.load(at + 3 * D, mask=ok, other=0.0)
         d, m = _join(m, _get(at + 4 * D, D, ok, 0.0), _get(at, D, ok, FLOOR))
-        old, e = _low(-d).to(tl.float64), _low(d).to(tl.float64)
+        old, e = _exp_nonpositive(-d).to(tl.float64), _exp_nonpositive(d).to(tl.float64)
         num, den = num * old + e * n2.to(tl.float64), den * old + e * d2.to(tl.float64)
 
 
@@ -153,11 +153,11 @@ def outputs(
     Y += (b * T + first) * D
     if Q is not None:
         Q += b * qb + first * qt
-    m, num, den = _before(BEFORE, b, c, chunks, D, od)
+    m, num, den = _load_before(BEFORE, b, c, chunks, D, od)
     for i in range(0, CHUNK, ROWS):
         t, r = c * CHUNK + i + rows, (i + rows)[:, None]
         inside = (t < T)[:, None] & (od < D)[None, :]
-        k, v, g = _tile(K, V, G, kt, vt, gt, r, od, _alive(MASK, b, t, T)[:, None] & (od < D)[None, :])
+        k, v, g = _tile(K, V, G, kt, vt, gt, r, od, _valid_tokens(MASK, b, t, T)[:, None] & (od < D)[None, :])
         n, z = tl.zeros_like(k), tl.zeros_like(k)
         for j in tl.static_range(ROWS):
             _, m, num, den = _take(_row(k, rows, j), _row(v, rows, j), _row(g, rows, j), m, num, den)
@@ -170,7 +170,7 @@ def outputs(
 
 
 @triton.jit
-def _incoming(U, Q, ut, qt, r, od, inside):
+def _load_gradients(U, Q, ut, qt, r, od, inside):
     """Load the gradient of y, that of the ratio, and the gate (1 without q)."""
     g = tl.load(U + r * ut + od[None, :], mask=inside, other=0.0).to(tl.float32)
     s = tl.full(g.shape, 1.0, tl.float32)
@@ -198,17 +198,17 @@ def back_replay(
     EACH += (b * T + first) * 3 * D
     if Q is not None:
         Q += b * qb + first * qt
-    m, num, den = _before(BEFORE, b, c, chunks, D, od)
+    m, num, den = _load_before(BEFORE, b, c, chunks, D, od)
     open, r, p = tl.full([BD], 1.0, tl.float32), tl.zeros([BD], tl.float32), tl.zeros([BD], tl.float32)
     for i in range(0, CHUNK, ROWS):
         t, at = c * CHUNK + i + rows, (i + rows)[:, None]
         inside = (t < T)[:, None] & (od < D)[None, :]
-        k, v, g = _tile(K, V, G, kt, vt, gt, at, od, _alive(MASK, b, t, T)[:, None] & (od < D)[None, :])
-        _, u, _ = _incoming(U, Q, ut, qt, at, od, inside)
+        k, v, g = _tile(K, V, G, kt, vt, gt, at, od, _valid_tokens(MASK, b, t, T)[:, None] & (od < D)[None, :])
+        _, u, _ = _load_gradients(U, Q, ut, qt, at, od, inside)
         d, n, z = tl.zeros_like(k), tl.zeros_like(k), tl.zeros_like(k)
         for j in tl.static_range(ROWS):
             dd, m, num, den = _take(_row(k, rows, j), _row(v, rows, j), _row(g, rows, j), m, num, den)
-            open *= _low(-dd)
+            open *= _exp_nonpositive(-dd)
             share = _times(open / tl.where(den == 0, 1.0, den), tl.where(den == 0, 0.0, _row(u, rows, j)))
             r += share
             p += _times(num / tl.where(den == 0, 1.0, den), share)
@@ -259,13 +259,13 @@ def gradients(
         DQ += (b * T + first) * D
     AFTER += (b * chunks + c) * 2 * D + od
     r, p = tl.load(AFTER, mask=od < D, other=0.0), tl.load(AFTER + D, mask=od < D, other=0.0)
-    _, num0, den0 = _before(BEFORE, b, c, chunks, D, od)
+    _, num0, den0 = _load_before(BEFORE, b, c, chunks, D, od)
     for back in range(0, CHUNK, ROWS):
         i = CHUNK - ROWS - back
         t, at = c * CHUNK + i + rows, (i + rows)[:, None]
         inside = (t < T)[:, None] & (od < D)[None, :]
-        ok = _alive(MASK, b, t, T)[:, None] & (od < D)[None, :]
-        g, u, s = _incoming(U, Q, ut, qt, at, od, inside)
+        ok = _valid_tokens(MASK, b, t, T)[:, None] & (od < D)[None, :]
+        g, u, s = _load_gradients(U, Q, ut, qt, at, od, inside)
         v = tl.load(V + at * vt + od[None, :], mask=ok, other=0.0).to(tl.float32)
         e = EACH + at * 3 * D + od[None, :]
         d = tl.load(e, mask=inside, other=ABSENT)
@@ -284,9 +284,9 @@ def gradients(
             p += _times(_row(y, rows, k), new)
             rs = tl.where(rows[:, None] == k, r[None, :], rs)
             ps = tl.where(rows[:, None] == k, p[None, :], ps)
-            old = _low(-_row(d, rows, k))
+            old = _exp_nonpositive(-_row(d, rows, k))
             r, p = _times(old, r), _times(old, p)
-        e, old = _low(d), _low(-d)
+        e, old = _exp_nonpositive(d), _exp_nonpositive(-d)
         place = at * D + od[None, :]
         if Q is not None:
             tl.store(DQ + place, _times(y * s * (1.0 - s), g), mask=inside)
@@ -312,7 +312,7 @@ def _grid(k: Tensor) -> tuple[int]:
     return (k.shape[0] * -(-k.shape[1] // CHUNK) * -(-k.shape[2] // BD),)
 
 
-def _wide(k: Tensor, *shape: int) -> Tensor:
+def _empty_float32(k: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=k.device)
 
 
@@ -324,7 +324,7 @@ def forward(
     B, T, D = k.shape
     chunks = -(-T // CHUNK)
     y = torch.empty(B, T, D, dtype=k.dtype, device=k.device)
-    total, before = _wide(k, B, chunks, 6, D), _wide(k, B, chunks, 4, D)
+    total, before = _empty_float32(k, B, chunks, 6, D), _empty_float32(k, B, chunks, 4, D)
     fixed = {"CHUNK": CHUNK, "ROWS": FORWARD_ROWS, "BD": BD, "warps": 1}
     launch(totals, _grid(k), k, v, g, mask, total, T, D, *_steps(k, v, g), **fixed)
     launch(carry, (-(-D // STRIP), B), total, before, chunks, D, BD=STRIP, warps=1)
@@ -350,7 +350,11 @@ def backward(
     dk, dv, dg = (torch.empty(B, T, D, dtype=k.dtype, device=k.device) for _ in range(3))
     dq = torch.empty((0,) if q is None else (B, T, D), dtype=k.dtype, device=k.device)
     chunks = saved.shape[1]
-    each, handed, after = _wide(k, B, T, 3, D), _wide(k, B, chunks, 3, D), _wide(k, B, chunks, 2, D)
+    each, handed, after = (
+        _empty_float32(k, B, T, 3, D),
+        _empty_float32(k, B, chunks, 3, D),
+        _empty_float32(k, B, chunks, 2, D),
+    )
     fixed = {"CHUNK": CHUNK, "ROWS": BACK_ROWS, "BD": BD, "warps": 1}
     launch(back_replay, _grid(k), u, q, k, v, g, mask, saved, each, handed, T, D, *_steps(u, q, k, v, g), **fixed)
     launch(back_carry, (-(-D // STRIP), B), handed, after, chunks, D, BD=STRIP, warps=1)

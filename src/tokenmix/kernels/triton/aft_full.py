@@ -35,17 +35,17 @@ from ._tiles import (
     NONE,
     Tiles,
     constants,
-    counted,
     key,
-    opened,
     operand,
     plus,
     power,
+    round_up,
     rows,
+    sigmoid,
     span,
     strides,
     units,
-    up,
+    valid_keys,
     weights,
 )
 from .launch import bytes_of, launch
@@ -109,7 +109,7 @@ def key_maxima(
     top = tl.full([N], NONE, tl.float32)
     for s0 in span(seg * SEG, tl.minimum(S, seg * SEG + SEG), K):
         s = s0 + tl.arange(0, K)
-        ok = counted(MASK, b, s, S)[:, None] & (c < D)[None, :]
+        ok = valid_keys(MASK, b, s, S)[:, None] & (c < D)[None, :]
         k, live = key(K_ + b * k_batch + s[:, None] * k_row + c[None, :], ok, BASE2)
         top = tl.maximum(top, tl.max(tl.where(live, k, NONE), 0))
     tl.store(REF + (b * NSEG + seg) * DP + c, tl.ceil(top))
@@ -126,7 +126,7 @@ def key_terms(
         tl.program_id(1) * K + tl.arange(0, K),
         tl.program_id(2).to(tl.int64),
     )
-    ok = counted(MASK, b, s, S)[:, None] & (c < D)[None, :]
+    ok = valid_keys(MASK, b, s, S)[:, None] & (c < D)[None, :]
     k, live = key(K_ + b * k_batch + s[:, None] * k_row + c[None, :], ok, BASE2)
     v = tl.load(V + b * v_batch + s[:, None] * v_row + c[None, :], mask=ok & live, other=0.0).to(tl.float32)
     seg = tl.minimum(tl.program_id(1) * K // SEG, NSEG - 1)
@@ -194,14 +194,14 @@ def row_sums(
         tl.store(DEN + base + at, den, mask=ok)
     if Q is not None:
         q_at = Q + b * q_batch + row0 * q_row
-        y = y * opened(tl.load(q_at + i[:, None] * q_row + c[None, :], mask=ok, other=0.0).to(tl.float32))
+        y = y * sigmoid(tl.load(q_at + i[:, None] * q_row + c[None, :], mask=ok, other=0.0).to(tl.float32))
     tl.store(Y + base + at, y, mask=ok)
 
 
 @triton.jit
 def _logit(w_at, k_at, MASK, b, s, S, t, inside, CAUSAL: tl.constexpr, BASE2: tl.constexpr):
     """Load the weights (M, 1) and the key (1, N) of one token s, and say which pairs count."""
-    k, live = key(k_at, inside & counted(MASK, b, s + tl.arange(0, 1), S), BASE2)
+    k, live = key(k_at, inside & valid_keys(MASK, b, s + tl.arange(0, 1), S), BASE2)
     w = weights(w_at, t >= 0, BASE2)
     ok = live[None, :] & (t >= s)[:, None] if CAUSAL else live[None, :] & (t >= 0)[:, None]
     return w[:, None], k[None, :], ok
@@ -237,7 +237,7 @@ def row_exact(
                 for s in span(s0, tl.minimum(end, s0 + 32)):
                     w, k, ok = _logit(w_at + s, k_at + s * k_row, MASK, b, s, S, t, c < D, CAUSAL, BASE2)
                     v = tl.load(
-                        v_at + s * v_row, mask=(c < D) & counted(MASK, b, s + tl.arange(0, 1), S), other=0.0
+                        v_at + s * v_row, mask=(c < D) & valid_keys(MASK, b, s + tl.arange(0, 1), S), other=0.0
                     ).to(tl.float32)[None, :]
                     e = tl.where(ok, power(plus(w, k, top, BASE2), BASE2), 0.0)
                     part_num += tl.where(ok, e * v, 0.0)
@@ -248,7 +248,7 @@ def row_exact(
                 tl.store(Y0 + at, y, mask=inside)
                 tl.store(DEN + at, -den, mask=inside)
             if Q is not None:
-                y = y * opened(
+                y = y * sigmoid(
                     tl.load(Q + b * q_batch + (row0 + i)[:, None] * q_row + c[None, :], mask=inside, other=0.0).to(
                         tl.float32
                     )
@@ -276,8 +276,8 @@ def row_terms(
         g = tl.load(G + b * g_batch + t[:, None] * g_row + c[None, :], mask=ok, other=0.0).to(tl.float32)
         if Q is not None:
             q = tl.load(Q + b * q_batch + t[:, None] * q_row + c[None, :], mask=ok, other=0.0).to(tl.float32)
-            tl.store(DQ + at, g * y0 * opened(q) * opened(-q), mask=ok)
-            g = g * opened(q)
+            tl.store(DQ + at, g * y0 * sigmoid(q) * sigmoid(-q), mask=ok)
+            g = g * sigmoid(q)
         z = tl.where(den > 0, g / tl.where(den > 0, den, 1.0), 0.0)
         z_at = Z + (b * TP + t[:, None]) * (2 * DP) + c[None, :]
         tl.store(z_at, operand(z, Z, DROP))
@@ -333,7 +333,7 @@ def key_sums(
                 G = tl.dot(e, tl.load(z_at + t * (2 * DP)), G, input_precision=PRECISION)
                 P = tl.dot(e, tl.load(z_at + t * (2 * DP) + DP), P, input_precision=PRECISION)
     if END:
-        ok = counted(MASK, b, s, S)[:, None] & (c < D)[None, :]
+        ok = valid_keys(MASK, b, s, S)[:, None] & (c < D)[None, :]
         inside = (s < S)[:, None] & (c < D)[None, :]
         k, live = key(K_ + b * k_batch + s[:, None] * k_row + c[None, :], ok, BASE2)
         v = tl.load(V + b * v_batch + s[:, None] * v_row + c[None, :], mask=ok & live, other=0.0).to(tl.float32)
@@ -356,7 +356,7 @@ def _row_of(G, Q, Y0, DEN, TOP, at, g_at, q_at, ok):
     )
     g = tl.load(G + g_at, mask=ok, other=0.0).to(tl.float32)
     if Q is not None:
-        g = g * opened(tl.load(Q + q_at, mask=ok, other=0.0).to(tl.float32))
+        g = g * sigmoid(tl.load(Q + q_at, mask=ok, other=0.0).to(tl.float32))
     own = den < 0
     return tl.where(own, g / tl.where(own, -den, 1.0), 0.0), y, tl.where(own, top, 3.0e38)
 
@@ -370,7 +370,7 @@ def key_exact(
     """Add to dk and dv what the rows of marked tiles give, term by term."""
     pn, pm, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     s, c = pm * M + tl.arange(0, M), pn * N + tl.arange(0, N)
-    ok = counted(MASK, b, s, S)[:, None] & (c < D)[None, :]
+    ok = valid_keys(MASK, b, s, S)[:, None] & (c < D)[None, :]
     k, live = key(K_ + b * k_batch + s[:, None] * k_row + c[None, :], ok, BASE2)
     ok = ok & live
     v = tl.load(V + b * v_batch + s[:, None] * v_row + c[None, :], mask=ok, other=0.0).to(tl.float32)
@@ -486,7 +486,7 @@ def pair_exact(
                     b * q_batch + t * q_row + c,
                     i < n,
                 )
-                seen = counted(MASK, b, s, S)
+                seen = valid_keys(MASK, b, s, S)
                 k, live = key(K_ + b * k_batch + s * k_row + c, seen, BASE2)
                 v = tl.load(V + b * v_batch + s * v_row + c, mask=seen & live, other=0.0).to(tl.float32)
                 a = tl.where(pairs & live[None, :], power(plus(w, k[None, :], top[:, None], BASE2), BASE2), 0.0)
@@ -522,7 +522,7 @@ class _Call:
         self.B, self.S, self.D = self.k.shape
         self.Bw, self.T = self.w.shape[:2]
         self.shared = self.Bw == 1
-        self.SP, self.TP, self.DP = up(self.S, t.rows), up(self.T, t.rows), up(self.D, t.features)
+        self.SP, self.TP, self.DP = round_up(self.S, t.rows), round_up(self.T, t.rows), round_up(self.D, t.features)
         self.strips, self.row_tiles = self.DP // t.features, self.TP // t.rows
         segments = -(-self.S // t.segment)
         self.ref = self.k.new_empty(self.B, segments, self.DP, dtype=torch.float32)
@@ -582,7 +582,7 @@ class _Call:
     def exponentials(self, w: Tensor, row0: int) -> tuple[Tensor, Tensor]:
         """Compute E (Bw, RP, SP) and r (Bw, RP)."""
         t, n = self.tiles, w.shape[1]
-        RP = up(n, t.rows)
+        RP = round_up(n, t.rows)
         E, R = w.new_empty(self.Bw, RP, self.SP, dtype=t.operand), w.new_empty(self.Bw, RP, dtype=torch.float32)
         sizes = row0, n, self.S, *strides(w), self.SP, RP
         launch(
@@ -801,7 +801,7 @@ class _Backward:
         c.exact(row0, w, self.flag, None, None, None, None, self.top)
         grid = -(-c.S // EXACT["N"]), -(-n // EXACT["M"]), c.Bw
         sizes = row0, n, c.B, c.T, c.S, c.D, *self._strides(), *strides(w), *strides(out)
-        launch(pair_exact, grid, *self._inputs(w), out, *sizes, **shared, **self._fixed())
+        launch(pair_exact, grid, *self._inputs(w), out, *sizes, **shared, **self._constants())
         return out
 
     def keys_exact(self, row0: int, w: Tensor) -> None:
@@ -809,7 +809,7 @@ class _Backward:
         c = self.c
         grid = -(-c.D // EXACT["N"]), -(-c.S // EXACT["M"]), c.B
         sizes = row0, w.shape[1], c.T, c.S, c.D, *self._strides(), c.batch(w), w.stride(1)
-        launch(key_exact, grid, *self._inputs(w), self.dk, self.dv, *sizes, **self._fixed())
+        launch(key_exact, grid, *self._inputs(w), self.dk, self.dv, *sizes, **self._constants())
 
     def _inputs(self, w: Tensor) -> tuple[Tensor | None, ...]:
         c = self.c
@@ -818,7 +818,7 @@ class _Backward:
     def _strides(self) -> tuple[int, ...]:
         return (*strides(self.c.k), *strides(self.c.v), *strides(self.g), *strides(self.q))
 
-    def _fixed(self) -> dict[str, int | bool]:
+    def _constants(self) -> dict[str, int | bool]:
         t = self.c.tiles
         return {"CAUSAL": self.c.causal, "BASE2": t.base2, "FM": t.rows, "FN": t.features, **EXACT}
 

@@ -51,7 +51,7 @@ def _place(T, D, CHUNK: tl.constexpr, BD: tl.constexpr):
 
 
 @triton.jit
-def _alive(MASK, b, t, T):
+def _valid_tokens(MASK, b, t, T):
     """Say which of these tokens are valid."""
     ok = t < T
     if MASK is not None:
@@ -102,7 +102,7 @@ def _suffix(x, rest, rows, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _over(a, b):
+def _divide(a, b):
     """Compute a / b, and 0 where b is 0."""
     return tl.where(b == 0, 0.0, a / tl.where(b == 0, 1.0, b))
 
@@ -122,7 +122,7 @@ def totals(K, V, MASK, START, TOTAL, T, D, kb, kt, vb, vt, CHUNK: tl.constexpr, 
     m, num, den = tl.full([BD], FLOOR, tl.float32), tl.zeros([BD], tl.float32), tl.zeros([BD], tl.float32)
     for i in range(0, CHUNK, ROWS):
         t = c * CHUNK + i + rows
-        ok = _alive(MASK, b, t, T)
+        ok = _valid_tokens(MASK, b, t, T)
         if START is not None:
             last = tl.max(tl.where(_starts(START, b, t, T) != 0, rows, -1), 0)
             ok = ok & (rows >= last)
@@ -183,7 +183,7 @@ def carry(TOTAL, FRESH, BEFORE, chunks, D, ROWS: tl.constexpr, BD: tl.constexpr)
 
 
 @triton.jit
-def _anew(starts, rows, i, m, num, den):
+def _reset_triple(starts, rows, i, m, num, den):
     """Return the triple before row i, reset if a sequence starts there."""
     fresh = tl.sum(tl.where(rows == i, starts, 0), 0) != 0
     return tl.where(fresh, FLOOR, m), tl.where(fresh, 0.0, num), tl.where(fresh, 0.0, den)
@@ -200,7 +200,7 @@ def _sums(k, v, starts, anew, rows, m, num, den, ROWS: tl.constexpr):
     else:
         n, d = tl.zeros_like(k), tl.zeros_like(k)
         for i in range(ROWS):
-            m, num, den = _anew(starts, rows, i, m, num, den)
+            m, num, den = _reset_triple(starts, rows, i, m, num, den)
             m, num, den = _step(_row(k, rows, i), _row(v, rows, i), m, num, den)
             n, d = tl.where(rows[:, None] == i, num[None, :], n), tl.where(rows[:, None] == i, den[None, :], d)
     return n, d, m, num, den
@@ -243,7 +243,7 @@ def outputs(
         if START is not None:
             starts = _starts(START, b, t, T)
         k, v = _keys(
-            K, V, r * kt + od[None, :], r * vt + od[None, :], _alive(MASK, b, t, T)[:, None] & (od < D)[None, :]
+            K, V, r * kt + od[None, :], r * vt + od[None, :], _valid_tokens(MASK, b, t, T)[:, None] & (od < D)[None, :]
         )
         if Q is not None:
             gate = 1.0 + tl.exp(-tl.load(Q + r * qt + od[None, :], mask=inside, other=0.0).to(tl.float32))
@@ -261,16 +261,16 @@ def _replay(k, v, starts, anew, rows, m, num, den, ref, open, ROWS: tl.constexpr
     if (tl.max(top - m, 0) < SAFE) & (anew == 0):
         e, old = tl.exp(k - top[None, :]), tl.exp(m - top)
         n, d = tl.cumsum(e * v, 0) + (num * old)[None, :], tl.cumsum(e, 0) + (den * old)[None, :]
-        share = _over(1.0, d)
+        share = _divide(1.0, d)
         y, share = n * share, (open * tl.exp(tl.minimum(ref - top, 0.0)))[None, :] * share
         num, den, m = _row(n, rows, ROWS - 1), _row(d, rows, ROWS - 1), top
     else:
         y, share = tl.zeros_like(k), tl.zeros_like(k)
         for i in range(ROWS):
-            m, num, den = _anew(starts, rows, i, m, num, den)
+            m, num, den = _reset_triple(starts, rows, i, m, num, den)
             open = tl.where(tl.sum(tl.where(rows == i, starts, 0), 0) != 0, 0.0, open)
             m, num, den = _step(_row(k, rows, i), _row(v, rows, i), m, num, den)
-            inverse, here = _over(1.0, den), rows[:, None] == i
+            inverse, here = _divide(1.0, den), rows[:, None] == i
             y, share = (
                 tl.where(here, (num * inverse)[None, :], y),
                 tl.where(here, (open * tl.exp(tl.minimum(ref - m, 0.0)) * inverse)[None, :], share),
@@ -313,7 +313,11 @@ def back_totals(
         if START is not None:
             starts = _starts(START, b, t, T)
         k, v = _keys(
-            K, V, at * kt + od[None, :], at * vt + od[None, :], _alive(MASK, b, t, T)[:, None] & (od < D)[None, :]
+            K,
+            V,
+            at * kt + od[None, :],
+            at * vt + od[None, :],
+            _valid_tokens(MASK, b, t, T)[:, None] & (od < D)[None, :],
         )
         g = tl.load(G + at * gt + od[None, :], mask=inside, other=0.0).to(tl.float32)
         if Q is not None:
@@ -347,7 +351,7 @@ def back_carry(HANDED, BEFORE, AFTER, chunks, D, ROWS: tl.constexpr, BD: tl.cons
 
 
 @triton.jit
-def _back(k, v, g, starts, anew, rows, m, num, den, r, p, end, ROWS: tl.constexpr):
+def _derive_tile(k, v, g, starts, anew, rows, m, num, den, r, p, end, ROWS: tl.constexpr):
     """Compute y, dk, dv of a tile and what it passes on.
 
     Given are the triple before it, (r, p) e^-end passed to it, and g already times the gate.
@@ -355,7 +359,7 @@ def _back(k, v, g, starts, anew, rows, m, num, den, r, p, end, ROWS: tl.constexp
     top = tl.maximum(m, tl.max(k, 0))
     if (tl.max(top - m, 0) < SAFE) & (anew == 0):
         e, old, later = tl.exp(k - top[None, :]), tl.exp(m - top), tl.exp(tl.minimum(top - end, 0.0))
-        d = _over(1.0, tl.cumsum(e, 0) + (den * old)[None, :])
+        d = _divide(1.0, tl.cumsum(e, 0) + (den * old)[None, :])
         y, g = (tl.cumsum(e * v, 0) + (num * old)[None, :]) * d, g * d
         rs, ps = _suffix(g, r * later, rows, ROWS), _suffix(g * y, p * later, rows, ROWS)
         dv, dk = e * rs, e * (v * rs - ps)
@@ -363,9 +367,9 @@ def _back(k, v, g, starts, anew, rows, m, num, den, r, p, end, ROWS: tl.constexp
     else:
         y, d, ms, dv, dk = tl.zeros_like(k), tl.zeros_like(k), tl.zeros_like(k), tl.zeros_like(k), tl.zeros_like(k)
         for i in range(ROWS):
-            m, num, den = _anew(starts, rows, i, m, num, den)
+            m, num, den = _reset_triple(starts, rows, i, m, num, den)
             m, num, den = _step(_row(k, rows, i), _row(v, rows, i), m, num, den)
-            here, inverse = rows[:, None] == i, _over(1.0, den)
+            here, inverse = rows[:, None] == i, _divide(1.0, den)
             y, d, ms = (
                 tl.where(here, (num * inverse)[None, :], y),
                 tl.where(here, inverse[None, :], d),
@@ -416,13 +420,17 @@ def gradients(
         if START is not None:
             starts = _starts(START, b, t, T)
         k, v = _keys(
-            K, V, at * kt + od[None, :], at * vt + od[None, :], _alive(MASK, b, t, T)[:, None] & (od < D)[None, :]
+            K,
+            V,
+            at * kt + od[None, :],
+            at * vt + od[None, :],
+            _valid_tokens(MASK, b, t, T)[:, None] & (od < D)[None, :],
         )
         g = tl.load(G + at * gt + od[None, :], mask=inside, other=0.0).to(tl.float32)
         if Q is not None:
             s = tl.sigmoid(tl.load(Q + at * qt + od[None, :], mask=inside, other=0.0).to(tl.float32))
             g *= s
-        y, dk, dv, r, p, end = _back(k, v, g, starts, tl.max(starts, 0), rows, m, num, den, r, p, end, ROWS)
+        y, dk, dv, r, p, end = _derive_tile(k, v, g, starts, tl.max(starts, 0), rows, m, num, den, r, p, end, ROWS)
         if Q is not None:
             tl.store(DQ + at * D + od[None, :], g * y * (1.0 - s), mask=inside)
         tl.store(DK + at * D + od[None, :], dk, mask=inside)
@@ -515,7 +523,7 @@ def all_gradients(
         t, at = c * CHUNK + i + tl.arange(0, ROWS), (i + tl.arange(0, ROWS))[:, None]
         inside = (t < S)[:, None] & (od < D)[None, :]
         at_k, at_v = b * kb + first * kt + at * kt + od[None, :], b * vb + first * vt + at * vt + od[None, :]
-        k, v = _keys(K, V, at_k, at_v, _alive(MASK, b, t, S)[:, None] & (od < D)[None, :])
+        k, v = _keys(K, V, at_k, at_v, _valid_tokens(MASK, b, t, S)[:, None] & (od < D)[None, :])
         dv = tl.exp(k - m[None, :]) * (inverse * total)[None, :]
         tl.store(DV + (b * S + first + at) * D + od[None, :], dv, mask=inside)
         tl.store(DK + (b * S + first + at) * D + od[None, :], dv * (v - mean[None, :]), mask=inside)
@@ -564,7 +572,7 @@ def _grid(a: Tensor, width: int) -> tuple[int]:
     return (a.shape[0] * -(-a.shape[1] // CHUNK) * -(-a.shape[2] // width),)
 
 
-def _across(saved: Tensor, chunks: int) -> tuple[tuple[int, int], dict[str, int]]:
+def _chunk_grid(saved: Tensor, chunks: int) -> tuple[tuple[int, int], dict[str, int]]:
     """Return the grid and the constants of a kernel that walks over chunks."""
     return (-(-saved.shape[-1] // STRIP), saved.shape[0]), {"ROWS": 4 if chunks <= 4 else 16, "BD": STRIP, "warps": 1}
 
@@ -573,7 +581,7 @@ def _steps(a: Tensor | None) -> tuple[int, ...]:
     return (0, 0) if a is None else a.stride()[:2]
 
 
-def _new(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+def _empty_as(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
 
 
@@ -595,17 +603,17 @@ def forward(
     q, k, v, mask, start = None if q is None else rows(q), rows(k), rows(v), bytes_of(mask), bytes_of(start)
     (B, S, D), use = k.shape, tile(k)
     y, total, saved = (
-        _new(k, B, T, D),
-        _new(k, *_sums_shape(k, True), dtype=torch.float32),
-        _new(k, *_sums_shape(k, causal), dtype=torch.float32),
+        _empty_as(k, B, T, D),
+        _empty_as(k, *_sums_shape(k, True), dtype=torch.float32),
+        _empty_as(k, *_sums_shape(k, causal), dtype=torch.float32),
     )
     chunks, fixed = total.shape[1], {"CHUNK": CHUNK, "BD": use.width, "warps": 1}
     launch(
         totals, _grid(k, use.width), k, v, mask, start, total, S, D, *_steps(k), *_steps(v), ROWS=use.totals, **fixed
     )
-    across, joining = _across(saved, chunks)
+    across, joining = _chunk_grid(saved, chunks)
     if causal:
-        launch(carry, across, total, _fresh(start, chunks), saved, chunks, D, registers=128, **joining)
+        launch(carry, across, total, _starts_in_chunk(start, chunks), saved, chunks, D, registers=128, **joining)
         strides = (*_steps(q), *_steps(k), *_steps(v))
         launch(outputs, _grid(k, use.width), q, k, v, mask, start, saved, y, S, D, *strides, ROWS=use.outputs, **fixed)
     else:
@@ -614,7 +622,7 @@ def forward(
     return y, saved if save else saved.new_empty(0)
 
 
-def _fresh(start: Tensor | None, chunks: int) -> Tensor | None:
+def _starts_in_chunk(start: Tensor | None, chunks: int) -> Tensor | None:
     """Say whether a sequence starts in a chunk: (B, chunks)."""
     if start is None:
         return None
@@ -636,21 +644,21 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq (empty without q), dk, dv."""
     g, q, k, v, mask, start = rows(g), None if q is None else rows(q), rows(k), rows(v), bytes_of(mask), bytes_of(start)
-    dq, dk, dv = _new(k, *((0,) if q is None else q.shape)), _new(k, *k.shape), _new(k, *k.shape)
+    dq, dk, dv = _empty_as(k, *((0,) if q is None else q.shape)), _empty_as(k, *k.shape), _empty_as(k, *k.shape)
     (_causal_back if causal else _all_back)(g, q, k, v, mask, start, saved, dq if q is not None else None, dk, dv)
     return dq, dk, dv
 
 
 def _causal_back(g, q, k, v, mask, start, saved, dq, dk, dv) -> None:
     (B, S, D), use, chunks = k.shape, tile(k), saved.shape[1]
-    handed, after = _new(saved, B, chunks, 3, D), _new(saved, B, chunks, 2, D)
-    tiles = _new(saved, B, chunks * (CHUNK // use.back), 3, D)
+    handed, after = _empty_as(saved, B, chunks, 3, D), _empty_as(saved, B, chunks, 2, D)
+    tiles = _empty_as(saved, B, chunks * (CHUNK // use.back), 3, D)
     strides, fixed = (
         (*_steps(g), *_steps(q), *_steps(k), *_steps(v)),
         {"CHUNK": CHUNK, "ROWS": use.back, "BD": NARROW.width, "warps": 1},
     )
     launch(back_totals, _grid(k, NARROW.width), g, q, k, v, mask, start, saved, tiles, handed, S, D, *strides, **fixed)
-    across, joining = _across(saved, chunks)
+    across, joining = _chunk_grid(saved, chunks)
     launch(back_carry, across, handed, saved, after, chunks, D, **joining)
     launch(
         gradients,
@@ -677,7 +685,10 @@ def _causal_back(g, q, k, v, mask, start, saved, dq, dk, dv) -> None:
 
 def _all_back(g, q, k, v, mask, start, saved, dq, dk, dv) -> None:
     (B, S, D), T, use = k.shape, g.shape[1], tile(k)
-    parts, fixed = _new(saved, B, -(-T // CHUNK), D), {"CHUNK": CHUNK, "ROWS": use.outputs, "BD": use.width, "warps": 1}
+    parts, fixed = (
+        _empty_as(saved, B, -(-T // CHUNK), D),
+        {"CHUNK": CHUNK, "ROWS": use.outputs, "BD": use.width, "warps": 1},
+    )
     launch(all_back_queries, _grid(g, use.width), g, q, saved, parts, dq, T, D, *_steps(g), *_steps(q), **fixed)
     launch(
         all_gradients,

@@ -28,7 +28,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from .launch import Launch, noted
+from .launch import Launch, record_launches
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}
@@ -70,7 +70,7 @@ class Configuration(NamedTuple):
     options: dict[str, int]
 
 
-class Row(NamedTuple):
+class Compiled(NamedTuple):
     """Hold what the compiler made of a configuration on one architecture."""
 
     label: str
@@ -94,7 +94,7 @@ def configurations(only: tuple[str, ...] = ()) -> tuple[Configuration, ...]:
     found: dict[Any, Configuration] = {}
     for stem in only or stems():
         for label, call in importlib.import_module(f"{__package__}.{stem}").samples():
-            with noted() as launches:
+            with record_launches() as launches:
                 call()
             for one in launches:
                 c = configuration(f"{stem} {label}: {one.kernel.__name__}", one)
@@ -103,7 +103,7 @@ def configurations(only: tuple[str, ...] = ()) -> tuple[Configuration, ...]:
 
 
 @cache
-def fullest(only: tuple[str, ...] = ()) -> tuple[Configuration, ...]:
+def fullest_configurations(only: tuple[str, ...] = ()) -> tuple[Configuration, ...]:
     """Return the configuration with the most arguments, causal first, of each kernel and element size without float16.
 
     It needs the most registers.
@@ -112,12 +112,14 @@ def fullest(only: tuple[str, ...] = ()) -> tuple[Configuration, ...]:
     for c in configurations(only):
         wide = not {"*bf16", "*fp16"} & set(c.signature.values())
         key = c.kernel, wide
-        if "*fp16" not in c.signature.values() and (key not in found or _given(c) > _given(found[key])):
+        if "*fp16" not in c.signature.values() and (
+            key not in found or _count_arguments(c) > _count_arguments(found[key])
+        ):
             found[key] = c
     return tuple(found.values())
 
 
-def _given(c: Configuration) -> int:
+def _count_arguments(c: Configuration) -> int:
     return sum(c.constants.get(name, 0) is not None for name in c.signature) + bool(c.constants.get("CAUSAL"))
 
 
@@ -147,7 +149,7 @@ def _type(value: Any) -> str:
     return "fp32" if isinstance(value, float) else "i32" if -(2**31) <= value < 2**31 else "i64"
 
 
-def compiled(c: Configuration, arch: int) -> Row:
+def compile_configuration(c: Configuration, arch: int) -> Compiled:
     """Compile one configuration and read the result."""
     names = c.kernel.arg_names
     attrs = {(names.index(name),): [["tt.divisibility", 16]] for name in c.aligned}
@@ -160,7 +162,7 @@ def compiled(c: Configuration, arch: int) -> Row:
     try:
         built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=c.options)
     except Exception as why:  # a kernel that the compiler rejects becomes a row of the report and does not end it
-        return Row(c.label, arch, 0, 0, 0, {}, (f"does not compile: {str(why).strip().splitlines()[-1]}",))
+        return Compiled(c.label, arch, 0, 0, 0, {}, (f"does not compile: {str(why).strip().splitlines()[-1]}",))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "k.cubin")
         file.write_bytes(built.asm["cubin"])
@@ -171,11 +173,11 @@ def compiled(c: Configuration, arch: int) -> Row:
     counts = {name: len(re.findall(pattern, code)) for name, pattern in COUNTS.items()}
     said = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     registers, stack = (int(n) for n in said.groups())  # type: ignore[union-attr]  # it always names both
-    row = Row(c.label, arch, registers, stack, built.metadata.shared, counts, ())
-    return row._replace(broken=tuple(_broken(row, built.asm["ttir"])))
+    row = Compiled(c.label, arch, registers, stack, built.metadata.shared, counts, ())
+    return row._replace(broken=tuple(_broken_rules(row, built.asm["ttir"])))
 
 
-def _broken(row: Row, ttir: str) -> list[str]:
+def _broken_rules(row: Compiled, ttir: str) -> list[str]:
     """List the rules this row breaks."""
     n, found = row.counts, []
     if row.stack:
@@ -191,18 +193,18 @@ def _broken(row: Row, ttir: str) -> list[str]:
     return found
 
 
-def _nth(task: tuple[int, int, tuple[str, ...], bool]) -> Row:
+def _nth(task: tuple[int, int, tuple[str, ...], bool]) -> Compiled:
     index, arch, only, few = task
-    return compiled((fullest if few else configurations)(only)[index], arch)
+    return compile_configuration((fullest_configurations if few else configurations)(only)[index], arch)
 
 
 def compile_report(
     arch: int, *, only: tuple[str, ...] = (), jobs: int = 2, keep: str = "", few: bool = False
-) -> Iterator[Row]:
+) -> Iterator[Compiled]:
     """Yield a row for each configuration (of the fullest if ``few``) whose label matches the pattern ``keep``."""
     tasks = [
         (i, arch, only, few)
-        for i, c in enumerate((fullest if few else configurations)(only))
+        for i, c in enumerate((fullest_configurations if few else configurations)(only))
         if re.search(keep, c.label)
     ]
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
@@ -212,7 +214,7 @@ def compile_report(
 HEAD = f"{'kernel':<60} sm  regs stack shared " + " ".join(f"{name:>7}" for name in COUNTS)
 
 
-def line(r: Row) -> str:
+def line(r: Compiled) -> str:
     """Return a row as text."""
     counts = " ".join(f"{r.counts.get(name, 0):>7}" for name in COUNTS)
     return f"{r.label:<60} {r.arch} {r.registers:>5} {r.stack:>5} {r.shared:>6} {counts}" + "".join(

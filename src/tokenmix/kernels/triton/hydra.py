@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..counts import mean_scale
 from ._tiles import span
-from .aft_simple import CHUNK, _alive, _grid, _new, _place, _suffix, rows
+from .aft_simple import CHUNK, _empty_as, _grid, _place, _suffix, _valid_tokens, rows
 from .launch import bytes_of, launch
 
 ROWS = 8  # tokens in a tile
@@ -38,7 +38,7 @@ def norms(X, MASK, OUT, T, D, xb, xt, eps, ROWS: tl.constexpr, BD: tl.constexpr)
     """
     b = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    ok = _alive(MASK, b, t, T)
+    ok = _valid_tokens(MASK, b, t, T)
     one, down, up = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
     for c in span(0, D, BD):
         od = c + tl.arange(0, BD)
@@ -69,7 +69,7 @@ def _factors(N, b, t, n, T):
 
 
 @triton.jit
-def _scaled(X, N, at, ok, b, t, n, T):
+def _load_scaled(X, N, at, ok, b, t, n, T):
     """Load x^ of a tile in float32; zeros where not ok."""
     x = tl.load(X + at, mask=ok, other=0.0).to(tl.float32)
     if N is not None:
@@ -98,9 +98,9 @@ def sums(
     total = tl.zeros([BD], tl.float32)
     for i in range(0, CHUNK, ROWS):
         t, at = c * CHUNK + i + rows, (i + rows)[:, None]
-        ok = _alive(MASK, b, t, T)[:, None] & (od < D)[None, :]
+        ok = _valid_tokens(MASK, b, t, T)[:, None] & (od < D)[None, :]
         y = tl.load(Y + at * yt + od[None, :], mask=ok, other=0.0).to(tl.float32)
-        total += tl.sum(_scaled(X, NX, at * xt + od[None, :], ok, b, t, n, T) * _times(y, SCALE, b, t, T), 0)
+        total += tl.sum(_load_scaled(X, NX, at * xt + od[None, :], ok, b, t, n, T) * _times(y, SCALE, b, t, T), 0)
     tl.store(TOTAL + (b * chunks + c) * D + od, total, mask=od < D)
 
 
@@ -134,15 +134,15 @@ def read(
         inside = (t < T)[:, None] & (od < D)[None, :]
         s = before[None, :] + tl.zeros([ROWS, BD], tl.float32)
         if CAUSAL:
-            ok = _alive(MASK, b, t, T)[:, None] & (od < D)[None, :]
-            kv = _scaled(K, NK, at * kt + od[None, :], ok, b, t, n, T) * tl.load(
+            ok = _valid_tokens(MASK, b, t, T)[:, None] & (od < D)[None, :]
+            kv = _load_scaled(K, NK, at * kt + od[None, :], ok, b, t, n, T) * tl.load(
                 V + at * vt + od[None, :], mask=ok, other=0.0
             ).to(tl.float32)
             s += tl.cumsum(kv, 0)
             before += tl.sum(kv, 0)
         s = _times(s, SCALE, b, t, T)
         if G is None or NQ is not None:
-            q = _scaled(Q + b * qb + first * qt, NQ, at * qt + od[None, :], inside, b, t, n, T)
+            q = _load_scaled(Q + b * qb + first * qt, NQ, at * qt + od[None, :], inside, b, t, n, T)
         if G is None:
             s *= q
         else:
@@ -183,11 +183,11 @@ def back_keys(
         r = rest[None, :] + tl.zeros([ROWS, BD], tl.float32)
         if CAUSAL:
             g = _times(tl.load(G + at * gt + od[None, :], mask=inside, other=0.0).to(tl.float32), SCALE, b, t, S)
-            g *= _scaled(Q, NQ, at * qt + od[None, :], inside, b, t, n, S)
+            g *= _load_scaled(Q, NQ, at * qt + od[None, :], inside, b, t, n, S)
             r = _suffix(g, rest, rows, ROWS)
             rest += tl.sum(g, 0)
-        ok = _alive(MASK, b, t, S)[:, None] & (od < D)[None, :]
-        k = _scaled(K, NK, at * kt + od[None, :], ok, b, t, n, S)
+        ok = _valid_tokens(MASK, b, t, S)[:, None] & (od < D)[None, :]
+        k = _load_scaled(K, NK, at * kt + od[None, :], ok, b, t, n, S)
         dk = r * tl.load(V + at * vt + od[None, :], mask=ok, other=0.0).to(tl.float32)
         if DOTS:
             strip = tl.program_id(0) % tl.cdiv(D, BD)
@@ -208,7 +208,7 @@ def _sums_shape(k: Tensor, causal: bool) -> tuple[int, ...]:
 def _norms(x: Tensor, mask: Tensor | None, on: bool, eps: float) -> Tensor | None:
     if not on:
         return None
-    out = _new(x, 2, *x.shape[:2], dtype=torch.float32)
+    out = _empty_as(x, 2, *x.shape[:2], dtype=torch.float32)
     launch(
         norms,
         (-(-x.shape[1] // 4), x.shape[0]),
@@ -231,14 +231,14 @@ TILE = {"CHUNK": CHUNK, "ROWS": ROWS, "BD": 64, "warps": 1}  # two features for 
 def _sums(x: Tensor, nx: Tensor | None, y: Tensor, scale: Tensor | None, mask: Tensor | None) -> Tensor:
     """Sum x^ * y over each chunk, (B, chunks, D), in float64."""
     B, T, D = x.shape
-    total = _new(x, B, -(-T // CHUNK), D, dtype=torch.float32)
+    total = _empty_as(x, B, -(-T // CHUNK), D, dtype=torch.float32)
     launch(
         sums, _grid(x, TILE["BD"]), x, nx, y, scale, mask, total, T, D, B * T, *x.stride()[:2], *y.stride()[:2], **TILE
     )
     return total.double()
 
 
-def _before(total: Tensor) -> Tensor:
+def _sum_before(total: Tensor) -> Tensor:
     """Sum all chunks before each."""
     return F.pad(total.cumsum(1)[:, :-1], (0, 0, 1, 0)).float()
 
@@ -281,8 +281,8 @@ def forward(
     q, k, v = rows(q), rows(k), rows(v)
     scale, mask = mean_scale(mask, q, k.shape[1], causal) if mean else None, bytes_of(mask)
     nq, nk = _norms(q, None, of_q, eps), _norms(k, mask, of_k, eps)
-    total, y = _sums(k, nk, v, None, mask), _new(q, *q.shape)
-    saved = _before(total) if causal else total.sum(1, keepdim=True).float()
+    total, y = _sums(k, nk, v, None, mask), _empty_as(q, *q.shape)
+    saved = _sum_before(total) if causal else total.sum(1, keepdim=True).float()
     _read(None, q, nq, k, nk, v, scale, mask, saved, None, y, causal)
     return y, saved if save else saved.new_empty(0)
 
@@ -359,16 +359,16 @@ def backward(
     scale, mask = mean_scale(mask, q, k.shape[1], causal) if mean else None, bytes_of(mask)
     nq, nk = _norms(q, None, of_q, eps), _norms(k, mask, of_k, eps)
     total = _sums(q, nq, g, scale, None)
-    rest = _before(total.flip(1)).flip(1).contiguous() if causal else total.sum(1, keepdim=True).float()
-    dq, dk, dv = _new(q, *q.shape), _new(k, *k.shape), _new(k, *k.shape)
+    rest = _sum_before(total.flip(1)).flip(1).contiguous() if causal else total.sum(1, keepdim=True).float()
+    dq, dk, dv = _empty_as(q, *q.shape), _empty_as(k, *k.shape), _empty_as(k, *k.shape)
     strips = -(-q.shape[2] // TILE["BD"])
     dots: list[Tensor | None] = [None, None]
     if nq is not None:
-        part = _new(q, strips, *q.shape[:2], dtype=torch.float32)
+        part = _empty_as(q, strips, *q.shape[:2], dtype=torch.float32)
         _read(g, q, nq, k, nk, v, scale, mask, saved, None, part, causal, dots=True)
         dots[0] = part.sum(0)
     if nk is not None:
-        part = _new(k, strips, *k.shape[:2], dtype=torch.float32)
+        part = _empty_as(k, strips, *k.shape[:2], dtype=torch.float32)
         _back_keys(g, q, nq, k, nk, v, scale, mask, rest, None, part, None, causal, dots=True)
         dots[1] = part.sum(0)
     _read(g, q, nq, k, nk, v, scale, mask, saved, dots[0], dq, causal)

@@ -1,6 +1,6 @@
 """Launch Triton kernels, or only record what would be launched.
 
-Launchers call ``launch`` and nothing else, so running them on meta tensors under ``noted()`` records the configurations
+Launchers call only ``launch``, so running them on meta tensors under ``record_launches()`` records the configurations
 they choose (dtypes, constants, warps, stages). ``aot.py`` compiles these, and no second table can disagree with them.
 """
 
@@ -64,7 +64,7 @@ def _device(args: tuple[Any, ...]) -> contextlib.AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
-def noted() -> Iterator[list[Launch]]:
+def record_launches() -> Iterator[list[Launch]]:
     """Record launches inside the block in the list it yields, and launch nothing; tensors may be on the meta device."""
     before, _notes.made = _notes.made, []
     try:

@@ -30,7 +30,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ._tiles import NONE, counted, operand, plus, rows, span, strides
+from ._tiles import NONE, operand, plus, rows, span, strides, valid_keys
 from .launch import bytes_of, launch
 
 SEGMENT = 512  # tokens of the bidirectional form that are summed in one program
@@ -158,7 +158,7 @@ def totals(
     m, s, z = tl.full([BI], NONE, tl.float32), tl.zeros([BI, BJ], tl.float32), tl.zeros([BI], tl.float32)
     for start in span(c * SIZE, tl.minimum(c * SIZE + SIZE, T), L):
         t = start + tl.arange(0, L)
-        live = counted(MASK, b, t, T)
+        live = valid_keys(MASK, b, t, T)
         x, v = _tile(K, t.to(tl.int64), kt, i, live, e), _tile(V, t.to(tl.int64), vt, j, live, e)
         _, _, level = _parts(x, ELU)
         top = tl.maximum(m, tl.max(tl.where(live[:, None], level, NONE), 0))
@@ -201,7 +201,7 @@ def carry(TOP, S, Z, TOPS, BEFORE, ZS, e, n, CAUSAL: tl.constexpr, BI: tl.conste
 
 
 @triton.jit
-def _shared(
+def _chunk_weights(
     Q,
     K,
     MEND,
@@ -247,7 +247,7 @@ def _shared(
 
 
 @triton.jit
-def _one(X, r, x_t, i, e):
+def _load_row(X, r, x_t, i, e):
     """Load row r of X, (1, i), in float32; zeros from column e on."""
     return tl.load(X + r * x_t + i, mask=i < e, other=0.0).to(tl.float32)[None, :]
 
@@ -261,8 +261,8 @@ def _own_units(Q, K, MOLD, live, left, e, qt, kt, rows, ELU: tl.constexpr, L: tl
         m = _vector(MOLD, i, e, NONE)[None, :]
         for r in span(tl.minimum(left, L)):
             width = tl.where(tl.sum(tl.where(rows == r, live.to(tl.int32), 0), 0) != 0, e, 0)
-            _, _, key = _parts(_one(K, r, kt, i, width), ELU)
-            _, _, query = _parts(_one(Q, r, qt, i, e), ELU)
+            _, _, key = _parts(_load_row(K, r, kt, i, width), ELU)
+            _, _, query = _parts(_load_row(Q, r, qt, i, e), ELU)
             m = tl.maximum(m, tl.where((i < width)[None, :], key, NONE))
             u = tl.where(rows == r, tl.maximum(u, tl.max(query + m, 1)), u)
     return u
@@ -276,7 +276,7 @@ def _weights(Q, K, u, live, left, e, qt, kt, rows, ELU: tl.constexpr, L: tl.cons
         i = i0 + tl.arange(0, BK)
         k = _tile(K, rows, kt, i, live, e)
         for r in span(tl.minimum(left, L)):
-            pair = _pair(_one(Q, r, qt, i, e), k, _pick(u, rows, r), ELU)
+            pair = _pair(_load_row(Q, r, qt, i, e), k, _pick(u, rows, r), ELU)
             w += tl.where(rows[:, None] == r, tl.sum(tl.where((i < e)[None, :], pair, 0.0), 1)[None, :], 0.0)
     return tl.where(live[None, :] & (rows[:, None] >= rows[None, :]), w, 0.0)
 
@@ -297,8 +297,8 @@ def outputs(
     if CAUSAL:
         K += b * kb + first * kt + h * e
         V += b * vb + first * vt + h * e
-        live = counted(MASK, b, t, T)
-        u, w, slow = _shared(Q, K, TOPS + e, TOPS, Z, live, t, T, e, qt, kt, rows, ELU, DROP, L, BK)
+        live = valid_keys(MASK, b, t, T)
+        u, w, slow = _chunk_weights(Q, K, TOPS + e, TOPS, Z, live, t, T, e, qt, kt, rows, ELU, DROP, L, BK)
         if slow != 0:
             u = _own_units(Q, K, TOPS, live, T - c * L, e, qt, kt, rows, ELU, L, BK)
             w = _weights(Q, K, u, live, T - c * L, e, qt, kt, rows, ELU, L, BK)
@@ -414,7 +414,7 @@ def back_queries(
     if CAUSAL:
         K += b * kb + first * kt + h * e
         V += b * vb + first * vt + h * e
-        live = counted(MASK, b, t, T)
+        live = valid_keys(MASK, b, t, T)
     o, p = tl.zeros([L, BI], tl.float32), tl.zeros([L, L], tl.float32)
     for j0 in span(0, e, BK):
         j = j0 + tl.arange(0, BK)
@@ -429,7 +429,7 @@ def back_queries(
         k = _tile(K, rows, kt, i, live, e)
         if tl.load(SLOW + lead * n + c) != 0:
             for r in span(tl.minimum(T - c * L, L)):
-                pair = _pair(_one(Q, r, qt, i, e), k, _pick(u, rows, r), ELU)
+                pair = _pair(_load_row(Q, r, qt, i, e), k, _pick(u, rows, r), ELU)
                 own = tl.sum(tl.where(rows[:, None] == r, p, 0.0), 0)
                 o += tl.where(rows[:, None] == r, tl.sum(own[:, None] * pair, 0)[None, :], 0.0)
         else:
@@ -455,7 +455,7 @@ def back_keys(
     TOPS += top * e
     K += b * kb + first * kt + h * e
     V += b * vb + first * vt + h * e
-    live = counted(MASK, b, t, T)
+    live = valid_keys(MASK, b, t, T)
     if CAUSAL:
         G += b * gb + first * gt + h * e
         Q += b * qb + first * qt + h * e
@@ -475,7 +475,7 @@ def back_keys(
         p = tl.where(live[:, None] & (rows[:, None] <= rows[None, :]), p - d[None, :], 0.0)
         if tl.load(SLOW + lead * n + c) != 0:
             for r in span(tl.minimum(T - c * L, L)):
-                pair = _pair(_one(Q, r, qt, i, e), x, _pick(u, rows, r), ELU)
+                pair = _pair(_load_row(Q, r, qt, i, e), x, _pick(u, rows, r), ELU)
                 o += tl.sum(tl.where(rows[None, :] == r, p, 0.0), 1)[:, None] * pair
         else:
             q = _query(_tile(Q, rows, qt, i, t < T, e), m, u, ELU)
@@ -497,7 +497,7 @@ def back_values(
     R += at * e * e
     TOPS += top * e
     K += b * kb + first * kt + h * e
-    live = counted(MASK, b, t, T)
+    live = valid_keys(MASK, b, t, T)
     if CAUSAL:
         Q += b * qb + first * qt + h * e
         u = tl.load(UNIT + lead * T + t, mask=t < T, other=0.0)
@@ -549,7 +549,7 @@ def _saved_shape(q: Tensor, heads: int, causal: bool) -> tuple[int, ...]:
     return B, heads, 2 * T + (-(-T // cut(q).chunk) if causal else 0)
 
 
-def _new(like: Tensor, *shape: int) -> Tensor:
+def _empty_float32(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
@@ -577,7 +577,7 @@ class _Call:
 
     def sums(self, like: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """Allocate a matrix and a vector for each of n segments."""
-        return _new(like, self.B, self.H, n, self.e, self.e), _new(like, self.B, self.H, n, self.e)
+        return _empty_float32(like, self.B, self.H, n, self.e, self.e), _empty_float32(like, self.B, self.H, n, self.e)
 
     def split(self, saved: Tensor) -> tuple[Tensor, ...]:
         """Return denominators, units, and which chunks went pair by pair."""
@@ -585,24 +585,24 @@ class _Call:
         flat = saved.reshape(-1)
         return flat[:size], flat[size : 2 * size], flat[2 * size :]
 
-    def before(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def sums_before(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Compute units, and the sums before each chunk; or those over all keys."""
         n = -(-self.S // self.size)
-        top, (S, Z) = _new(k, self.B, self.H, n, self.e), self.sums(k, n)
+        top, (S, Z) = _empty_float32(k, self.B, self.H, n, self.e), self.sums(k, n)
         sizes = (self.S, self.H, self.e, n, *strides(k), *strides(v))
         launch(totals, (self.lead * n * self.tiles**2,), k, v, mask, top, S, Z, *sizes, **self.summed)
         tops, joined = (
-            _new(k, self.B, self.H, n + 1 if self.causal else 1, self.e),
+            _empty_float32(k, self.B, self.H, n + 1 if self.causal else 1, self.e),
             self.sums(k, n if self.causal else 1),
         )
-        launch(carry, self.across(), top, S, Z, tops, *joined, self.e, n, CAUSAL=self.causal, **STRIP)
+        launch(carry, self.chunk_grid(), top, S, Z, tops, *joined, self.e, n, CAUSAL=self.causal, **STRIP)
         return tops, *joined
 
-    def across(self) -> tuple[int]:
+    def chunk_grid(self) -> tuple[int]:
         """Return the grid of a kernel that joins chunks."""
         return (self.lead * -(-self.e // STRIP["BI"]) * -(-self.e // STRIP["BJ"]),)
 
-    def after(
+    def sums_after(
         self, g: Tensor, q: Tensor, tops: Tensor, den: Tensor, unit: Tensor, dot: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Compute the sums over the queries after each chunk; or those over all queries."""
@@ -627,7 +627,7 @@ class _Call:
         if not self.causal:
             return R.sum(2, dtype=torch.float64).float(), Z.sum(2, dtype=torch.float64).float()
         joined = self.sums(q, n)
-        launch(back_carry, self.across(), tops, R, Z, *joined, self.e, n, **STRIP)
+        launch(back_carry, self.chunk_grid(), tops, R, Z, *joined, self.e, n, **STRIP)
         return joined
 
 
@@ -647,8 +647,8 @@ def forward(
     """
     q, k, v, mask = rows(q), rows(k), rows(v), bytes_of(mask)
     c = _Call(q, k, heads, elu, causal)
-    y, saved = torch.empty(q.shape, dtype=q.dtype, device=q.device), _new(q, *_saved_shape(q, heads, causal))
-    tops, S, Z = c.before(k, v, mask)
+    y, saved = torch.empty(q.shape, dtype=q.dtype, device=q.device), _empty_float32(q, *_saved_shape(q, heads, causal))
+    tops, S, Z = c.sums_before(k, v, mask)
     n = c.chunks(c.T)
     sizes = (c.T, heads, c.e, n, *strides(q), *strides(k), *strides(v))
     room = 192 if causal and q.dtype != torch.float32 else 0  # without a limit ptxas takes 128 for some and spills
@@ -673,11 +673,11 @@ def backward(
     """Return dq, dk, dv."""
     g, q, k, v, y, mask = rows(g), rows(q), rows(k), rows(v), y.contiguous(), bytes_of(mask)
     c = _Call(q, k, heads, elu, causal)
-    tops, S, Z = c.before(k, v, mask)
-    (den, unit, slow), dot = c.split(saved), _new(q, c.B, heads, c.T)
+    tops, S, Z = c.sums_before(k, v, mask)
+    (den, unit, slow), dot = c.split(saved), _empty_float32(q, c.B, heads, c.T)
     n, m = c.chunks(c.T), c.chunks(c.S)
     launch(dots, (c.lead * n,), g, y, den, dot, c.T, heads, c.e, n, *strides(g), L=c.use.chunk, BK=c.use.back)
-    R, ZR = c.after(g, q, tops, den, unit, dot)
+    R, ZR = c.sums_after(g, q, tops, den, unit, dot)
     dq, dk, dv = (torch.empty(a.shape, dtype=a.dtype, device=a.device) for a in (q, k, v))
     options = {"CAUSAL": causal, "BK": c.use.step, **c.fixed}
     steps, more = (*strides(g), *strides(q), *strides(k)), strides(v)

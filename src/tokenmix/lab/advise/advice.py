@@ -10,11 +10,11 @@ from typing import Any
 
 from ...errors import MixerError
 from ...system.machine import memory_available
-from ..bench.cases import Subject
+from ..bench.cases import BenchSubject
 from ..bench.roofline import machine
-from .amdahl import Crossing, expected, first_length, share_for
+from .amdahl import Crossing, expected_seconds, first_length, share_for
 from .attention_modules import AttentionModule, modules_of
-from .candidates import OWN, Row, Tell, measure_candidates, parse_candidates, usual
+from .candidates import OWN, Candidate, Tell, measure_candidates, parse_candidates, usual_mixers
 from .inputs import Inputs
 from .loading import Host, load_host
 from .measuring import FAILURES, Share, measure_share
@@ -44,14 +44,14 @@ class Advice:
     machine: dict[str, Any]
     shares: list[Share] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Candidate] = field(default_factory=list)
     specs: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the candidates, by label
     nearness: dict[str, Nearness] = field(default_factory=dict)  # of the candidates that were probed, by label
     distilled: dict[str, Any] | None = None
     refused: str | None = None  # why nothing was replaced although it was asked for
 
     @property
-    def crossing(self) -> Crossing:
+    def crossover(self) -> Crossing:
         """The length from which replacing pays: where the bound reaches ``worth``."""
         return first_length(
             [s.tokens for s in self.shares], [s.mixing_share for s in self.shares], share_for(self.worth)
@@ -63,14 +63,14 @@ class Advice:
         return any(s.bound >= self.worth for s in self.shares)
 
     @property
-    def longest(self) -> list[Row]:
+    def longest(self) -> list[Candidate]:
         """The candidates with times at the longest length that has any, the fastest first."""
         known = [r for r in self.rows if r.speedup is not None and r.mixer != OWN]
         last = max((r.length for r in known), default=None)
         return sorted((r for r in known if r.length == last), key=lambda r: -(r.speedup or 0.0))
 
     @property
-    def fastest(self) -> Row | None:
+    def fastest(self) -> Candidate | None:
         """The fastest candidate at the longest length, if it beats attention beyond the noise.
 
         Where the quartiles of others overlap with its own, the one nearest to the teacher is taken.
@@ -130,7 +130,7 @@ def advise(
         given = f"got {batch}, {seconds} and {worth}"
         raise MixerError(f"advise: batch and seconds must be positive and worth larger than 1, all finite, {given}.")
     host = load_host(model, options, device=device) if isinstance(model, str) else model
-    chosen = list(dict.fromkeys(sorted(lengths or host.inputs.usual(host.size))))
+    chosen = list(dict.fromkeys(sorted(lengths or host.inputs.usual_lengths(host.size))))
     if not chosen or chosen[0] < 1:
         raise MixerError(f"advise: lengths must be positive, got {list(lengths or [])}.")
     modules = modules_of(host.model, host.name)
@@ -138,7 +138,7 @@ def advise(
         None
         if candidates is None
         else parse_candidates(
-            usual(modules, images=host.inputs.patch is not None) if candidates == "auto" else candidates
+            usual_mixers(modules, images=host.inputs.patch is not None) if candidates == "auto" else candidates
         )
     )
     advice = Advice(
@@ -164,14 +164,14 @@ def advise(
     return advice
 
 
-def _measure_candidates(advice: Advice, subjects: list[Subject], seconds: float, device: str, tell: Tell) -> None:
+def _measure_candidates(advice: Advice, subjects: list[BenchSubject], seconds: float, device: str, tell: Tell) -> None:
     """Fill in the rows of the candidates at each length; those for which no time is left say so."""
     for share in advice.shares if subjects else ():
         budget = 3 * seconds / len(advice.shares)
         if share.seconds * 5 * (len(subjects) + 1) > max(budget, 1.0) * 2:
             tell(f"candidates at {share.length:,}: skipped, no time left")
             why = f"one pass of each takes about {share.seconds * (len(subjects) + 1):.0f} s; give more --seconds"
-            advice.rows += [Row(s.label, share.length, why=why) for s in subjects]
+            advice.rows += [Candidate(s.label, share.length, why=why) for s in subjects]
             continue
         advice.rows += measure_candidates(
             advice.host, subjects, share.length, batch=advice.batch, budget=budget / 2, device=device, tell=tell
@@ -188,7 +188,7 @@ def _measure_shares(advice: Advice, lengths: list[int], seconds: float, device: 
         why = inputs.refusal(n) or _outlook(seen, inputs.tokens(n), max(left, SPARE * seconds), device)
         if why is None:
             tell(f"attention at {n:,} {inputs.unit}")
-            found = _one(advice, n, left / (len(lengths) - i), device)
+            found = _measure_length(advice, n, left / (len(lengths) - i), device)
             if isinstance(found, Share):
                 seen.append(found)
                 advice.shares.append(found)
@@ -201,11 +201,11 @@ def _probe(advice: Advice, device: str) -> list[Share]:
     """Measure a short input once, to estimate what longer ones take; return nothing if the model does not take it."""
     inputs = advice.host.inputs
     n = inputs.length(PROBE)
-    found = None if inputs.refusal(n) else _one(advice, n, 0.0, device)
+    found = None if inputs.refusal(n) else _measure_length(advice, n, 0.0, device)
     return [found] if isinstance(found, Share) else []
 
 
-def _one(advice: Advice, n: int, budget: float, device: str) -> Share | str:
+def _measure_length(advice: Advice, n: int, budget: float, device: str) -> Share | str:
     """Return the measurement at one length, or why there is none."""
     host = advice.host
     try:
@@ -224,7 +224,7 @@ def _one(advice: Advice, n: int, budget: float, device: str) -> Share | str:
         return f"the model does not take it ({' '.join(str(why).split())[:160]})"
 
 
-def _spelled(seconds: float) -> str:
+def _seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:,.0f} s"
 
 
@@ -233,9 +233,11 @@ def _outlook(seen: list[Share], tokens: int, left: float, device: str) -> str | 
     if not seen:
         return None
     last = seen[-1]
-    takes = 4 * expected(last.seconds, last.mixing, last.tokens, tokens)  # a warm-up, two for memory, one that counts
+    takes = 4 * expected_seconds(
+        last.seconds, last.mixing, last.tokens, tokens
+    )  # a warm-up, two for memory, one that counts
     if takes > left:
-        return f"its passes would take about {_spelled(takes)} of {_spelled(left)} that are left; give more --seconds"
+        return f"its passes would take about {_seconds(takes)} of {_seconds(left)} that are left; give more --seconds"
     peak, free = expected_peak(seen, tokens), memory_available(device)
     if peak is not None and free is not None and peak > ROOM * free:
         return f"a pass would take up to {peak / 2**30:.1f} GiB of memory, {free / 2**30:.1f} GiB are free"
@@ -253,4 +255,4 @@ def expected_peak(seen: list[Share], tokens: int) -> float | None:
     if len(seen) > 1 and seen[-2].peak and seen[-2].tokens < last.tokens:
         power = log(last.peak / seen[-2].peak) / log(last.tokens / seen[-2].tokens)
         return last.peak * (tokens / last.tokens) ** min(max(power, 1.0), 2.0)
-    return expected(last.peak, max(last.peak - last.without, 0), last.tokens, tokens)
+    return expected_seconds(last.peak, max(last.peak - last.without, 0), last.tokens, tokens)

@@ -71,7 +71,7 @@ def first_length(tokens: Sequence[int], shares: Sequence[float], wanted: float) 
     return Crossing(tokens[at - 1] * (tokens[at] / tokens[at - 1]) ** part, "between")
 
 
-def expected(seconds: float, mixing: float, tokens: int, wanted: int) -> float:
+def expected_seconds(seconds: float, mixing: float, tokens: int, wanted: int) -> float:
     """Estimate at another length what takes ``seconds`` at ``tokens``, ``mixing`` of them in T^2 and the rest in T."""
     ratio = wanted / tokens
     return (seconds - mixing) * ratio + mixing * ratio**2

@@ -28,7 +28,7 @@ class AttentionModule:
     causal: bool
     cross: bool = False
 
-    def kept(self) -> list[nn.Module]:
+    def list_kept_modules(self) -> list[nn.Module]:
         """Return the modules inside that hold weights and mix no tokens: projections, norms.
 
         A replacement keeps them or has its own.

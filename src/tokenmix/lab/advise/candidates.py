@@ -15,7 +15,7 @@ from ...errors import MixerError
 from ...hosts.surgery import replace_mixers
 from ...mixers import MIXERS, is_softmax
 from ...models import build_model
-from ..bench.cases import Subject, parse_subjects
+from ..bench.cases import BenchSubject, parse_subjects
 from ..bench.timing import measure, peak_memory, sampler
 from .attention_modules import AttentionModule
 from .decoding import Decoded, decode
@@ -30,7 +30,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Row:
+class Candidate:
     """One candidate at one length: seconds, speed-up over the model's own attention and bytes of a pass; or why it has
     none.
 
@@ -65,12 +65,12 @@ class Row:
         return {k: v for k, v in vars(self).items() if k != "decoded"} | decoded
 
 
-def usual(modules: list[AttentionModule], *, images: bool) -> str:
+def usual_mixers(modules: list[AttentionModule], *, images: bool) -> str:
     """Return a few core mixers that fit: causal ones where attention is causal, ones with a grid for images."""
     return IMAGES if images else CAUSAL if all(m.causal for m in modules) else TEXT
 
 
-def parse_candidates(text: str) -> list[Subject]:
+def parse_candidates(text: str) -> list[BenchSubject]:
     """Parse mixers such as "hydra,aft_local:window=32"."""
     found = parse_subjects(text)
     odd = [s.name for s in found if s.name not in MIXERS]
@@ -84,16 +84,16 @@ def parse_candidates(text: str) -> list[Subject]:
 @torch.no_grad()
 def measure_candidates(
     host: Host,
-    subjects: list[Subject],
+    subjects: list[BenchSubject],
     length: int,
     *,
     batch: int,
     budget: float,
     device: str = "cpu",
     tell: Tell = lambda _: None,
-) -> list[Row]:
+) -> list[Candidate]:
     """Measure all candidates at one length, timed in turns in one process with the unchanged model."""
-    models, rows = built(host, subjects, length)
+    models, rows = build_candidates(host, subjects, length)
     given = host.inputs.make(length, batch)
     calls = {label: _call(model, given) for label, model in models.items()}
     for label, call in list(calls.items()):
@@ -101,7 +101,7 @@ def measure_candidates(
         try:
             call()
         except FAILURES as why:
-            rows.append(Row(label, length, why=_line(why)))
+            rows.append(Candidate(label, length, why=_line(why)))
             del calls[label]
     timed = measure({label: sampler(call, device=device) for label, call in calls.items()}, budget=budget, tell=tell)
     own, weights = timed[OWN], _parameters(host.model)
@@ -109,7 +109,7 @@ def measure_candidates(
         t, peak = timed[label], peak_memory(call, device=device)
         decoded, saved = decode(models[label], host.inputs, length, batch), weights - _parameters(models[label])
         bounds = (1.0, 1.0) if label == OWN else (own.wall / t.wall_high, own.wall_high / t.wall)
-        rows.append(Row(label, length, t.wall, own.wall / t.wall, peak, decoded, None, *bounds, saved))
+        rows.append(Candidate(label, length, t.wall, own.wall / t.wall, peak, decoded, None, *bounds, saved))
     order = [OWN, *(s.label for s in subjects)]
     return sorted(rows, key=lambda r: order.index(r.mixer))
 
@@ -118,7 +118,7 @@ def _parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def built(host: Host, subjects: list[Subject], length: int) -> tuple[dict[str, Any], list[Row]]:
+def build_candidates(host: Host, subjects: list[BenchSubject], length: int) -> tuple[dict[str, Any], list[Candidate]]:
     """Build the model with its own attention and with each mixer, by label, and a row with the reason for each that
     does not fit.
     """
@@ -128,13 +128,13 @@ def built(host: Host, subjects: list[Subject], length: int) -> tuple[dict[str, A
     for subject in subjects:
         spec = {"name": subject.name, **subject.options}
         try:
-            models[subject.label] = replaced(host, spec).eval()
+            models[subject.label] = replace_attention(host, spec).eval()
         except MixerError as why:
-            rows.append(Row(subject.label, length, why=_line(why)))
+            rows.append(Candidate(subject.label, length, why=_line(why)))
     return models, rows
 
 
-def replaced(host: Host, spec: dict[str, Any]) -> nn.Module:
+def replace_attention(host: Host, spec: dict[str, Any]) -> nn.Module:
     """Return a copy of the model with a mixer in place of its attention.
 
     In a model of another library projections are copied; one of ours has new weights throughout.

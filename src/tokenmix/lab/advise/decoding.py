@@ -51,9 +51,9 @@ def decode(model: Any, inputs: Inputs, length: int, batch: int) -> Decoded | Non
         if cache is None:
             return None
         for i in range(context, length):
-            start = _now(ids)
+            start = _current_time(ids)
             model(input_ids=ids[:, i : i + 1], use_cache=True, **{name: cache})
-            times.append(_now(ids) - start)
+            times.append(_current_time(ids) - start)
     except MixerError:
         return None
     return Decoded(quartile(sorted(times[1:])) * 1e3, cache_bytes(cache))
@@ -79,7 +79,7 @@ def cache_bytes(cache: Any) -> int:
     return sum(t.numel() * t.element_size() for t in leaves if isinstance(t, Tensor))
 
 
-def _now(like: Tensor) -> float:
+def _current_time(like: Tensor) -> float:
     if like.is_cuda:
         torch.cuda.synchronize(like.device)
     return time.perf_counter()

@@ -68,7 +68,7 @@ class Inputs:
             return f"the patches of {' x '.join(map(str, dict.fromkeys(self.patch)))} pixels do not divide it"
         return None
 
-    def usual(self, size: int | None = None) -> list[int]:
+    def usual_lengths(self, size: int | None = None) -> list[int]:
         """Return the lengths to measure where none are given."""
         if self.patch is not None:
             whole = lcm(*self.patch)
@@ -107,7 +107,7 @@ def inputs_of(model: Any, where: str) -> Inputs:
 def own_inputs(make: Callable[[int, int], Any], model: nn.Module, where: str) -> Inputs:
     """Wrap the inputs that a factory supplies."""
 
-    def given(length: int, batch: int) -> Given:
+    def make_arguments(length: int, batch: int) -> Given:
         found = make(length, batch)
         if isinstance(found, Mapping):
             return (), dict(found)
@@ -120,7 +120,7 @@ def own_inputs(make: Callable[[int, int], Any], model: nn.Module, where: str) ->
             )
         return found, {}
 
-    return Inputs(given, limit=_limit(model))
+    return Inputs(make_arguments, limit=_limit(model))
 
 
 def _limit(model: nn.Module) -> int | None:

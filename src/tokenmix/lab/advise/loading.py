@@ -61,11 +61,11 @@ def load_host(name: str, options: dict[str, Any] | None = None, *, device: torch
     """
     options = dict(options or {})
     with torch.random.fork_rng():
-        host = _found(name, options)
+        host = _find_model(name, options)
     return replace(host, model=host.model.eval().to(device))
 
 
-def _found(name: str, options: dict[str, Any]) -> Host:
+def _find_model(name: str, options: dict[str, Any]) -> Host:
     prefix, _, rest = name.partition(":")
     if prefix in ("hf", "timm") and rest:
         return (
@@ -80,15 +80,15 @@ def _found(name: str, options: dict[str, Any]) -> Host:
     if rest:
         return _factory(name, prefix, rest, options)
     if name in MODELS:
-        return _ours(name, MODELS[name], options)
+        return _build_ours(name, MODELS[name], options)
     if _has("transformers") and _is_transformers(name):
         return _transformers(name, options)
     if _has("timm") and _is_timm(name):
         return _timm(name, options)
-    raise MixerError(_unknown(name))
+    raise MixerError(_explain_unknown(name))
 
 
-def _unknown(name: str) -> str:
+def _explain_unknown(name: str) -> str:
     """Return what an unknown name could have meant."""
     if "/" in name or os.sep in name:
         return f"advise: there is no folder {name!r}; models are not downloaded, so save the model into a folder first."
@@ -102,11 +102,11 @@ def _unknown(name: str) -> str:
         known += _classes()
     if _has("timm"):
         known += _timm_package().list_models()
-    meant = nearest(name, known) if _near(name, known) else f"a model is {FORMS}"
+    meant = nearest(name, known) if _is_near(name, known) else f"a model is {FORMS}"
     return "; ".join([f"advise: there is no model {name!r}; {meant}", *missing]) + "."
 
 
-def _near(name: str, known: list[str]) -> bool:
+def _is_near(name: str, known: list[str]) -> bool:
     return nearest(name, known).startswith("nearest")
 
 
@@ -119,7 +119,7 @@ def _need(package: str, name: str) -> None:
         raise MixerError(f"advise: {name} needs {package}: pip install 'tokenmix[{EXTRAS[package]}]'.")
 
 
-def _ours(name: str, config: Any, options: dict[str, Any], note: str = "") -> Host:
+def _build_ours(name: str, config: Any, options: dict[str, Any], note: str = "") -> Host:
     """Build a model of this library with new random weights."""
     model = build_model(config, **options)
     return _our_host(name, model, (note,) if note else ())
@@ -156,7 +156,7 @@ def _folder(folder: Path, options: dict[str, Any]) -> Host:
             f"advise: {folder} was exported from tokenmix; give the run or the model that it was exported from."
         )
     if "model_type" in config:
-        return _saved(folder, config, options)
+        return _load_saved(folder, config, options)
     model = config.get("model", config)
     kind = model.get("kind", "lm") if isinstance(model, dict) else None
     if not isinstance(kind, str) or kind not in KINDS or kind in MEASURED and "mixers" not in model:
@@ -165,7 +165,7 @@ def _folder(folder: Path, options: dict[str, Any]) -> Host:
         )
     _check_kind(str(folder), kind)
     if options:
-        return _ours(
+        return _build_ours(
             str(folder),
             config_from_json({"kind": "lm", **model}),
             options,
@@ -262,7 +262,7 @@ def _transformers(name: str, options: dict[str, Any]) -> Host:
     return _their_host(name, model, "its weights are random")
 
 
-def _saved(folder: Path, config: dict[str, Any], options: dict[str, Any]) -> Host:
+def _load_saved(folder: Path, config: dict[str, Any], options: dict[str, Any]) -> Host:
     """Load a folder of transformers: the class it names, with its weights if they are there."""
     _need("transformers", str(folder))
     tf = _transformers_package()

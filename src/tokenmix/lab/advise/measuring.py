@@ -92,13 +92,14 @@ class Clock:
     passes: list[list[tuple[Any, Any]]] = field(default_factory=list)
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def measure_pass(self) -> Iterator[None]:
         """Measure one pass."""
         begun: list[Any] = []
         self.passes.append([])
-        handles = [m.register_forward_pre_hook(lambda *_: begun.append(self._now())) for m in self.modules]
+        handles = [m.register_forward_pre_hook(lambda *_: begun.append(self._read_time())) for m in self.modules]
         handles += [
-            m.register_forward_hook(lambda *_: self.passes[-1].append((begun.pop(), self._now()))) for m in self.modules
+            m.register_forward_hook(lambda *_: self.passes[-1].append((begun.pop(), self._read_time())))
+            for m in self.modules
         ]
         try:
             yield
@@ -113,7 +114,7 @@ class Clock:
             return [sum(a.elapsed_time(b) for a, b in one) / 1e3 for one in self.passes]
         return [sum(b - a for a, b in one) for one in self.passes]
 
-    def _now(self) -> Any:
+    def _read_time(self) -> Any:
         if self.device != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -135,7 +136,7 @@ def measure_share(
     """Time ``call``, a forward pass of ``model``, in about ``budget`` seconds, a few times at least."""
     with _plain_torch(modules):
         attention = Clock([m.module for m in modules], device)
-        kept = Clock([part for m in modules for part in m.kept()], device)
+        kept = Clock([part for m in modules for part in m.list_kept_modules()], device)
         first = _pass(call, (attention, kept), device)
         long = first >= LONG_PASS
         clocked = [first]
@@ -159,13 +160,13 @@ def _pass(call: Call, clocks: Any, device: str) -> float:
     """Time one pass under these clocks."""
     with ExitStack() as stack:
         for clock in clocks:
-            stack.enter_context(clock.running())
-        start = _synchronised(device)
+            stack.enter_context(clock.measure_pass())
+        start = _synchronised_time(device)
         call()
-        return _synchronised(device) - start
+        return _synchronised_time(device) - start
 
 
-def _synchronised(device: str) -> float:
+def _synchronised_time(device: str) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -202,19 +203,19 @@ def _outputs(modules: list[AttentionModule], call: Call) -> dict[int, Any]:
             lambda y: _Kind(y.shape, y.dtype, y.device) if isinstance(y, Tensor) else y, output
         )
 
-    _hooked(modules, call, lambda m: m.register_forward_hook(keep))
+    _call_with_hooks(modules, call, lambda m: m.register_forward_hook(keep))
     return found
 
 
 def _zeros(kinds: Any) -> Call:
     """Return a forward that gives zeros, written to, so that the memory is really allocated."""
 
-    def made(kind: Any) -> Any:
+    def make_zeros(kind: Any) -> Any:
         return (
             torch.empty(kind.shape, dtype=kind.dtype, device=kind.device).fill_(0) if isinstance(kind, _Kind) else kind
         )
 
-    return lambda *args, **named: pytree.tree_map(made, kinds)
+    return lambda *args, **named: pytree.tree_map(make_zeros, kinds)
 
 
 def _torch_kept(modules: list[AttentionModule], call: Call, device: str) -> float:
@@ -223,7 +224,7 @@ def _torch_kept(modules: list[AttentionModule], call: Call, device: str) -> floa
     if not chosen:
         return 0.0
     calls: list[Call] = []
-    _hooked(
+    _call_with_hooks(
         chosen,
         call,
         lambda m: m.register_forward_pre_hook(
@@ -239,7 +240,7 @@ def _torch_kept(modules: list[AttentionModule], call: Call, device: str) -> floa
     return min(first, *(_pass(run, (), device) for _ in range(2 if first >= LONG_PASS else 9)))
 
 
-def _hooked(modules: list[AttentionModule], call: Call, hook: Callable[[nn.Module], Any]) -> None:
+def _call_with_hooks(modules: list[AttentionModule], call: Call, hook: Callable[[nn.Module], Any]) -> None:
     handles = [hook(m.module) for m in modules]
     try:
         call()

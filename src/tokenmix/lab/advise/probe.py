@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ...hosts.surgery.capture import Call, adapters_by_site, captured, layer_losses
+from ...hosts.surgery.capture import Call, adapters_by_site, capture_calls, layer_losses
 from ...hosts.surgery.quality import call_model
 from ...kernels.precision import at_least_float32
-from ..bench.cases import Subject
-from .candidates import replaced
+from ..bench.cases import BenchSubject
+from .candidates import replace_attention
 from .loading import Host
 from .measuring import FAILURES
 
@@ -40,7 +40,7 @@ class Nearness:
 
 def probe(
     host: Host,
-    subjects: Sequence[Subject],
+    subjects: Sequence[BenchSubject],
     length: int,
     *,
     seconds: float,
@@ -60,7 +60,7 @@ def probe(
     began, costs = time.perf_counter(), 0.0
     for subject in subjects:
         try:
-            student = replaced(host, {"name": subject.name, **subject.options}).eval()
+            student = replace_attention(host, {"name": subject.name, **subject.options}).eval()
             learner = _Learner(host, student, length, data)
             start = time.perf_counter()
             learner.step(0)
@@ -112,9 +112,9 @@ class _Learner:
         return float(self._loss(self._batch(-1)))
 
     def _loss(self, batch: Any) -> Tensor:
-        with torch.no_grad(), captured(self.teacher, self.adapters) as calls:
+        with torch.no_grad(), capture_calls(self.teacher, self.adapters) as calls:
             call_model(self.teacher, batch)
-        wide = {name: Call(*pytree.tree_map(_wide, tuple(call))) for name, call in calls.items()}
+        wide = {name: Call(*pytree.tree_map(_to_float32, tuple(call))) for name, call in calls.items()}
         return torch.stack(list(layer_losses(self.adapters, wide).values())).mean()
 
     def _batch(self, i: int) -> Any:
@@ -122,15 +122,15 @@ class _Learner:
             return self.data[-1] if i < 0 or len(self.data) == 1 else self.data[i % (len(self.data) - 1)]
         args, named = self.inputs.make(self.length, ROWS)
         draw = torch.Generator().manual_seed(1000 + i)
-        changed = {name: _shuffled(value, draw) for name, value in named.items()}
-        return changed if named else tuple(_shuffled(value, draw) for value in args)
+        changed = {name: _shuffle_value(value, draw) for name, value in named.items()}
+        return changed if named else tuple(_shuffle_value(value, draw) for value in args)
 
 
-def _wide(value: Any) -> Any:
+def _to_float32(value: Any) -> Any:
     return at_least_float32(value) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _shuffled(value: Any, draw: torch.Generator) -> Any:
+def _shuffle_value(value: Any, draw: torch.Generator) -> Any:
     """Return numbers of tokens in another order, and other noise for features; anything else as it is."""
     if not isinstance(value, Tensor) or value.ndim == 0:
         return value

@@ -7,7 +7,7 @@ from typing import Any
 from ...system.text import Table, number, seconds, size
 from .advice import Advice
 from .amdahl import bound, share_for
-from .candidates import OWN, Row
+from .candidates import OWN, Candidate
 from .compare import BYTES_OF_NOISE
 from .measuring import Share
 
@@ -15,12 +15,12 @@ from .measuring import Share
 def text(advice: Advice) -> str:
     """Format everything for a terminal."""
     tables = [t.text() for t in (shares_table(advice), *candidate_tables(advice), *comparison_tables(advice))]
-    return "\n\n".join(["\n".join([about(advice), setting(advice)]), *tables, "\n".join(findings(advice))])
+    return "\n\n".join(["\n".join([about(advice), describe_setting(advice)]), *tables, "\n".join(findings(advice))])
 
 
 def as_json(advice: Advice) -> dict[str, Any]:
     """Return everything as plain JSON values."""
-    crossing, host = advice.crossing, advice.host
+    crossing, host = advice.crossover, advice.host
     beginning = None if crossing.tokens is None else host.inputs.length(crossing.tokens)
     return {
         "model": {
@@ -62,7 +62,7 @@ def about(advice: Advice) -> str:
     return f"{host.name}: {kind}, attention modules: {counts} ({shapes}){notes}"
 
 
-def setting(advice: Advice) -> str:
+def describe_setting(advice: Advice) -> str:
     """Describe the machine and what a pass is."""
     m = advice.machine
     busy = m["load"] is not None and m["load"] > max(m["threads"], m["cores"] or 1) + 1
@@ -122,7 +122,7 @@ def _share(advice: Advice, s: Share) -> list[str]:
 def candidate_tables(advice: Advice) -> list[Table]:
     """Build one table for each length, and a ranking where the candidates were probed."""
     tables = [_candidates(advice, n) for n in dict.fromkeys(r.length for r in advice.rows)]
-    return [*tables, _ranking(advice)] if advice.nearness and advice.longest else tables
+    return [*tables, _ranking_text(advice)] if advice.nearness and advice.longest else tables
 
 
 def comparison_tables(advice: Advice) -> list[Table]:
@@ -130,7 +130,7 @@ def comparison_tables(advice: Advice) -> list[Table]:
     return [] if advice.distilled is None else [advice.distilled["table"]]
 
 
-def _ranking(advice: Advice) -> Table:
+def _ranking_text(advice: Advice) -> Table:
     """Rank the candidates by speed at the longest length and by nearness to the teacher after the probe."""
     rows, near = advice.longest, advice.nearness
     by_error = sorted((r.mixer for r in rows if r.mixer in near), key=lambda m: near[m].after)
@@ -153,12 +153,12 @@ def _steps(n: int) -> str:
     return f"{n} step{'s' if n != 1 else ''}"
 
 
-def _times(r: Row) -> str:
+def _times(r: Candidate) -> str:
     """Format a speed-up with what its quartiles allow."""
     return f"{r.speedup or 0:.2f}x" + ("" if r.least is None or r.most is None else f" ({r.least:.2f} to {r.most:.2f})")
 
 
-def above_bound(advice: Advice, r: Row) -> str | None:
+def above_bound(advice: Advice, r: Candidate) -> str | None:
     """Explain a speed-up above the predicted bound, if any."""
     share = next(s for s in advice.shares if s.length == r.length)
     if r.speedup is None or r.mixer == OWN or r.speedup <= share.bound:
@@ -237,27 +237,27 @@ def answer(advice: Advice) -> str:
     wanted = f"{advice.worth:g}x (mixing at {percent(share_for(advice.worth))} of the time)"
     if advice.pays:
         best = max(advice.shares, key=lambda s: s.bound)
-        limit = f"{_mixing(advice, best)}, so the model can become {best.bound:.2f}x as fast at most"
-        return f"Yes, {_beginning(advice)}: {limit}. We call {wanted} worth it."
-    here = f"{_mixing(advice, last)}; even a mixer that took none would give {last.bound:.2f}x"
+        limit = f"{_mixing_text(advice, best)}, so the model can become {best.bound:.2f}x as fast at most"
+        return f"Yes, {_crossover_text(advice)}: {limit}. We call {wanted} worth it."
+    here = f"{_mixing_text(advice, last)}; even a mixer that took none would give {last.bound:.2f}x"
     no = f"No: {percent(last.mixing_share)} here. Up to the longest length measured replacing attention does not pay"
-    return f"{no}: {here}. {_later(advice, wanted)}"
+    return f"{no}: {here}. {_crossover_later(advice, wanted)}"
 
 
-def _mixing(advice: Advice, s: Share) -> str:
+def _mixing_text(advice: Advice, s: Share) -> str:
     return f"at {length(advice, s.length)} mixing takes {percent(s.mixing_share)} of the time"
 
 
-def _beginning(advice: Advice) -> str:
-    crossing = advice.crossing
+def _crossover_text(advice: Advice) -> str:
+    crossing = advice.crossover
     at = length(advice, advice.host.inputs.length(crossing.tokens or 0))
     if crossing.how == "measured":
         return f"at {at} already, the shortest length measured"
     return f"from about {at} on (between measured lengths, by the power of the length that fits both)"
 
 
-def _later(advice: Advice, wanted: str) -> str:
-    crossing, inputs = advice.crossing, advice.host.inputs
+def _crossover_later(advice: Advice, wanted: str) -> str:
+    crossing, inputs = advice.crossover, advice.host.inputs
     if crossing.tokens is None:
         return f"Nothing here says that {wanted} is ever reached."
     n = inputs.length(crossing.tokens)

@@ -3,6 +3,12 @@ Registers".
 """
 
 from .measure import Anatomy, dissect
-from .subject import Reading, Subject, read
+from .subject import ProbedModel, Reading, read
 
-__all__ = ["Anatomy", "Reading", "Subject", "dissect", "read"]
+__all__ = [
+    "Anatomy",
+    "ProbedModel",
+    "Reading",
+    "dissect",
+    "read",
+]

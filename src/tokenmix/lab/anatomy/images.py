@@ -14,7 +14,7 @@ from ..data import eval_batches, open_images
 from ..data.image_source import image_endings, is_image
 from ..data.images import IMAGE_SETS
 from ..report.vision import load_image
-from .subject import BATCH, Subject
+from .subject import BATCH, ProbedModel
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Images:
     source: str
 
 
-def load_images(given: Sequence[str], subject: Subject, *, split: str = "test", limit: int = 512) -> Images:
+def load_images(given: Sequence[str], subject: ProbedModel, *, split: str = "test", limit: int = 512) -> Images:
     """Load images at the subject's size, normalised as it was trained.
 
     Args:
@@ -51,7 +51,7 @@ def load_images(given: Sequence[str], subject: Subject, *, split: str = "test", 
         raise MixerError(f"look tokens: --limit must be at least 1, got {limit}.")
     files = _files(given)
     if files is None:
-        return _labelled(given[0], subject, split, limit)
+        return _labelled_images(given[0], subject, split, limit)
     mean, std = (torch.tensor(m).view(-1, 1, 1) for m in (subject.mean, subject.std))
     pixels = [(load_image(f, subject.image_size, subject.channels) - mean) / std for f in files[:limit]]
     return Images(torch.stack(pixels), [f.name for f in files[:limit]], None, f"{len(pixels)} image files")
@@ -81,7 +81,7 @@ def _is_image(file: Path) -> bool:
     return file.is_file() and (file.suffix.lower() in image_endings() or is_image(file))
 
 
-def _labelled(source: str, subject: Subject, split: str, limit: int) -> Images:
+def _labelled_images(source: str, subject: ProbedModel, split: str, limit: int) -> Images:
     data = open_images(source, channels=subject.channels)
     batches = eval_batches(
         data.split(split),

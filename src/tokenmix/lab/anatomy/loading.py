@@ -13,14 +13,14 @@ from ...hosts.vit.checkpoints import read_json
 from ...models import ViT
 from ...system.torchvision import ensure_torchvision
 from .ours import OurViT, our_vit
-from .subject import Subject
+from .subject import ProbedModel
 from .theirs import their_vit
 
 FORMS = "a run directory of a ViT, a folder of transformers or timm, or timm:NAME"
 HALF = (0.5, 0.5, 0.5)
 
 
-def open_subject(source: str, *, weights: str | None = None, image_size: int | None = None) -> Subject:
+def open_subject(source: str, *, weights: str | None = None, image_size: int | None = None) -> ProbedModel:
     """Load a ViT.
 
     Args:
@@ -48,23 +48,23 @@ def open_subject(source: str, *, weights: str | None = None, image_size: int | N
     return replace(subject, image_size=(image_size, image_size))
 
 
-def _folder(folder: Path) -> Subject:
+def _folder(folder: Path) -> ProbedModel:
     if not folder.is_dir():
         raise MixerError(f"look tokens: there is no folder {str(folder)!r}; a model is {FORMS}.")
     if not (folder / "config.json").is_file():
         raise MixerError(f"look tokens: {folder} holds no config.json; a model is {FORMS}.")
-    config = _named(read_json, folder / "config.json")
+    config = _call_for_anatomy(read_json, folder / "config.json")
     if "architecture" in config:
         return _timm_folder(folder, config)
     if str(config.get("model_type")).startswith("tokenmix") and config.get("kind") != "surgery":
         raise MixerError(f"look tokens: {folder} was exported from tokenmix; give the run that it was exported from.")
     if "model_type" in config and config.get("kind") != "surgery":
-        model, _, _ = _named(open_host, str(folder))
+        model, _, _ = _call_for_anatomy(open_host, str(folder))
         return their_vit(str(folder), model, *_moments(folder))
-    return _ours(folder, config)
+    return _load_ours(folder, config)
 
 
-def _ours(folder: Path, config: dict[str, Any]) -> Subject:
+def _load_ours(folder: Path, config: dict[str, Any]) -> ProbedModel:
     model = config.get("model", config)
     kind = model.get("kind", "lm" if "mixers" in model else None) if isinstance(model, dict) else None
     if kind != "vit":
@@ -79,23 +79,23 @@ def _ours(folder: Path, config: dict[str, Any]) -> Subject:
     return our_vit(str(folder), found, data.get("mean"), data.get("std"))
 
 
-def _timm(name: str, weights: str | None) -> Subject:
+def _timm(name: str, weights: str | None) -> ProbedModel:
     if weights is None:
-        model, _, _ = _named(open_host, f"timm:{name}")
+        model, _, _ = _call_for_anatomy(open_host, f"timm:{name}")
         return their_vit(f"timm:{name}", model, *_timm_moments(model), [])
     file = None if weights == "random" else weights
     if file is not None and not Path(file).is_file():
         raise MixerError(f"look tokens: --weights {weights}: there is no such file; give a checkpoint, or random.")
-    model = _built(f"timm:{name}", name, checkpoint_path=file or "")
+    model = _build_timm(f"timm:{name}", name, checkpoint_path=file or "")
     return their_vit(f"timm:{name}", model, *_timm_moments(model), ["its weights are random"] if file is None else [])
 
 
-def _timm_folder(folder: Path, config: dict[str, Any]) -> Subject:
-    model = _built(str(folder), f"local-dir:{folder}", pretrained=True)
+def _timm_folder(folder: Path, config: dict[str, Any]) -> ProbedModel:
+    model = _build_timm(str(folder), f"local-dir:{folder}", pretrained=True)
     return their_vit(str(folder), model, *_timm_moments(model), [])
 
 
-def _built(shown: str, name: str, **options: Any) -> Any:
+def _build_timm(shown: str, name: str, **options: Any) -> Any:
     """Build a model of timm, or say in one line why that fails."""
     try:
         ensure_torchvision()
@@ -128,7 +128,7 @@ def _moments(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...], list[s
         return HALF, HALF, [note]
 
 
-def _named(function: Any, *args: Any) -> Any:
+def _call_for_anatomy(function: Any, *args: Any) -> Any:
     """Call a function whose errors do not say that anatomy asked."""
     try:
         return function(*args)

@@ -55,10 +55,10 @@ def token_looks(weights: Tensor, names: list[str], grid: tuple[int, int], mask: 
     largest = norms.flatten(1).argmax(1)
     rows["patch of the largest norm"] = to_patches[torch.arange(len(weights)), n + largest]
     rows["mean of all patches"] = to_patches[:, n:].mean(1)
-    return [look(name, row.unflatten(1, grid), mask) for name, row in rows.items()]
+    return [measure_maps(name, row.unflatten(1, grid), mask) for name, row in rows.items()]
 
 
-def look(name: str, maps: Tensor, mask: Tensor) -> Look:
+def measure_maps(name: str, maps: Tensor, mask: Tensor) -> Look:
     """Measure one token's maps (B, H, W), of which ``mask`` marks the outliers."""
     found = smoothness(maps)
     known = found[found.isfinite()]

@@ -69,7 +69,7 @@ def discover(features: Tensor, grid: tuple[int, int], *, k: int | None = None, s
     seeds = lowest[(products[seed, lowest] >= 0) | (lowest == seed)]
     alike = products[:, seeds].sum(1) >= 0
     alike[seed] = True
-    mask = connected(alike.view(grid), (seed // columns, seed % columns))
+    mask = connected_part(alike.view(grid), (seed // columns, seed % columns))
     down, across = mask.any(1).nonzero()[:, 0], mask.any(0).nonzero()[:, 0]
     box = int(down[0]), int(across[0]), int(down[-1]) + 1, int(across[-1]) + 1
     return Found((seed // columns, seed % columns), mask, box, degrees.view(grid))
@@ -96,7 +96,7 @@ def corloc(boxes: Sequence[Box], true: Sequence[Sequence[Box]]) -> float:
     )
 
 
-def connected(mask: Tensor, start: tuple[int, int]) -> Tensor:
+def connected_part(mask: Tensor, start: tuple[int, int]) -> Tensor:
     """Return the part of a mask (H, W) that is connected to one of its cells through the 4 neighbours."""
     grown = torch.zeros_like(mask)
     grown[start] = mask[start]

@@ -14,7 +14,7 @@ from .looks import Look, token_looks
 from .lost import Found, discover
 from .outliers import Outliers, Redundancy, find_outliers, redundancy
 from .probes import Classified, Probes, class_probe, patch_pixels, probe_tokens
-from .subject import Reading, Subject, read
+from .subject import ProbedModel, Reading, read
 
 FEATURES = ("auto", "keys", "values", "queries", "tokens")
 SHOWN = 6
@@ -31,7 +31,7 @@ class Anatomy:
         objects: found in the images that are shown, in ``features``: "keys", "values", "queries" or "tokens".
     """
 
-    subject: Subject
+    subject: ProbedModel
     images: Images
     reading: Reading
     outliers: Outliers
@@ -44,7 +44,7 @@ class Anatomy:
     features: str
 
     @property
-    def shown(self) -> int:
+    def n_drawn(self) -> int:
         """Return the number of images that are drawn."""
         return len(self.objects)
 
@@ -66,7 +66,7 @@ class Anatomy:
             "above_cutoff_by_layer": self.outliers.by_layer.tolist(),
             "prefix_norms": self.reading.norms.prefix[-1].mean(0).tolist(),
             "similarity": {"outliers": self.redundancy.outliers, "others": self.redundancy.others},
-            "probes": self.probes if isinstance(self.probes, str) else _plain(self.probes),
+            "probes": self.probes if isinstance(self.probes, str) else _to_plain_dict(self.probes),
             "classified": self.classified if isinstance(self.classified, str) else self.classified._asdict(),
             "looks": {
                 "weights": self.how,
@@ -77,7 +77,7 @@ class Anatomy:
 
 
 def dissect(
-    subject: Subject,
+    subject: ProbedModel,
     images: Images,
     *,
     cutoff: float | None = None,
@@ -123,7 +123,7 @@ def dissect(
     return Anatomy(subject, images, seen, found, alike, probes, classified, looks, how, objects, used)
 
 
-def _features(subject: Subject, seen: Reading, wanted: str) -> tuple[Tensor, str]:
+def _features(subject: ProbedModel, seen: Reading, wanted: str) -> tuple[Tensor, str]:
     """Return features (B, H W, d) to look for objects in, and what they are."""
     named = {**seen.features._asdict(), "tokens": seen.patches}
     if wanted == "auto":
@@ -136,5 +136,5 @@ def _features(subject: Subject, seen: Reading, wanted: str) -> tuple[Tensor, str
     return named[wanted], wanted
 
 
-def _plain(probes: Probes) -> dict[str, Any]:
+def _to_plain_dict(probes: Probes) -> dict[str, Any]:
     return {name: value._asdict() if hasattr(value, "_asdict") else value for name, value in probes._asdict().items()}

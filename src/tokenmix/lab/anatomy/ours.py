@@ -13,11 +13,11 @@ from ...mixers import Inputs
 from ...models import ViT
 from ..report.maps import Layer, look_into
 from ..report.pictures import effective_attention
-from .subject import Projected, Subject, prefix_names
+from .subject import ProbedModel, Projected, prefix_names
 
 
 @dataclass
-class OurViT(Subject):
+class OurViT(ProbedModel):
     """A ViT of this library: the mixers say themselves what their queries, keys and values are."""
 
     def run(self, images: Tensor) -> tuple[Tensor, Projected]:
@@ -34,7 +34,7 @@ class OurViT(Subject):
         form, ((x, given),) = mixer.functional_form(), seen
         if form is None:
             return tokens, Projected()
-        args, _ = mixer.functional_args(Inputs(x, None, **_full(given)))
+        args, _ = mixer.functional_args(Inputs(x, None, **_complete_options(given)))
         found = dict(zip(inspect.signature(form).parameters, args, strict=False))
         return tokens, Projected(*(_per_token(found.get(name), x) for name in ("q", "k", "v")))
 
@@ -77,7 +77,7 @@ def _effective(layer: Layer, b: int) -> tuple[Tensor, str]:
     return found.weights, found.kind
 
 
-def _full(given: dict[str, Any]) -> dict[str, Any]:
+def _complete_options(given: dict[str, Any]) -> dict[str, Any]:
     return {"positions": None, "key_mask": None, "attn_mask": None, "grid": None, "prefix": 0, **given}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..report.figures import COLOURS, Picture, both
+from ..report.figures import COLOURS, Picture, render_both
 from ..report.image_grid import as_shown, image_grid
 from ..report.image_pictures import draw_norms, similarity_picture
 from ..report.maps import spread
@@ -35,7 +35,7 @@ def norm_pictures(anatomy: Anatomy) -> list[Picture]:
         lines["registers, mean"] = norms.prefix[:, :, registers].mean((1, 2))
     ends = "; ".join(f"{name}: {float(line[-1]):.3g} after the last layer" for name, line in lines.items())
     by_layer = Picture(
-        *both(partial(_draw_layers, lines=lines, cutoff=outliers.cutoff), (6.4, 3.6)),
+        *render_both(partial(_draw_layers, lines=lines, cutoff=outliers.cutoff), (6.4, 3.6)),
         alt=f"Line chart of norms of tokens by layer. {ends}.",
         caption="Norms of tokens before the first layer and after each; the dashed line is the cutoff.",
     )
@@ -52,17 +52,17 @@ def redundancy_pictures(anatomy: Anatomy) -> list[Picture]:
     parts = {name: values for name, values in parts.items() if values.numel()}
     said = "; ".join(f"{name}: mean {float(values.mean()):.3f}" for name, values in parts.items())
     histogram = Picture(
-        *both(partial(_draw_similarities, parts=parts), (6.4, 3.6)),
+        *render_both(partial(_draw_similarities, parts=parts), (6.4, 3.6)),
         alt=f"Histogram of the cosine similarity of patches with their neighbours. {said}.",
         caption=f"Cosine similarity of each patch with its 4 neighbours right after the patch embedding. {said}.",
     )
-    n = anatomy.shown
+    n = anatomy.n_drawn
     return [histogram, similarity_picture(alike[:n], anatomy.images.pixels[:n], anatomy.images.names[:n])]
 
 
 def look_pictures(anatomy: Anatomy) -> list[Picture]:
     """Draw where tokens look in the last layer: a row per token, a column per image."""
-    n, looks = anatomy.shown, anatomy.looks
+    n, looks = anatomy.n_drawn, anatomy.looks
     images, names = anatomy.images.pixels[:n], anatomy.images.names[:n]
     cells: list[list[Tensor]] = [[as_shown(image) for image in images]]
     cells += [[each / each.max().clamp_min(1e-30) for each in look.maps] for look in looks]
@@ -82,7 +82,7 @@ def look_pictures(anatomy: Anatomy) -> list[Picture]:
 
 def object_pictures(anatomy: Anatomy) -> list[Picture]:
     """Draw the objects: the image with the box, and the degrees with the patches that were found."""
-    n = anatomy.shown
+    n = anatomy.n_drawn
     drawn = partial(_draw_objects, images=anatomy.images.pixels[:n], objects=anatomy.objects, side=anatomy.subject.side)
     boxes = "; ".join(
         f"{name}: rows {f.box[0]} to {f.box[2] - 1}, columns {f.box[1]} to {f.box[3] - 1}"
@@ -91,7 +91,7 @@ def object_pictures(anatomy: Anatomy) -> list[Picture]:
     rows, columns = anatomy.subject.grid
     return [
         Picture(
-            *both(drawn, (max(2.0, 1.45 * n), max(1.5, 2.9 * rows / columns))),
+            *render_both(drawn, (max(2.0, 1.45 * n), max(1.5, 2.9 * rows / columns))),
             alt=f"Images with the box of the object found in each, and below the degrees of the patches. {boxes}.",
             caption="Top: the box around the patches that were found; the cross is the seed. Bottom: how many patches "
             f"each patch resembles, dark for few; the patches of the object are framed. Boxes in patches: {boxes}.",

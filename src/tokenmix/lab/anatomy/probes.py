@@ -65,7 +65,7 @@ class Compared(NamedTuple):
     others: float | None
 
 
-def compared(values: Tensor, mask: Tensor) -> Compared:
+def compare_means(values: Tensor, mask: Tensor) -> Compared:
     """Return the means of values (n,) over outliers and over the others."""
     return Compared(mean_of(values[mask]), mean_of(values[~mask]))
 
@@ -143,7 +143,7 @@ def probe_tokens(tokens: Tensor, pixels: Tensor, mask: Tensor, grid: tuple[int, 
     marked = mask[score].flatten()
     right, distance = position_probe(tokens[fit], tokens[score], grid)
     error, plain = pixel_probe(tokens[fit], pixels[fit], tokens[score], pixels[score])
-    position, near, pixel, mean = (compared(values, marked) for values in (right, distance, error, plain))
+    position, near, pixel, mean = (compare_means(values, marked) for values in (right, distance, error, plain))
     return Probes(position, near, pixel, mean, 1 / (grid[0] * grid[1]))
 
 

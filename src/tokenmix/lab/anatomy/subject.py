@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ...errors import MixerError
 from ...models.stem import ConvStem
-from ..report.maps import reading
+from ..report.maps import evaluate_without_gradients
 from ..report.norms import Norms, patch_similarity
 
 BATCH = 32  # images read at a time
@@ -32,7 +32,7 @@ class Projected(NamedTuple):
 
 
 @dataclass
-class Subject(ABC):
+class ProbedModel(ABC):
     """A ViT that can be read, whatever library it is of.
 
     Args:
@@ -107,7 +107,7 @@ class Reading(NamedTuple):
     features: Projected
 
 
-def read(subject: Subject, images: Tensor, first: int = BATCH) -> Reading:
+def read(subject: ProbedModel, images: Tensor, first: int = BATCH) -> Reading:
     """Let a ViT read images (B, C, H, W), normalised as it was trained, a few at a time.
 
     Queries, keys and values are kept of the ``first`` images.
@@ -118,9 +118,9 @@ def read(subject: Subject, images: Tensor, first: int = BATCH) -> Reading:
     check_images(subject, images)
     n, grid = len(subject.prefix), subject.grid
     parts: list[Any] = []
-    with reading(subject.model):
+    with evaluate_without_gradients(subject.model):
         for part in images.split(BATCH):
-            with watched(subject) as seen:
+            with record_passes(subject) as seen:
                 output, projected = subject.run(part)
             if output.shape[1] != n + grid[0] * grid[1]:
                 raise MixerError(
@@ -142,7 +142,7 @@ def read(subject: Subject, images: Tensor, first: int = BATCH) -> Reading:
     return Reading(norms, torch.cat([p[2] for p in parts]), tokens[:, n:], tokens[:, :n], Projected(*joined))
 
 
-def check_images(subject: Subject, images: Tensor) -> None:
+def check_images(subject: ProbedModel, images: Tensor) -> None:
     """Raise an error unless images are a batch of the subject's channels and size."""
     want = (subject.channels, *subject.image_size)
     if images.ndim != 4 or not len(images):
@@ -162,20 +162,20 @@ class Seen(NamedTuple):
 
 
 @contextmanager
-def watched(subject: Subject) -> Iterator[Seen]:
+def record_passes(subject: ProbedModel) -> Iterator[Seen]:
     """Note embedded patches and residual stream of the passes inside the block."""
     seen = Seen([], [])
 
-    def first(_: nn.Module, args: tuple, given: dict[str, Any]) -> None:
+    def note_input(_: nn.Module, args: tuple, given: dict[str, Any]) -> None:
         seen.layers.append((args[0] if args else given["hidden_states"]).detach())
 
-    def after(_: nn.Module, args: tuple, y: Any) -> None:
+    def note_output(_: nn.Module, args: tuple, y: Any) -> None:
         seen.layers.append((y[0] if isinstance(y, tuple) else y).detach())
 
     hooks = [
         subject.patch.register_forward_hook(lambda _, args, y: seen.embedded.append(y.detach())),
-        subject.blocks[0].register_forward_pre_hook(first, with_kwargs=True),
-        *(block.register_forward_hook(after) for block in subject.blocks),
+        subject.blocks[0].register_forward_pre_hook(note_input, with_kwargs=True),
+        *(block.register_forward_hook(note_output) for block in subject.blocks),
     ]
     try:
         yield seen

@@ -12,14 +12,14 @@ from ...errors import MixerError
 from ...functional.layout.heads import by_head
 from ...hosts.surgery.probe import Proofs
 from ...hosts.surgery.sites import Site, find_attention
-from ..report.maps import reading
-from .subject import Projected, Subject, prefix_names
+from ..report.maps import evaluate_without_gradients
+from .subject import ProbedModel, Projected, prefix_names
 
 SEPARATE = ("q_proj", "k_proj", "v_proj")
 
 
 @dataclass
-class TheirViT(Subject):
+class TheirViT(ProbedModel):
     """A ViT of timm or transformers, whose last attention is followed through its projections."""
 
     site: Site = field(kw_only=True)
@@ -46,7 +46,7 @@ class TheirViT(Subject):
     def attention(self, images: Tensor) -> tuple[Tensor, str]:
         """Return softmax(q k^T scale) of the last layer, the mean over heads."""
         module: Any = self.model.get_submodule(self.site.name)
-        with reading(self.model):
+        with evaluate_without_gradients(self.model):
             _, found = self.run(images)
             q, k = (by_head(p, self.site.heads) for p in (found.queries, found.keys) if p is not None)
             if self.site.family == "timm":

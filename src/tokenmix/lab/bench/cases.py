@@ -44,7 +44,7 @@ GIVEN = ("q", "k", "v", "x")
 
 
 @dataclass(frozen=True)
-class Subject:
+class BenchSubject:
     """A mixer of ``MIXERS``, ``sdpa`` or, as "package.Class", a public implementation of ``PEERS``, and its options."""
 
     name: str
@@ -75,7 +75,7 @@ class Prepared:
     work: Work
 
 
-def parse_subjects(text: str) -> list[Subject]:
+def parse_subjects(text: str) -> list[BenchSubject]:
     """Parse subjects such as "aft_simple,aft_local:window=32,rank=none,hydra@eager".
 
     A piece with = and no name belongs to the subject before it.
@@ -89,7 +89,7 @@ def parse_subjects(text: str) -> list[Subject]:
     return [_subject(piece) for piece in pieces]
 
 
-def _subject(text: str) -> Subject:
+def _subject(text: str) -> BenchSubject:
     text, _, backend = text.partition("@")
     name, _, given = text.partition(":")
     options = {}
@@ -103,7 +103,7 @@ def _subject(text: str) -> Subject:
         from ...system.config import nearest
 
         raise MixerError(f"bench: {name!r} is not a subject that can be measured; {nearest(name, known)}.")
-    return Subject(name, options, backend or "auto")
+    return BenchSubject(name, options, backend or "auto")
 
 
 def _value(text: str) -> Any:
@@ -114,7 +114,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def is_causal(subject: Subject, s: Setting) -> bool:
+def is_causal(subject: BenchSubject, s: Setting) -> bool:
     """Return whether this subject runs causally.
 
     The setting decides unless the subject's options say otherwise or it has only the other form.
@@ -126,7 +126,7 @@ def is_causal(subject: Subject, s: Setting) -> bool:
     return bool(subject.options.get("causal", s.causal if s.causal in forms else forms[0]))
 
 
-def build(subject: Subject, s: Setting, max_len: int | None = None) -> Any:
+def build(subject: BenchSubject, s: Setting, max_len: int | None = None) -> Any:
     """Build the layer: a mixer with usual values for its required options, softmax attention for ``sdpa``, or a peer.
 
     It is seeded, on the setting's device and in its dtype.
@@ -147,7 +147,7 @@ def build(subject: Subject, s: Setting, max_len: int | None = None) -> Any:
     return layer.to(s.device, s.torch_dtype)
 
 
-def full_spec(subject: Subject, s: Setting, max_len: int) -> dict[str, Any]:
+def full_spec(subject: BenchSubject, s: Setting, max_len: int) -> dict[str, Any]:
     """Return the mixer's spec with heads, lengths and its other required options filled in."""
     name = ATTENTION if subject.name == SDPA else subject.name
     return {
@@ -162,12 +162,12 @@ def draw(*shape: int, seed: int, s: Setting) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(s.device, s.torch_dtype)
 
 
-def prepare(subject: Subject, s: Setting) -> Prepared:
+def prepare(subject: BenchSubject, s: Setting) -> Prepared:
     """Build the call to be timed. The caller enters ``subject.scope()`` first."""
     return {"op": _op, "layer": _layer, "decode": _decode, "model": _model}[s.level](subject, s)
 
 
-def op_args(subject: Subject, s: Setting) -> tuple[Mixer, Callable[..., Tensor], tuple, dict[str, Any]]:
+def op_args(subject: BenchSubject, s: Setting) -> tuple[Mixer, Callable[..., Tensor], tuple, dict[str, Any]]:
     """Return the mixer, its functional form and that form's arguments: noise for tokens, the mixer's own parameters."""
     mixer = build(subject, s)
     form = mixer.functional_form()
@@ -176,21 +176,21 @@ def op_args(subject: Subject, s: Setting) -> tuple[Mixer, Callable[..., Tensor],
     grid = s.grid if mixer.supports_grid else None
     with torch.no_grad():
         args, options = mixer.functional_args(Inputs(draw(s.batch, s.T, s.dim, seed=1, s=s), grid=grid))
-    return mixer, form, _fresh(form, args, s), options
+    return mixer, form, _copy_inputs(form, args, s), options
 
 
-def _fresh(form: Callable[..., Tensor], args: tuple, s: Setting) -> tuple:
+def _copy_inputs(form: Callable[..., Tensor], args: tuple, s: Setting) -> tuple:
     names = [p.name for p in inspect.signature(form).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     pairs = enumerate(zip(names, args, strict=False))
     return tuple(
-        draw(*a.shape, seed=10 + i, s=s) if name in GIVEN and isinstance(a, Tensor) else _detached(a)
+        draw(*a.shape, seed=10 + i, s=s) if name in GIVEN and isinstance(a, Tensor) else _detach_tree(a)
         for i, (name, a) in pairs
     )
 
 
-def _detached(value: Any) -> Any:
+def _detach_tree(value: Any) -> Any:
     return (
-        tuple(_detached(v) for v in value)
+        tuple(_detach_tree(v) for v in value)
         if isinstance(value, tuple)
         else value.detach().clone()
         if isinstance(value, Tensor)
@@ -198,7 +198,7 @@ def _detached(value: Any) -> Any:
     )
 
 
-def _op(subject: Subject, s: Setting) -> Prepared:
+def _op(subject: BenchSubject, s: Setting) -> Prepared:
     if subject.name in PEERS:
         raise MixerError(f"bench: {subject.name} is a whole layer; measure it with --level layer.")
     if subject.name == SDPA:
@@ -241,7 +241,7 @@ def first_of(result: Any) -> Tensor:
     return result if isinstance(result, Tensor) else result[0]
 
 
-def _layer(subject: Subject, s: Setting) -> Prepared:
+def _layer(subject: BenchSubject, s: Setting) -> Prepared:
     layer = build(subject, s).train(s.backward)
     x = draw(s.batch, s.T, s.dim, seed=1, s=s)
     place = {"grid": s.grid} if s.grid and getattr(layer, "supports_grid", False) else {}
@@ -276,7 +276,7 @@ def without_projections(mixer: Any) -> Any:
     return mixer
 
 
-def _decode(subject: Subject, s: Setting) -> Prepared:
+def _decode(subject: BenchSubject, s: Setting) -> Prepared:
     """Prepare one more token after ``s.T``, from the same state each time, without projections.
 
     ``sdpa`` has a preallocated cache of keys and values.
@@ -329,12 +329,12 @@ def _cached_step(token: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, keys, values).transpose(1, 2).flatten(2)
 
 
-def lm_config(subject: Subject, s: Setting) -> LMConfig:
+def lm_config(subject: BenchSubject, s: Setting) -> LMConfig:
     """Return the language model with this mixer in every layer."""
     return LMConfig(dim=s.dim, max_len=s.T, mixers=(full_spec(subject, s, s.T),), layers=s.layers, vocab=s.vocab)
 
 
-def _model(subject: Subject, s: Setting) -> Prepared:
+def _model(subject: BenchSubject, s: Setting) -> Prepared:
     """Prepare training steps (forward, backward, AdamW) of a byte language model, or only its forward pass."""
     if subject.name in PEERS:
         raise MixerError(f"bench: {subject.name} is measured as a layer; use --level layer.")
@@ -354,7 +354,7 @@ def _model(subject: Subject, s: Setting) -> Prepared:
     return Prepared(step, work)
 
 
-def needed_bytes(subject: Subject, s: Setting, kernel: bool) -> float:
+def needed_bytes(subject: BenchSubject, s: Setting, kernel: bool) -> float:
     """Estimate, within a factor of about two, the memory a call needs with its arguments, to avoid running out of it.
 
     Args:
@@ -382,7 +382,7 @@ def _activations(mixer: Any, s: Setting) -> float:
         return 0.0
 
 
-def _on_meta(subject: Subject, s: Setting) -> Any:
+def _on_meta(subject: BenchSubject, s: Setting) -> Any:
     """Build the mixer, on the meta device where its parameters may be large."""
     spec = full_spec(subject, s, s.T)
     with torch.random.fork_rng(), torch.device("meta" if math.prod((s.T, s.T)) > 2**24 else "cpu"):

@@ -28,16 +28,16 @@ def stops_winning(name: str, ours: dict[int, float], rival: str, theirs: dict[in
     if not any(won.values()):
         return f"{name} beats {rival} at no length measured ({span})"
     if won[lengths[-1]]:
-        lost = _listed([n for n in lengths if not won[n]])
-        at = _listed([n for n in lengths if won[n]])
+        lost = _join([n for n in lengths if not won[n]])
+        at = _join([n for n in lengths if won[n]])
         return f"{name} beats {rival} at {at}, the longest measured among them, but not at {lost}"
     last = max(i for i, n in enumerate(lengths) if won[n])
     if all(won[n] for n in lengths[:last]):
         return f"{name} beats {rival} up to {lengths[last]:,} and stops winning at {lengths[last + 1]:,}"
     return (
-        f"{name} beats {rival} at {_listed([n for n in lengths if won[n]])} and no longer from {lengths[last + 1]:,} on"
+        f"{name} beats {rival} at {_join([n for n in lengths if won[n]])} and no longer from {lengths[last + 1]:,} on"
     )
 
 
-def _listed(lengths: list[int]) -> str:
+def _join(lengths: list[int]) -> str:
     return ", ".join(f"{n:,}" for n in lengths)

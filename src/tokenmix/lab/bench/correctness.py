@@ -28,7 +28,7 @@ from ...system.machine import torch_threads
 from ...testing.inputs import adversarial_keys, noise
 from ...testing.measure import SIZE, TOLERANCE, Measure, adversarial_cases, cast, largest
 from ...testing.subject import roles
-from .cases import ATTENTION, SDPA, Subject, build, first_of, fused_attention, is_causal, op_args
+from .cases import ATTENTION, SDPA, BenchSubject, build, first_of, fused_attention, is_causal, op_args
 from .flops import Setting
 from .peers import PEERS
 
@@ -77,7 +77,7 @@ class _Seen(TorchDispatchMode):
         return ", ".join(sorted(n for n in self.names if "backward" not in n)) or "eager"
 
 
-def gate(subject: Subject, s: Setting) -> Verdict:
+def gate(subject: BenchSubject, s: Setting) -> Verdict:
     """Judge a subject at a small size of the setting's kind; errors of any kind are raised as they are."""
     grid = s.grid and (
         *(2,) * (len(s.grid) - 2),
@@ -105,7 +105,7 @@ def gate(subject: Subject, s: Setting) -> Verdict:
     return second if not second.passed else replace(first, path=second.path)
 
 
-def _op(subject: Subject, s: Setting) -> Verdict:
+def _op(subject: BenchSubject, s: Setting) -> Verdict:
     name = ATTENTION if subject.name == SDPA else subject.name
     try:
         mixer, form, args, options = op_args(replace(subject, name=name), replace(s, dtype="float32", level="op"))
@@ -118,11 +118,11 @@ def _op(subject: Subject, s: Setting) -> Verdict:
         return Verdict(True, 0.0, 0.0, "", _path(form, args, options), f"exactness is not checked: {waived}")
     run = (lambda q, k, v, **_: fused_attention(q, k, v, s.heads, options["causal"])) if subject.name == SDPA else form
 
-    def exact(given: tuple, how: dict[str, Any]) -> Tensor:
+    def call_eager(given: tuple, how: dict[str, Any]) -> Tensor:
         return form(*given, **{**how, "backend": "eager"})
 
     of, logit = roles(form), type(mixer).largest_logit
-    measure = Measure(run, exact, of, logit, s.torch_dtype, s.device, backward=s.backward, signed=mixer.signed)
+    measure = Measure(run, call_eager, of, logit, s.torch_dtype, s.device, backward=s.backward, signed=mixer.signed)
     masked = subject.name != SDPA and "key_mask" in inspect.signature(form).parameters
     found = []
     for label, case, given in adversarial_cases(args, options, of, masked=masked):
@@ -157,7 +157,7 @@ def _steps_seen() -> Iterator[set[str]]:
     """Record the kernels for a few tokens, which are not operators."""
     seen: set[str] = set()
 
-    def noted(kernel: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def note_kernel(kernel: Callable[..., Any], name: str) -> Callable[..., Any]:
         def call(*args: Any, **given: Any) -> Any:
             seen.add(f"step_{name} in C")
             return kernel(*args, **given)
@@ -166,11 +166,11 @@ def _steps_seen() -> Iterator[set[str]]:
 
     with ExitStack() as stack:
         for name in {cls.kernels.step for cls in MIXERS.values() if cls.kernels.step}:
-            stack.enter_context(mock.patch.object(step, name, noted(getattr(step, name), name)))
+            stack.enter_context(mock.patch.object(step, name, note_kernel(getattr(step, name), name)))
         yield seen
 
 
-def _layer(subject: Subject, s: Setting) -> Verdict:
+def _layer(subject: BenchSubject, s: Setting) -> Verdict:
     """Compare a whole layer on adversarial inputs with its own float64 form, and check it for leaks."""
     layer = build(subject, s).eval()
     place = {"grid": s.grid} if s.grid and getattr(layer, "supports_grid", False) else {}
@@ -190,7 +190,7 @@ def _layer(subject: Subject, s: Setting) -> Verdict:
     )
 
 
-def _stream(subject: Subject, s: Setting) -> Verdict:
+def _stream(subject: BenchSubject, s: Setting) -> Verdict:
     """Compare decoding, a chunk and then the last tokens one by one, with the float64 form on the whole sequence."""
     layer = build(subject, s, s.T).eval()
     if not layer.capabilities.streaming:
@@ -210,7 +210,7 @@ def _stream(subject: Subject, s: Setting) -> Verdict:
 
 @torch.no_grad()
 def _against_itself(
-    subject: Subject,
+    subject: BenchSubject,
     s: Setting,
     layer: Any,
     run: Callable[..., Tensor],

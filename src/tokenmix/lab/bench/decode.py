@@ -51,9 +51,9 @@ def decoding(model: Any, context: int, *, tokens: int = 24, seconds: float = 2.0
     model.extend(token, state)
     times: list[float] = []
     while len(times) < 3 or (len(times) < tokens and sum(times) < seconds):
-        start = _now(token)
+        start = _current_time(token)
         model.extend(token, state)
-        times.append(_now(token) - start)
+        times.append(_current_time(token) - start)
     model.train(was_training)
     return Decoding(context, sorted(times)[len(times) // 4] * 1e3, state_bytes(state))
 
@@ -66,15 +66,15 @@ def training_rate(model: nn.Module, length: int, *, batch_size: int = 1, vocab: 
     tokens = tokens.to(next(model.parameters()).device)
     best = float("inf")
     for i in range(repeats + 1):
-        start = _now(tokens)
+        start = _current_time(tokens)
         logits = model(tokens[:, :-1])
         F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-        best = min(best, _now(tokens) - start) if i else best
+        best = min(best, _current_time(tokens) - start) if i else best
         model.zero_grad(set_to_none=True)
     return batch_size * length / best
 
 
-def _now(tensor: torch.Tensor) -> float:
+def _current_time(tensor: torch.Tensor) -> float:
     if tensor.is_cuda:
         torch.cuda.synchronize(tensor.device)
     return time.perf_counter()

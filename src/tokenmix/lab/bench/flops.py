@@ -57,7 +57,7 @@ class Work:
     held: float
 
     @property
-    def moved(self) -> float:
+    def bytes_moved(self) -> float:
         """All bytes read and written."""
         return self.read + self.written
 
@@ -119,7 +119,7 @@ def model_work(model: LM, s: Setting) -> Work:
     It is the FLOPs of every layer and of the head, three times with backward; the parameters, with AdamW's two moments,
     are read and written once.
     """
-    each = sum(layer_work(b.mixer, _plain(s)).flops for b in model.blocks)
+    each = sum(layer_work(b.mixer, _plain_setting(s)).flops for b in model.blocks)
     dense = sum(
         2.0 * s.batch * s.T * p.numel()
         for name, p in model.named_parameters()
@@ -130,5 +130,5 @@ def model_work(model: LM, s: Setting) -> Work:
     return Work(4 * weights, 4 * weights, 3 * flops, weights) if s.backward else Work(weights, 0.0, flops, weights)
 
 
-def _plain(s: Setting) -> Setting:
+def _plain_setting(s: Setting) -> Setting:
     return Setting("layer", s.T, s.batch, s.dim, s.heads, s.dtype, s.device)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ...errors import MixerError
-from .cases import Subject
+from .cases import BenchSubject
 from .flops import Setting
 from .timing import Sampler
 
@@ -126,7 +126,7 @@ class Revision:
             )
         return json.loads(line)
 
-    def sampler(self, subject: Subject, s: Setting) -> Sampler | None:
+    def sampler(self, subject: BenchSubject, s: Setting) -> Sampler | None:
         """Return a sampler of the same subject in the other revision.
 
         It is None where the subject cannot run or fails the gate; the reason is kept.

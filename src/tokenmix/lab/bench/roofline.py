@@ -64,7 +64,7 @@ class Rates:
 
     def seconds(self, work: Work) -> float:
         """Return the least time for these bytes: reads alone, writes alone and all together each take theirs."""
-        return max(work.read / self.read, work.written / self.write, work.moved / self.both)
+        return max(work.read / self.read, work.written / self.write, work.bytes_moved / self.both)
 
 
 @dataclass(frozen=True)

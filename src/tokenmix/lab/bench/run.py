@@ -13,9 +13,9 @@ from typing import Any
 
 from ...errors import MixerError
 from ...kernels.fast_linear import fast_linear
-from ...system.cuda_graph import graphed
+from ...system.cuda_graph import capture_graph
 from ...system.machine import memory_available, torch_threads
-from .cases import SDPA, Prepared, Subject, is_causal, needed_bytes, prepare
+from .cases import SDPA, BenchSubject, Prepared, is_causal, needed_bytes, prepare
 from .correctness import Verdict, gate
 from .flops import Setting, Work
 from .peers import PEERS
@@ -33,7 +33,7 @@ WRONG = "wrong on adversarial keys"
 class Plan:
     """What to measure. Lengths are numbers of tokens, or grids such as (14, 14)."""
 
-    subjects: list[Subject]
+    subjects: list[BenchSubject]
     lengths: list[tuple[int, ...]]
     setting: Setting
     passes: tuple[str, ...] = ("forward", "both")
@@ -50,7 +50,7 @@ class Plan:
 class Entry:
     """The progress of one subject: its verdict, its last time, and why it is no longer measured."""
 
-    subject: Subject
+    subject: BenchSubject
     verdict: Verdict | None = None
     status: str = "ok"
     why: str = ""
@@ -82,7 +82,7 @@ def run(plan: Plan, tell: Tell = lambda text: None) -> dict[str, Any]:
             for grid in _kinds(plan):
                 if entry.status == "ok":
                     _judge(entry, replace(s, grid=grid, backward="both" in plan.passes))
-        _drop_twins(entries)
+        _skip_duplicates(entries)
         rows = []
         for point, share in _points(plan):
             rows += _measure_point(plan, entries, point, plan.budget * share, other, tell)
@@ -92,14 +92,14 @@ def run(plan: Plan, tell: Tell = lambda text: None) -> dict[str, Any]:
             _score(row, limits, s.dtype)
         if other is not None:
             other.check_all_measured(rows)
-        setting = {**_setting(plan), "fast_linear": linear and linear._asdict()}
+        setting = {**_describe_setting(plan), "fast_linear": linear and linear._asdict()}
         found = {
             "schema": SCHEMA,
             "machine": machine(s.device),
             "limits": limits.to_json(),
             "setting": setting,
             "rows": rows,
-            "fits": fits(rows),
+            "fits": fit_exponents(rows),
         }
         return {**found, **({"base": other.about()} if other else {})}
 
@@ -122,7 +122,7 @@ def _largest_probe(plan: Plan) -> int:
     return int(max(32 * 2**20, min(2**30, 64.0 * tokens, (memory_available(s.device) or 2**30) / 8)))
 
 
-def _setting(plan: Plan) -> dict[str, Any]:
+def _describe_setting(plan: Plan) -> dict[str, Any]:
     kept = {k: v for k, v in asdict(plan.setting).items() if k not in ("T", "grid", "backward")}
     lengths = ["x".join(map(str, length)) for length in plan.lengths]
     more = {
@@ -149,7 +149,7 @@ def _judge(entry: Entry, s: Setting) -> None:
         AssertionError,
         AttributeError,
     ) as why:  # a peer may raise anything
-        entry.status, entry.why = ("skipped" if isinstance(why, MixerError) else "error"), short(why)
+        entry.status, entry.why = ("skipped" if isinstance(why, MixerError) else "error"), one_line(why)
         return
     if not entry.verdict.passed:
         entry.status = "wrong" if peer else "FAILED"
@@ -157,13 +157,13 @@ def _judge(entry: Entry, s: Setting) -> None:
         entry.why = f"{WRONG}: error {found.error:.2g} where {found.tolerance:.2g} is allowed ({found.case})"
 
 
-def short(why: BaseException) -> str:
+def one_line(why: BaseException) -> str:
     """Format an error in one line."""
     text = " ".join(str(why).split())
     return text.removeprefix("bench: ") if isinstance(why, MixerError) else f"{type(why).__name__}: {text[:160]}"
 
 
-def _drop_twins(entries: list[Entry]) -> None:
+def _skip_duplicates(entries: list[Entry]) -> None:
     """Skip the eager backend of subjects for which ``auto`` is eager too, so that nothing is measured twice."""
     auto = {
         replace(e.subject, backend="auto").label
@@ -190,7 +190,7 @@ def _points(plan: Plan) -> list[tuple[Setting, float]]:
 def _measure_point(
     plan: Plan, entries: list[Entry], s: Setting, budget: float, other: Any, tell: Tell
 ) -> list[dict[str, Any]]:
-    name = f"{s.level} {'x'.join(map(str, s.grid)) if s.grid else f'T={s.T}'} {which(s)}"
+    name = f"{s.level} {'x'.join(map(str, s.grid)) if s.grid else f'T={s.T}'} {pass_name(s)}"
     ready: dict[str, Prepared] = {}
     rows = {e.subject.label: _row(e, s) for e in entries}
     samplers: dict[str, Sampler] = {}
@@ -201,7 +201,7 @@ def _measure_point(
             continue
         tell(f"{name}: preparing {label}")
         try:
-            ready[label], first[label] = _ready(plan, e, s)
+            ready[label], first[label] = _prepare_call(plan, e, s)
         except (
             MixerError,
             RuntimeError,
@@ -210,7 +210,7 @@ def _measure_point(
             AssertionError,
             MemoryError,
         ) as why:  # OutOfMemoryError is a RuntimeError
-            rows[label].update(status="skipped" if isinstance(why, MixerError) else "error", why=short(why))
+            rows[label].update(status="skipped" if isinstance(why, MixerError) else "error", why=one_line(why))
             continue
         samplers[label] = sampler(ready[label].call, device=s.device, scope=e.subject.scope)
         if other is not None and (base := other.sampler(e.subject, s)) is not None:
@@ -224,7 +224,7 @@ def _measure_point(
             tell(f"{name}: memory of {label}")
             rows[label] |= _numbers(timings[label], call.work)
             rows[label]["peak_bytes"] = peak_memory(call.call, device=s.device, scope=e.subject.scope)
-            e.last[which(s)] = s.T, timings[label].wall
+            e.last[pass_name(s)] = s.T, timings[label].wall
             if f"{label} base" in timings:
                 rows[label]["base_wall_s"] = timings[f"{label} base"].wall
                 rows[label]["x_base"] = timings[f"{label} base"].wall / timings[label].wall
@@ -234,7 +234,7 @@ def _measure_point(
     return _ratios(list(rows.values()), plan.baseline)
 
 
-def which(s: Setting) -> str:
+def pass_name(s: Setting) -> str:
     """Return the name of the pass."""
     return "forward+backward" if s.backward else "forward"
 
@@ -247,7 +247,7 @@ def _row(e: Entry, s: Setting) -> dict[str, Any]:
         "options": subject.options,
         "backend": subject.backend,
         "level": s.level,
-        "pass": which(s),
+        "pass": pass_name(s),
     }
     more = {"causal": is_causal(subject, s), "length": place, "T": s.T, "status": e.status, "why": e.why}
     return {
@@ -258,7 +258,7 @@ def _row(e: Entry, s: Setting) -> dict[str, Any]:
     }
 
 
-def _ready(plan: Plan, e: Entry, s: Setting) -> tuple[Prepared, float]:
+def _prepare_call(plan: Plan, e: Entry, s: Setting) -> tuple[Prepared, float]:
     """Prepare a call and make it once; return it and its seconds.
 
     Raises:
@@ -268,18 +268,18 @@ def _ready(plan: Plan, e: Entry, s: Setting) -> tuple[Prepared, float]:
     free, need = memory_available(s.device), needed_bytes(e.subject, s, kernel)
     if free is not None and need > FITS * free:
         raise MixerError(f"needs about {need / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free.")
-    if which(s) in e.last:
-        T, seconds = e.last[which(s)]
+    if pass_name(s) in e.last:
+        T, seconds = e.last[pass_name(s)]
         likely = seconds * (s.T / T) ** (2 if s.level != "decode" else 1)
         if likely / 2 > plan.longest_call and seconds > 1e-3:
             raise MixerError(f"a call might take {likely:.0f} s; --longest-call {math.ceil(likely / 2)} allows it.")
     with e.subject.scope():
         prepared = prepare(e.subject, s)
         if plan.cuda_graph and s.device == "cuda":
-            prepared.call = graphed(prepared.call)
+            prepared.call = capture_graph(prepared.call)
     seconds = sampler(prepared.call, device=s.device, scope=e.subject.scope)(1)[0]
     if seconds > plan.longest_call:
-        e.last[which(s)] = s.T, seconds
+        e.last[pass_name(s)] = s.T, seconds
         raise MixerError(f"a call takes {seconds:.0f} s; --longest-call {math.ceil(seconds)} allows it.")
     return prepared, seconds
 
@@ -323,7 +323,7 @@ def _ratios(rows: list[dict[str, Any]], baseline: str | None) -> list[dict[str, 
     return rows
 
 
-def fits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def fit_exponents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Fit the exponent of time in length for every subject and pass measured at two lengths or more."""
     series: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:

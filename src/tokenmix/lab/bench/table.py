@@ -13,7 +13,7 @@ HEAD = ("subject", "p25", "min", "cpu", "x sdpa", "in cpu", "x base", "peak", "l
 
 def text(found: dict[str, Any]) -> str:
     """Format the whole report."""
-    return "\n".join([*_machine(found), *_tables(found), *_fits(found), *NOTES])
+    return "\n".join([*_machine(found), *_tables(found), *_exponents_table(found), *NOTES])
 
 
 NOTES = (
@@ -48,13 +48,13 @@ def _machine(found: dict[str, Any]) -> list[str]:
         *base,
         *(
             [f"WARNING  load {m['load']:.1f} on {m['cores']} cores: other processes ran; CPU time is more reliable"]
-            if busy(m)
+            if is_busy(m)
             else []
         ),
     ]
 
 
-def busy(m: dict[str, Any]) -> bool:
+def is_busy(m: dict[str, Any]) -> bool:
     """Return whether more processes are runnable than this one uses threads, so that times are unreliable."""
     return m["load"] is not None and m["load"] > max(m["threads"], m["cores"] or 1) + 1
 
@@ -123,7 +123,7 @@ def _cells(r: dict[str, Any], against: str) -> list[str]:
     ]
 
 
-def _fits(found: dict[str, Any]) -> list[str]:
+def _exponents_table(found: dict[str, Any]) -> list[str]:
     lines = ["", "time grows with length to the power of"] if found["fits"] else [""]
     for fit in found["fits"]:
         first, last = fit["lengths"][0], fit["lengths"][-1]

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from .cases import Subject, prepare
+from .cases import BenchSubject, prepare
 from .correctness import gate
 from .flops import Setting
-from .run import short
+from .run import one_line
 from .timing import Sampler, sampler
 
 
@@ -35,11 +35,11 @@ class Worker:
         if request["do"] == "sample":
             return {"sample": self.samplers[request["name"]](request["n"])}
         try:
-            return self._prepare(Subject(**request["subject"]), request["setting"])
+            return self._prepare(BenchSubject(**request["subject"]), request["setting"])
         except Exception as why:  # whatever it is, the other side has to hear of it
-            return {"why": short(why)}
+            return {"why": one_line(why)}
 
-    def _prepare(self, subject: Subject, given: dict[str, Any]) -> dict[str, Any]:
+    def _prepare(self, subject: BenchSubject, given: dict[str, Any]) -> dict[str, Any]:
         s = Setting(**{**given, "grid": tuple(given["grid"]) if given["grid"] else None})
         if s != self.setting:
             self.samplers, self.setting = {}, s

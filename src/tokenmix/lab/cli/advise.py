@@ -125,7 +125,7 @@ class Advise:
         else:
             say(text(found))
         if self.out is not None:
-            from ..advise.page import write_page
+            from ..advise.advice_page import write_page
 
             write_page(found, self.out)
         return 0 if found.refused is None else 1

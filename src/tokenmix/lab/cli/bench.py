@@ -17,7 +17,7 @@ from .arguments import check_folder
 from .output import progress, say, say_json
 
 if TYPE_CHECKING:
-    from ..bench.cases import Subject
+    from ..bench.cases import BenchSubject
     from ..bench.run import Plan
 
 OPS = "aft_simple,aft_local:window=32,aft_full,hydra,linear,local"
@@ -176,20 +176,20 @@ def make_plan(options: Bench) -> Plan:
     )
 
 
-def choose_subjects(options: Bench) -> tuple[list[Subject], str | None]:
+def choose_subjects(options: Bench) -> tuple[list[BenchSubject], str | None]:
     """Return all subjects, each once and sdpa first, and the label of the baseline."""
-    from ..bench.cases import SDPA, Subject, parse_subjects
+    from ..bench.cases import SDPA, BenchSubject, parse_subjects
     from ..bench.peers import PEERS
 
     backends = [b.strip() for b in options.backends.split(",") if b.strip()]
     for name in backends:
         _check_known("backends", name, BACKENDS)
-    subjects = [Subject(SDPA)]
+    subjects = [BenchSubject(SDPA)]
     for subject in parse_subjects(OPS if options.ops is None else options.ops):
         fixed = subject.backend != "auto" or subject.name == SDPA or subject.name in PEERS
         subjects += [subject] if fixed else [replace(subject, backend=b) for b in backends]
     if options.against == "peers":
-        subjects += [Subject(name) for name in PEERS]
+        subjects += [BenchSubject(name) for name in PEERS]
     label = None
     if options.baseline is not None:
         parsed = parse_subjects(options.baseline)

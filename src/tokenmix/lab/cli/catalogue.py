@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from .output import wrapped
+from .output import wrap_text
 
 CAPABILITIES = ("causal", "streaming", "context", "attn_mask", "grid", "export")
 SETS = {
@@ -51,19 +51,19 @@ def catalogue() -> dict[str, Any]:
 
 def catalogue_text(found: dict[str, Any]) -> str:
     """Return the catalogue as text."""
-    lines = wrapped("", "mixers, with their capabilities and options; options shown without a value are required", 0)
+    lines = wrap_text("", "mixers, with their capabilities and options; options shown without a value are required", 0)
     for name, m in found["mixers"].items():
         lines += _mixer_lines(name, m)
     lines.append("recipes")
     for name, r in found["recipes"].items():
-        lines += wrapped(f"  {name}: ", f"{r['about']}; sizes {', '.join(r['sizes'])}", 6)
+        lines += wrap_text(f"  {name}: ", f"{r['about']}; sizes {', '.join(r['sizes'])}", 6)
         for row, entry in r["rows"].items():
             label = f"      --row {row}{' (default)' if row == r['default'] else ''}: "
-            lines += wrapped(label, f"{entry['about']}{_printed(entry['printed'])}", 14)
-    lines += ["models by name", *wrapped("  ", ", ".join(found["models"]), 2)]
+            lines += wrap_text(label, f"{entry['about']}{_printed_text(entry['printed'])}", 14)
+    lines += ["models by name", *wrap_text("  ", ", ".join(found["models"]), 2)]
     for title in SETS:
         lines.append(title)
-        lines += [line for name, about in found[title].items() for line in wrapped(f"  {name}: ", about, 6)]
+        lines += [line for name, about in found[title].items() for line in wrap_text(f"  {name}: ", about, 6)]
     return "\n".join(lines)
 
 
@@ -86,12 +86,12 @@ def _mixer_lines(name: str, m: dict[str, Any]) -> list[str]:
         promises.setdefault(reason, []).append(promise)
     facts += [("waives", f"{', '.join(kept)}: {reason}") for reason, kept in promises.items()]
     return [
-        *wrapped(f"  {name} [{m['tier']}]: ", m["about"].replace("``", "`"), 6),
-        *(part for fact in facts for part in wrapped(f"      {fact[0]:8}", fact[1], 14)),
+        *wrap_text(f"  {name} [{m['tier']}]: ", m["about"].replace("``", "`"), 6),
+        *(part for fact in facts for part in wrap_text(f"      {fact[0]:8}", fact[1], 14)),
     ]
 
 
-def _printed(numbers: dict[str, float]) -> str:
+def _printed_text(numbers: dict[str, float]) -> str:
     """Return the numbers that the paper prints for a row, in words."""
     texts = {
         "test": "test {:.3f} bits",

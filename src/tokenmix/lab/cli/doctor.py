@@ -8,7 +8,7 @@ from typing import Any
 
 from ...system.version import __version__
 from .extras import EXTRAS, installed_version, try_extras, versions
-from .output import wrapped
+from .output import wrap_text
 
 TORCH_NEEDED = (2, 9)
 ISAS = {
@@ -89,7 +89,7 @@ def _kernel_lines(found: dict[str, dict[str, Any]]) -> list[str]:
     for kind, (state, how) in said.items():
         has = f"; they run {', '.join(state['operators'])}" if state["operators"] else "; none are written yet"
         use = f"{how}{has}" if state["available"] else f"not in use: {state['why_not']}"
-        lines += wrapped("kernels  ", f"{kind}: {use}", 9)
+        lines += wrap_text("kernels  ", f"{kind}: {use}", 9)
     return lines
 
 
@@ -120,14 +120,14 @@ def diagnosis_text(found: dict[str, Any]) -> str:
         f"gpu      {found['gpu'] or 'none: everything runs on the CPU'}",
         f"triton   {found['triton'] or 'not installed, not needed'}",
         *_kernel_lines(found["kernels"]),
-        *wrapped("backend  ", f"{found['backend']['default']}; rule of {found['backend']['rule']}", 9),
+        *wrap_text("backend  ", f"{found['backend']['default']}; rule of {found['backend']['rule']}", 9),
     ]
     for extra, packages in found["extras"].items():
         missing = [p for p, version in packages.items() if version is None]
         have = ", ".join(f"{p} {version}" for p, version in packages.items() if version)
         fix = f"; missing {', '.join(missing)}: pip install 'tokenmix[{extra}]'" if missing else ""
         state = "; works" if found["uses"].get(extra) == "ok" else "; BROKEN, see below" if not missing else ""
-        lines += wrapped("extra    ", f"{extra}: {have}{fix}{state}", 9)
+        lines += wrap_text("extra    ", f"{extra}: {have}{fix}{state}", 9)
     good = sum(outcome == "ok" for outcome in found["forward"].values())
     mixers = len({label.split()[0] for label in found["forward"]})
     tried = len(found["forward"])

@@ -103,13 +103,13 @@ def try_extras() -> tuple[dict[str, str], str]:
     uses |= {extra: use for extra, (_, use) in EXTRAS.items() if all(versions(extra).values())}
     found: dict[str, str] = {}
     while left := {name: use for name, use in uses.items() if name not in found}:
-        found |= _used(left)
+        found |= _try_uses(left)
     mended = found.pop("torchvision") == MENDED
-    told = {extra: said if said == "ok" else f"{said}; {_mend(extra, said)}" for extra, said in found.items()}
+    told = {extra: said if said == "ok" else f"{said}; {_repair_hint(extra, said)}" for extra, said in found.items()}
     return told, NOTE + reinstall_torchvision() if mended else ""
 
 
-def _used(uses: dict[str, str]) -> dict[str, str]:
+def _try_uses(uses: dict[str, str]) -> dict[str, str]:
     """Return the outcomes of those that one process used; where it ends early, that is the outcome of the last."""
     command = [sys.executable, "-W", "ignore", "-c", TRY, json.dumps(uses)]
     quiet = subprocess.DEVNULL
@@ -126,7 +126,7 @@ def _used(uses: dict[str, str]) -> dict[str, str]:
     return found or dict.fromkeys(uses, end)
 
 
-def _mend(extra: str, said: str) -> str:
+def _repair_hint(extra: str, said: str) -> str:
     if "torchvision" in said:
         return f"torchvision was built for another torch: {reinstall_torchvision()}"
     return f"pip install --upgrade --force-reinstall 'tokenmix[{extra}]'"

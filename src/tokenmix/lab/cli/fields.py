@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 from ...errors import MixerError
 from ...system.config import nearest
-from .output import wrapped
+from .output import wrap_text
 
 SECTIONS = ("model", "data", "optim", "train")
 SPECS = 4
@@ -32,15 +32,15 @@ def recipe_help(argv: list[str]) -> str:
     from ..recipes import find_recipe, import_recipe
 
     import_recipe(argv[1])
-    recipe, given = find_recipe(argv[1]), _given(argv)
+    recipe, given = find_recipe(argv[1]), _chosen_values(argv)
     config = recipe.config(given.get("row"), given.get("size", "smoke"), given.get("shell"))
     lines = [f"rows of {recipe.name}, of which {recipe.default} is the default"]
     for name, row in recipe.rows.items():
-        lines += wrapped(f"  --row {name}: ", row.about, 8)
+        lines += wrap_text(f"  --row {name}: ", row.about, 8)
     lines.append(f"fields of the config, with their values in row {config.row} at size {config.size}")
     for section in SECTIONS:
-        for name, value, about in _described(getattr(config, section), section):
-            lines += wrapped(f"  --{name} ", f"{value}: {about}" if about else value, 8)
+        for name, value, about in _described_fields(getattr(config, section), section):
+            lines += wrap_text(f"  --{name} ", f"{value}: {about}" if about else value, 8)
     return "\n".join(lines)
 
 
@@ -56,7 +56,7 @@ def meant_field(argv: list[str], options: Iterable[str]) -> str:
         short = re.fullmatch(r"--([a-z][a-z0-9_-]*)(?:=.*)?", item, re.DOTALL)
         if short is None or short[1].replace("-", "_") in own:
             continue
-        found = [field for field in _known(argv) if field.endswith("." + short[1].replace("-", "_"))]
+        found = [field for field in _known_fields(argv) if field.endswith("." + short[1].replace("-", "_"))]
         if found:
             wanted = " or ".join(f"--{field}" for field in found[:3])
             return f"there is no option --{short[1]}; did you mean {wanted}?"
@@ -94,7 +94,7 @@ def check_json(option: str, field: str, text: str, value: Any) -> None:
     raise MixerError(f"{option} must be JSON, got {text!r} ({why}); write it like {option} '{shown}'.")
 
 
-def _given(argv: list[str]) -> dict[str, str]:
+def _chosen_values(argv: list[str]) -> dict[str, str]:
     """Return the values of the options that choose a config of a recipe."""
     found = {}
     for i, item in enumerate(argv):
@@ -104,31 +104,31 @@ def _given(argv: list[str]) -> dict[str, str]:
     return {name: value for name, value in found.items() if not value.startswith("-")}
 
 
-def _known(argv: list[str]) -> list[str]:
+def _known_fields(argv: list[str]) -> list[str]:
     """Return the fields of the config that a command is about, or of the recipe for text where that is unknown."""
     from ..recipes import RECIPES, find_recipe, import_recipe
 
     name = argv[1] if len(argv) > 1 else ""
     import_recipe(name)
     recipe = find_recipe(name if name in RECIPES or name.endswith(".py") else "text")
-    row = _given(argv).get("row")
+    row = _chosen_values(argv).get("row")
     config = recipe.config(row if row in recipe.rows else None)
     sections = ("train",) if argv[0] == "resume" else SECTIONS
-    return [name for section in sections for name, _, _ in _described(getattr(config, section), section)]
+    return [name for section in sections for name, _, _ in _described_fields(getattr(config, section), section)]
 
 
-def _described(config: Any, prefix: str) -> Iterator[tuple[str, str, str]]:
+def _described_fields(config: Any, prefix: str) -> Iterator[tuple[str, str, str]]:
     """Yield the dotted name, value and description of each field of a config; those inside of objects too."""
     about = _descriptions(type(config))
     for field in dataclasses.fields(config):
         name, value = f"{prefix}.{field.name}", getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            yield from _described(value, name)
+            yield from _described_fields(value, name)
             continue
-        yield name, _written(value), about.get(field.name, "")
+        yield name, _format_value(value), about.get(field.name, "")
         if isinstance(value, tuple) and len(value) <= SPECS and all(isinstance(each, dict) for each in value):
             for i, spec in enumerate(value):
-                yield from ((f"{name}.{i}.{key}", _written(inner), "") for key, inner in spec.items())
+                yield from ((f"{name}.{i}.{key}", _format_value(inner), "") for key, inner in spec.items())
 
 
 def _descriptions(cls: type) -> dict[str, str]:
@@ -144,7 +144,7 @@ def _descriptions(cls: type) -> dict[str, str]:
     return {key: text.replace("``", "`") for key, text in found.items()}
 
 
-def _written(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Write a value as it is typed on the command line."""
     if value is None or isinstance(value, str):
         return "none" if value is None else value

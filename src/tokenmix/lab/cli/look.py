@@ -37,7 +37,7 @@ class LookSentence:
 
     def run(self) -> int:
         """Let each model read the sentence and write the page."""
-        from ..explain.page import write_page
+        from ..explain.explain_page import write_page
         from ..explain.runs import explain_runs
 
         check_folder("look sentence", self.out)
@@ -104,10 +104,10 @@ class LookTokens:
 
     def run(self) -> int:
         """Measure the model and write the page."""
+        from ..anatomy.anatomy_page import summary, write_page
         from ..anatomy.images import load_images
         from ..anatomy.loading import open_subject
         from ..anatomy.measure import dissect
-        from ..anatomy.page import summary, write_page
         from ..report.figures import check_drawing
         from ..train.config import check_seed
 

@@ -30,7 +30,7 @@ def say_error(text: object) -> None:
     say(text, sys.stderr)
 
 
-def shows(text: str, stream: Any = None) -> bool:
+def can_show(text: str, stream: Any = None) -> bool:
     """Return whether the terminal or file that output goes to has all characters of a text.
 
     The console of Linux has an encoding with all characters, and a font with few.
@@ -48,7 +48,7 @@ def say_json(value: Any) -> None:
     say(json.dumps(value, indent=1))
 
 
-def wrapped(label: str, text: str, indent: int) -> list[str]:
+def wrap_text(label: str, text: str, indent: int) -> list[str]:
     """Return label and text as lines of the terminal's width, at most ``TERMINAL``; later lines are indented."""
     width = max(min(TERMINAL, shutil.get_terminal_size((TERMINAL, 24)).columns), indent + 1)
     return textwrap.wrap(
@@ -61,7 +61,7 @@ def wrapped(label: str, text: str, indent: int) -> list[str]:
     )
 
 
-def shortened(label: str, text: str) -> str:
+def shorten_text(label: str, text: str) -> str:
     """Return label and text on one line of the terminal's width, without the words that do not fit."""
     width = min(TERMINAL, shutil.get_terminal_size((TERMINAL, 24)).columns)
     return label + textwrap.shorten(text, max(width - len(label), 20), placeholder=" ...", break_on_hyphens=False)

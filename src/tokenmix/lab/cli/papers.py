@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from .output import say, say_json, shortened, wrapped
+from .output import say, say_json, shorten_text, wrap_text
 
 if TYPE_CHECKING:
     from ..papers import Claim, Number, Paper, Value
@@ -38,7 +38,7 @@ class ShowPapers:
             return self._list()
         from ...errors import MixerError
         from ...system.config import nearest
-        from ..papers import computed, find_paper, recorded
+        from ..papers import compute_values, find_paper, recorded_values
 
         paper = find_paper(self.key)
         wanted = (self.section or "").lower()
@@ -47,7 +47,7 @@ class ShowPapers:
         if not claims:
             known = [c.section for c in paper.claims]
             raise MixerError(f"paper {self.key} has no section {self.section!r}; {nearest(self.section or '', known)}.")
-        ours = computed(paper, claims) if self.execute else recorded(paper)
+        ours = compute_values(paper, claims) if self.execute else recorded_values(paper)
         if self.json:
             say_json(as_json(paper, claims, ours))
         else:
@@ -57,7 +57,7 @@ class ShowPapers:
     def _list(self) -> int:
         """Print one line for each source."""
         from ...errors import MixerError
-        from ..papers import NOT_BUILT, PAPERS, STATED, TOO_LARGE, VERDICTS, recorded, tried
+        from ..papers import NOT_BUILT, PAPERS, STATED, TOO_LARGE, VERDICTS, count_verdicts, recorded_values
 
         if self.section is not None or self.execute:
             given = "--section" if self.section is not None else "--run"
@@ -68,8 +68,8 @@ class ShowPapers:
                 "title": paper.title,
                 "year": paper.year,
                 "arxiv": paper.arxiv,
-                "verdicts": dict(paper.verdicts(recorded(paper))),
-                "small": dict(tried(paper)),
+                "verdicts": dict(paper.verdicts(recorded_values(paper))),
+                "small": dict(count_verdicts(paper)),
             }
             for paper in PAPERS.values()
         ]
@@ -82,13 +82,13 @@ class ShowPapers:
         for entry in found:
             counts = "  ".join(f"{entry['verdicts'].get(v, 0) or '':>{len(head)}}" for v, head in used.items())
             head = f"{entry['key']:13} {entry['year']:5} {counts}  "
-            say(shortened(head, entry["title"]))
+            say(shorten_text(head, entry["title"]))
         return 0
 
 
 def as_json(paper: Paper, claims: tuple[Claim, ...], ours: dict[str, Value]) -> dict[str, Any]:
     """Return the claims as plain values."""
-    from ..papers import located, outcomes
+    from ..papers import locate_code, outcomes
 
     def numbers(claim: Claim) -> list[dict[str, Any]]:
         return [
@@ -118,7 +118,7 @@ def as_json(paper: Paper, claims: tuple[Claim, ...], ours: dict[str, Value]) -> 
                 "says": claim.says,
                 "equation": claim.equation,
                 "code": claim.code and f"tokenmix.{claim.code}",
-                "line": "{}:{}".format(*located(claim.code)) if claim.code else "",
+                "line": "{}:{}".format(*locate_code(claim.code)) if claim.code else "",
                 "command": paper.command(claim),
                 "numbers": numbers(claim),
                 "small": [asdict(trial) | outcome._asdict() for trial, outcome in outcomes(claim)],
@@ -133,7 +133,7 @@ def as_text(paper: Paper, claims: tuple[Claim, ...], ours: dict[str, Value]) -> 
     about = ", ".join(part for part in (paper.authors, paper.arxiv and f"arXiv {paper.arxiv}") if part)
     return "\n".join(
         [
-            *wrapped("", f"{paper.title}{f' ({about})' if about else ''}", 0),
+            *wrap_text("", f"{paper.title}{f' ({about})' if about else ''}", 0),
             *(line for claim in claims for line in _claim_lines(paper, claim, ours)),
         ]
     )
@@ -141,36 +141,36 @@ def as_text(paper: Paper, claims: tuple[Claim, ...], ours: dict[str, Value]) -> 
 
 def _claim_lines(paper: Paper, claim: Claim, ours: dict[str, Value]) -> list[str]:
     """Return the lines of one claim: its sentence, equation, code and command, then a row for each number."""
-    from ..papers import located, outcomes
+    from ..papers import locate_code, outcomes
 
-    lines = ["", claim.section, *wrapped("  ", claim.says, 2)]
+    lines = ["", claim.section, *wrap_text("  ", claim.says, 2)]
     if claim.equation:
-        lines += wrapped("    ", claim.equation, 6)
+        lines += wrap_text("    ", claim.equation, 6)
     if claim.code:
-        lines += wrapped("  code  ", "{}:{}".format(*located(claim.code)), 8)
+        lines += wrap_text("  code  ", "{}:{}".format(*locate_code(claim.code)), 8)
     if command := paper.command(claim):
-        lines += wrapped("  run   ", command, 8)
-    from ..papers.page import shown, with_unit
+        lines += wrap_text("  run   ", command, 8)
+    from ..papers.claims_page import value_text, with_unit
 
     rows: list[tuple[Number, str, str, str]] = []
     for number in claim.numbers:
         value = ours.get(f"{claim.section}: {number.name}")
         printed = with_unit(number.printed, number.unit)
         printed = f"[{printed}]" if number.derived else printed
-        rows.append((number, printed, shown(number, value), number.verdict(value)))
+        rows.append((number, printed, value_text(number, value), number.verdict(value)))
     widths = [0, max(len(row[1]) for row in rows), max(len(row[2]) for row in rows)]
     names = max(len(row[0].name) for row in rows)
     for number, printed, value, verdict in rows:
         found = f"  {value:>{widths[2]}}" if widths[2] else ""
         line = f"    {number.name:{names}}  {printed:>{widths[1]}}{found}  {verdict}"
-        lines += beside(line, f"[{number.source}]") if number.source else [line]
-        lines += wrapped("        ", number.why, 8) if number.why else []
+        lines += append_remark(line, f"[{number.source}]") if number.source else [line]
+        lines += wrap_text("        ", number.why, 8) if number.why else []
     for trial, (verdict, found) in outcomes(claim):
-        lines += wrapped("    ", f"in small models: {trial.text()}: {verdict}: {found}", 8)
+        lines += wrap_text("    ", f"in small models: {trial.text()}: {verdict}: {found}", 8)
     return lines
 
 
-def beside(line: str, remark: str) -> list[str]:
+def append_remark(line: str, remark: str) -> list[str]:
     """Return a remark at the end of a line, or below it where the terminal is too narrow."""
-    whole = wrapped("", f"{line}  {remark}", 0)
-    return [f"{line}  {remark}"] if len(whole) == 1 else [line, *wrapped("        ", remark, 8)]
+    whole = wrap_text("", f"{line}  {remark}", 0)
+    return [f"{line}  {remark}"] if len(whole) == 1 else [line, *wrap_text("        ", remark, 8)]

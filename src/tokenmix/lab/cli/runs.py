@@ -60,7 +60,7 @@ class Train:
 
     def run(self, changes: dict[str, Any]) -> int:
         """Train, with ``changes`` to the fields of the config, and print a summary."""
-        from ..recipes import described, find_recipe, import_recipe
+        from ..recipes import describe_changes, find_recipe, import_recipe
         from ..train import match_data, train
         from ..train.tasks import task_of
 
@@ -68,7 +68,7 @@ class Train:
         import_recipe(self.recipe)
         recipe = find_recipe(self.recipe)
         config = recipe.config(self.row, self.size, self.shell)
-        smaller = described(recipe.shrunk(config))
+        smaller = describe_changes(recipe.reduced_amounts(config))
         about = f"recipe: {config.row} at size {self.size} is smaller than in the paper: {smaller}." if smaller else ""
         if self.skip_bad_files:
             config = config.override({"data.skip_bad_files": True})

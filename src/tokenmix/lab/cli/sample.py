@@ -118,7 +118,7 @@ class Sample:
             option = wrong[0].replace("_", "-")
             raise MixerError(f"sample: --{option} is for {whose}; {self.dir} holds a {kind!r} model.")
 
-    def _sampling(self, temperature: float) -> dict[str, Any]:
+    def _sampling_options(self, temperature: float) -> dict[str, Any]:
         """Return the options that all kinds share; ``temperature`` is the default of the kind."""
         temperature = temperature if self.temperature is None else self.temperature
         chosen: dict[str, Any] = {
@@ -133,7 +133,7 @@ class Sample:
         from ..train import sample_run
 
         start = os.fsencode(self.prompt)  # the bytes that were typed, whether or not they are valid text
-        text = sample_run(self.dir, n=self.bytes, prompt=start, **self._sampling(temperature))
+        text = sample_run(self.dir, n=self.bytes, prompt=start, **self._sampling_options(temperature))
         if self.json:
             say(json.dumps({"prompt": self.prompt, "text": text[len(start) :].decode(errors="replace")}))
         else:
@@ -144,7 +144,7 @@ class Sample:
         from ..train import translate_run
 
         written = translate_run(
-            self.dir, self.prompt, beams=1 if self.beams is None else self.beams, **self._sampling(0.0)
+            self.dir, self.prompt, beams=1 if self.beams is None else self.beams, **self._sampling_options(0.0)
         )
         say(json.dumps({"prompt": self.prompt, "text": written}) if self.json else written)
         return 0
@@ -172,7 +172,7 @@ class Sample:
 
         out = self.out or self.dir / "sample.png"
         check_writable(out)
-        drawn = draw_run(self.dir, n=self.images, complete=self.complete, **self._sampling(1.0))
+        drawn = draw_run(self.dir, n=self.images, complete=self.complete, **self._sampling_options(1.0))
         write_grid(out, drawn, columns=self.images if self.complete else 8)
         say(json.dumps({"images": self.images, "file": str(out)}) if self.json else out)
         return 0

@@ -116,7 +116,7 @@ class Sweep:
                 raise MixerError(f"sweep: {self.what} cannot be read as JSON ({why}).") from None
             plan = SweepPlan.from_json(data)
             plan = replace(plan, seeds=tuple(self.seeds)) if self.seeds else plan
-            return plan.only(self.rows) if self.rows else plan
+            return plan.select_rows(self.rows) if self.rows else plan
         return SweepPlan(self.what, rows={name: {} for name in self.rows}, changes=changes, **self._of_plan())
 
     def _of_plan(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import MixerError
-from .output import say, shows
+from .output import can_show, say
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Watcher:
         try:
             runs = Runs(self.dirs)
             if live:
-                return self._live(runs, page)
+                return self._run_live(runs, page)
             runs.read()
             runs.check_metric(self.metric)
             if page is not None:
@@ -54,7 +54,7 @@ class Watcher:
             pass
         return 0 if live or page is None or not page.trouble else 1
 
-    def _live(self, runs: Any, page: Any) -> int:
+    def _run_live(self, runs: Any, page: Any) -> int:
         from rich.console import Console
         from rich.live import Live
         from rich.text import Text
@@ -80,7 +80,7 @@ class Watcher:
         from ..report.curves import DRAWN, Screen, frame
 
         colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        screen = Screen(get_terminal_size((80, 24)).columns, height, colour, shows(DRAWN))
+        screen = Screen(get_terminal_size((80, 24)).columns, height, colour, can_show(DRAWN))
         notes = [page.trouble] if page is not None and page.trouble else []
         return frame(runs, screen, x=self.x, metric=self.metric, notes=notes)
 

@@ -13,7 +13,6 @@ from .images import IMAGE_SETS, ImageData, ImageSplit, open_images
 from .labelled import LABELLED_SETS, open_labelled
 from .long_tail import long_tail_counts, long_tailed
 from .masks import MASK_SETS, MaskData, MaskSplit, open_masks
-from .parallel import PARALLEL_SETS, ParallelText, open_parallel
 from .pixels import PixelSampler, from_pixels, pixel_batches, to_pixels
 from .points import POINT_SETS, Jitter, PointSampler, PointSet, open_points
 from .recall import recall_batch
@@ -22,6 +21,7 @@ from .sampler import Sampler
 from .scenes import SCENE_CLASSES, scene
 from .subwords import Subwords
 from .synthetic import SYNTHETIC_TASKS, Synthetic
+from .translations import PARALLEL_SETS, ParallelText, open_parallel
 
 __all__ = [
     "Augment",

@@ -122,7 +122,7 @@ class ImageSampler:
 
     def indices(self, step: int) -> list[int]:
         """Return the indices of the images in the batch of a step."""
-        return ops.visits(step, self.batch_size, len(self.split), seed=self.seed, repeats=self.augment.repeats)
+        return ops.image_indices(step, self.batch_size, len(self.split), seed=self.seed, repeats=self.augment.repeats)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Return images, float32 (B, C, H, W), and targets.
@@ -179,7 +179,7 @@ class ImageSampler:
         if self.augment.crop == "resized":
             top, left, h, w = ops.resized_box(picture.height, picture.width, random.Random(which[1]))
             picture = picture.crop((left, top, left + w, top + h))
-        return to_channels(pil_to_tensor(_resized(picture, self.size)), self.channels)
+        return to_channels(pil_to_tensor(_resize_picture(picture, self.size)), self.channels)
 
 
 def eval_batches(
@@ -217,13 +217,13 @@ def eval_batches(
 def centre(picture: Any, size: tuple[int, int]) -> Any:
     """Resize and crop a PIL image to the size of evaluation."""
     if min(size) < 224:
-        return _resized(picture, size)
+        return _resize_picture(picture, size)
     want = [math.floor(s / CROP_FRACTION) for s in size]
     if picture.height * want[1] <= picture.width * want[0]:  # the height limits the crop
         grown = want[0], int(want[0] * picture.width / picture.height)
     else:
         grown = int(want[1] * picture.height / picture.width), want[1]
-    picture = _resized(picture, grown)
+    picture = _resize_picture(picture, grown)
     top, left = round((grown[0] - size[0]) / 2), round((grown[1] - size[1]) / 2)
     return picture.crop((left, top, left + size[1], top + size[0]))
 
@@ -291,7 +291,7 @@ def _pair(who: str, size: int | tuple[int, int]) -> tuple[int, int]:
     return pair[0], pair[1]
 
 
-def _resized(picture: Any, size: tuple[int, int]) -> Any:
+def _resize_picture(picture: Any, size: tuple[int, int]) -> Any:
     if (picture.height, picture.width) == tuple(size):
         return picture
     return picture.resize((size[1], size[0]), pillow().Resampling.BICUBIC)

@@ -76,20 +76,20 @@ class MaskSampler:
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Return images, float32 (B, C, H, W), and masks, int64 (B, H, W), with ``IGNORED`` where there is no class."""
-        chosen = ops.visits(step, self.batch_size, len(self.split), seed=self.seed)
+        chosen = ops.image_indices(step, self.batch_size, len(self.split), seed=self.seed)
         keys = [ops.key_of(self.seed, step * self.batch_size + i, 1) for i in range(len(chosen))]
-        loaded = in_threads(lambda which: self._loaded(*which), zip(chosen, keys, strict=True))
-        pairs = [self._finished(*each) for each in loaded]
+        loaded = in_threads(lambda which: self._load_pair(*which), zip(chosen, keys, strict=True))
+        pairs = [self._finish_pair(*each) for each in loaded]
         return torch.stack([image for image, _ in pairs]), torch.stack([mask for _, mask in pairs])
 
-    def _loaded(self, index: int, key: int) -> tuple[Tensor, Tensor, int, random.Random]:
+    def _load_pair(self, index: int, key: int) -> tuple[Tensor, Tensor, int, random.Random]:
         """Return an image and its mask, resized, with the key and the generator of what else is drawn for them."""
         image, mask = self.split.read(index)
         rng = random.Random(key)
-        image, mask = resized(to_channels(image, self.channels), mask, self._scaled_size(mask, rng))
+        image, mask = resize_pair(to_channels(image, self.channels), mask, self._scaled_size(mask, rng))
         return image, mask, key, rng
 
-    def _finished(self, image: Tensor, mask: Tensor, key: int, rng: random.Random) -> tuple[Tensor, Tensor]:
+    def _finish_pair(self, image: Tensor, mask: Tensor, key: int, rng: random.Random) -> tuple[Tensor, Tensor]:
         """Change colours, normalise, cut and mirror, in one thread: colours use the random state of the process."""
         how = self.augment
         if how.colour:
@@ -109,7 +109,7 @@ class MaskSampler:
         return max(round(mask.shape[0] * factor), 1), max(round(mask.shape[1] * factor), 1)
 
 
-def resized(image: Tensor, mask: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def resize_pair(image: Tensor, mask: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Resize an image, uint8 (C, H, W), bicubically, and its mask, int64 (H, W), to the nearest pixel's class.
 
     Both are sampled between the centres of pixels, so that they stay on each other.

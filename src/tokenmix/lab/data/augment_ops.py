@@ -34,7 +34,7 @@ def generator(*parts: int) -> torch.Generator:
     return torch.Generator().manual_seed(key_of(*parts))
 
 
-def visits(step: int, batch: int, images: int, *, seed: int, repeats: int = 1) -> list[int]:
+def image_indices(step: int, batch: int, images: int, *, seed: int, repeats: int = 1) -> list[int]:
     """Return the indices of the images in the batch of a step.
 
     Every epoch visits each image ``repeats`` times in a row, in an order of its own.

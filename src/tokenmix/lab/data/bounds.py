@@ -38,7 +38,7 @@ class Bounds:
             if value is not None and (type(value) is not int or value < 1):
                 raise MixerError(f"data: {name} must be an integer of at least 1, got {value!r}.")
 
-    def unpacked(self, archive: Path) -> int:
+    def max_bytes(self, archive: Path) -> int:
         """Return how many bytes an archive may unpack to."""
         return (
             max(MIN_UNPACKED, UNPACK_RATIO * archive.stat().st_size) if self.max_unpacked is None else self.max_unpacked
@@ -46,7 +46,7 @@ class Bounds:
 
     def check(self, archive: Path, size: int) -> None:
         """Refuse an archive that unpacks to at least ``size`` bytes, if that is too much."""
-        most = self.unpacked(archive)
+        most = self.max_bytes(archive)
         if size > most:
             raise MixerError(
                 f"data: {archive} of {archive.stat().st_size} bytes unpacks to {size} or more, but only {most} are "
@@ -73,7 +73,7 @@ class BoundedReader:
         self.file, self.archive, self.bounds, self.size = file, archive, bounds, 0
 
     def read(self, n: int = -1) -> bytes:
-        most = self.bounds.unpacked(self.archive) - self.size + 1
+        most = self.bounds.max_bytes(self.archive) - self.size + 1
         content = self.file.read(most if n < 0 else min(n, most))
         self.size += len(content)
         self.bounds.check(self.archive, self.size)

@@ -42,7 +42,7 @@ def cache_dir() -> Path:
         raise MixerError("cache: this user has no home folder; set XDG_CACHE_HOME to a writable folder.") from None
 
 
-def mapped(path: Path, size: int) -> Tensor:
+def map_file(path: Path, size: int) -> Tensor:
     """Map a file's bytes into memory, uint8 (size,); they are read-only by convention."""
     try:
         str(path).encode()

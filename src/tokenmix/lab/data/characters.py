@@ -85,7 +85,7 @@ def _number(lengths: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(top, first, digits) * (at < lengths[:, None])
 
 
-def _carried(sums: Tensor) -> Tensor:
+def _carry_tens(sums: Tensor) -> Tensor:
     """Carry tens from each column (B, W) to the next; the last must end below ten."""
     out, carry = torch.empty_like(sums), torch.zeros_like(sums[:, 0])
     for column in range(sums.shape[1]):
@@ -99,14 +99,14 @@ def _significant(digits: Tensor) -> Tensor:
     return ((digits != 0) * torch.arange(1, digits.shape[1] + 1)).amax(1).clamp_min(1)
 
 
-def _widened(a: Tensor, width: int) -> Tensor:
+def _pad_columns(a: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(a, (0, width - a.shape[1]))
 
 
 def _addition(sizes: Tensor, options: Options, generator: torch.Generator) -> tuple[list[Piece], list[Piece]]:
     width = int(sizes.max()) if len(sizes) else 1
-    a, b = (_widened(_number(sizes[:, i], generator), width) for i in (0, 1))
-    total = _carried(_widened(a + b, width + 1))
+    a, b = (_pad_columns(_number(sizes[:, i], generator), width) for i in (0, 1))
+    total = _carry_tens(_pad_columns(a + b, width + 1))
     most = sizes.amax(1)
     first, second, result = (most, most, most + 1) if options.pad else (sizes[:, 0], sizes[:, 1], _significant(total))
     return [(a, first), _constant(len(sizes), PLUS), (b, second)], [(total, result)]
@@ -117,12 +117,12 @@ def _multiplication(sizes: Tensor, options: Options, generator: torch.Generator)
     product = a.new_zeros(len(sizes), a.shape[1] + b.shape[1])
     for column in range(b.shape[1]):
         product[:, column : column + a.shape[1]] += b[:, column, None] * a
-    product = _carried(product)
+    product = _carry_tens(product)
     result = sizes.sum(1) if options.pad else _significant(product)
     return [(a, sizes[:, 0]), _constant(len(sizes), TIMES), (b, sizes[:, 1])], [(product, result)]
 
 
-def _sorting(sizes: Tensor, options: Options, generator: torch.Generator) -> tuple[list[Piece], list[Piece]]:
+def _sorting_task(sizes: Tensor, options: Options, generator: torch.Generator) -> tuple[list[Piece], list[Piece]]:
     batch, most = len(sizes), int(sizes[:, 0].max()) if len(sizes) else 1
     digits = torch.stack([_number(sizes[:, 1], generator) for _ in range(most)], 1)  # (B, numbers, W)
     there = torch.arange(most) < sizes[:, :1]
@@ -140,7 +140,7 @@ def _sorting(sizes: Tensor, options: Options, generator: torch.Generator) -> tup
     return prompt, [(LETTERS + order, sizes[:, 0])]
 
 
-def _string(lengths: Tensor, symbols: int, generator: torch.Generator) -> Tensor:
+def _draw_string(lengths: Tensor, symbols: int, generator: torch.Generator) -> Tensor:
     """Draw symbols (B, W): digits, and beyond ten of them the tokens from the letters on."""
     drawn = torch.randint(0, symbols, (len(lengths), int(lengths.max()) if len(lengths) else 0), generator=generator)
     return torch.where(drawn < 10, drawn, drawn - 10 + LETTERS)
@@ -148,26 +148,28 @@ def _string(lengths: Tensor, symbols: int, generator: torch.Generator) -> Tensor
 
 def _copy(sizes: Tensor, options: Options, generator: torch.Generator) -> tuple[list[Piece], list[Piece]]:
     lengths = sizes[:, 0]
-    string = _string(lengths, options.symbols, generator), lengths
+    string = _draw_string(lengths, options.symbols, generator), lengths
     return [string], [string]
 
 
 def _reverse(sizes: Tensor, options: Options, generator: torch.Generator) -> tuple[list[Piece], list[Piece]]:
     lengths = sizes[:, 0]
-    string = _string(lengths, options.symbols, generator)
+    string = _draw_string(lengths, options.symbols, generator)
     back = (lengths[:, None] - 1 - torch.arange(string.shape[1])).clamp_min(0)
     return [(string, lengths)], [(string.gather(1, back), lengths)]
 
 
 def _parity(sizes: Tensor, options: Options, generator: torch.Generator) -> tuple[list[Piece], list[Piece]]:
     lengths = sizes[:, 0]
-    bits = _string(lengths, 2, generator) * (torch.arange(int(lengths.max()) if len(sizes) else 0) < lengths[:, None])
+    bits = _draw_string(lengths, 2, generator) * (
+        torch.arange(int(lengths.max()) if len(sizes) else 0) < lengths[:, None]
+    )
     return [(bits, lengths)], [(bits.sum(1, keepdim=True) % 2, torch.ones_like(lengths))]
 
 
 def _selective_copy(sizes: Tensor, options: Options, generator: torch.Generator) -> tuple[list[Piece], list[Piece]]:
     n = sizes[:, 0]
-    string = _string(n, options.symbols, generator)
+    string = _draw_string(n, options.symbols, generator)
     places = torch.rand(len(n), 4 * string.shape[1], generator=generator)
     outside = torch.arange(places.shape[1]) >= 4 * n[:, None]
     chosen = places.masked_fill(outside, 2.0).argsort(1)[:, : string.shape[1]]
@@ -199,7 +201,7 @@ CHARACTER_TASKS = {
     "sort": CharacterTask(
         "a12,b3=ba: the letters of the numbers in ascending order",
         ("numbers", "digits"),
-        _sorting,
+        _sorting_task,
         lambda n, options: n[0] * (n[1] + 3) + 1,
         (len(CHARACTERS) - LETTERS, None),
     ),

@@ -69,7 +69,7 @@ class _Set:
         return MixerError(f"{self.who}: {words}")
 
     @property
-    def expected(self) -> str:
+    def hint(self) -> str:
         return (
             f"expected CLASS/*{self.ending}, or train/CLASS/*{self.ending} beside val/CLASS/*{self.ending} and "
             + f"test/CLASS/*{self.ending}"
@@ -119,9 +119,9 @@ def arrange(
         rest = parts if part_of is None else parts[:level] + parts[level + 1 :]
         by_part.setdefault(part, []).append((name, rest[0] if len(rest) > 1 else ""))
     _leave_unlabelled_tests(by_part, read)
-    found = _numbered(by_part, asked)
+    found = _number_classes(by_part, asked)
     _check_empty(set(folders) - {name.rpartition("/")[0] for name in names}, found, part_of, level, asked, read)
-    _tell(found, level if part_of is not None else -1, read)
+    _report_missing(found, level if part_of is not None else -1, read)
     _tell_links(found, root, read)
     return found
 
@@ -134,7 +134,7 @@ def _placement(names: Sequence[str], layout: str | None, asked: _Set) -> tuple[d
         return None, 0
     if layout == "splits":
         if not splits:
-            raise asked.error(f"{asked.root} has no folder named as a split, but layout='splits'; {asked.expected}.")
+            raise asked.error(f"{asked.root} has no folder named as a split, but layout='splits'; {asked.hint}.")
         return _each_once(splits, asked), 0
     if not splits:
         return _splits_in_classes(names, asked)
@@ -148,7 +148,7 @@ def _placement(names: Sequence[str], layout: str | None, asked: _Set) -> tuple[d
         )
     if not any(name.count("/") > 1 for name in names):
         raise asked.error(
-            f"{looks}, but it has no class folders; {asked.expected}; say layout='classes' (--data.layout classes) if "
+            f"{looks}, but it has no class folders; {asked.hint}; say layout='classes' (--data.layout classes) if "
             + f"{first_names(splits)} is a class."
         )
     return _each_once(splits, asked), 0
@@ -195,16 +195,16 @@ def _leave_unlabelled_tests(by_part: dict[str, list[tuple[str, str]]], read: Inv
         del by_part["test"]
 
 
-def _numbered(by_part: dict[str, list[tuple[str, str]]], asked: _Set) -> Arranged:
+def _number_classes(by_part: dict[str, list[tuple[str, str]]], asked: _Set) -> Arranged:
     flat = [name for files in by_part.values() for name, label in files if not label]
     if flat:
         more = f" (nor are {len(flat) - 1:,} more)" if len(flat) > 1 else ""
-        raise asked.error(f"{asked.root / flat[0]} is not in a class folder{more}; {asked.expected}.")
+        raise asked.error(f"{asked.root / flat[0]} is not in a class folder{more}; {asked.hint}.")
     classes = tuple(sorted({label for _, label in by_part.get("train", by_part.get("all", []))}))
     if len(classes) < 2:
         only = f" ({classes[0]})" if classes else ""
         raise asked.error(
-            f"{asked.root} has only one class{only}; a data set needs at least two class folders: {asked.expected}."
+            f"{asked.root} has only one class{only}; a data set needs at least two class folders: {asked.hint}."
         )
     number = {label: i for i, label in enumerate(classes)}
     for files in by_part.values():
@@ -239,7 +239,7 @@ def _check_empty(
         read.leave("empty class folders", folder)
 
 
-def _tell(found: Arranged, level: int, read: Inventory) -> None:
+def _report_missing(found: Arranged, level: int, read: Inventory) -> None:
     """Say which classes are missing from a split, and how many files lie deeper than their class folder."""
     for part in ("valid", "test"):
         if part in found.parts:

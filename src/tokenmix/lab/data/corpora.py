@@ -19,7 +19,7 @@ from .corpus import SPLITS, Corpus, cut
 from .inventory import Inventory
 from .lines import wide_encoding
 from .packed import HEAD, check_content, is_utf8, packing_of, unpacked_chunks
-from .text_folders import START, split_text_files, walked
+from .text_folders import START, split_text_files, walk_folder
 
 ENWIK8_URL = "http://mattmahoney.net/dc/enwik8.zip"
 ENWIK8_SIZE = 100_000_000
@@ -156,7 +156,7 @@ def _unpacked_file(file: Path, bounds: Bounds) -> Path:
             )
         if _is_utf8_name(str(file)):
             return file
-    return _cached(file.stem, _content_key(file.parent, [file]), lambda: unpacked_chunks(file, bounds))
+    return _cache_corpus(file.stem, _content_key(file.parent, [file]), lambda: unpacked_chunks(file, bounds))
 
 
 def _unpacked_size(file: Path, bounds: Bounds) -> int:
@@ -178,7 +178,7 @@ def stdlib_files() -> list[Path]:
     # _sysconfigdata is written by the build and differs between machines.
     return [
         p
-        for p in walked(root, skipped=SKIPPED_FOLDERS)
+        for p in walk_folder(root, skipped=SKIPPED_FOLDERS)
         if p.suffix == ".py" and not p.name.startswith("_sysconfigdata")
     ]
 
@@ -198,7 +198,7 @@ def stdlib_file() -> Path:
 
 
 def _joined_file(name: str, root: Path, files: list[Path], bounds: Bounds = Bounds()) -> Path:
-    return _cached(
+    return _cache_corpus(
         name, _content_key(root, files), lambda: (chunk for p in files for chunk in unpacked_chunks(p, bounds))
     )
 
@@ -218,7 +218,7 @@ def _content_key(root: Path, files: list[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _cached(name: str, key: str, chunks: Callable[[], Iterable[bytes]]) -> Path:
+def _cache_corpus(name: str, key: str, chunks: Callable[[], Iterable[bytes]]) -> Path:
     return cached_file(cache_dir() / f"{readable_name(name)}-{key}.bin", "data", chunks)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ...errors import MixerError
-from .cache import mapped
+from .cache import map_file
 from .inventory import Inventory
 
 SPLITS = ("train", "valid", "test")
@@ -40,7 +40,7 @@ class Corpus:
 
     def bytes(self) -> Tensor:
         """Map the whole corpus, uint8 (size,); it is read-only by convention."""
-        return mapped(self.path, self.size)
+        return map_file(self.path, self.size)
 
     def split(self, name: str) -> Tensor:
         """Return one of the splits, uint8, as a view of the map."""

@@ -44,7 +44,7 @@ class Delimited:
             MixerError: for a row with more or fewer cells than the first, and for a quote that is not closed.
         """
         if self.quoted:
-            found = _quoted(self.path, self.delimiter)
+            found = _quoted_rows(self.path, self.delimiter)
         else:
             found = ((i, i, _cells(line, self.delimiter)) for i, line in enumerate(filled_lines(self.path), 1))
         for i, _, cells in itertools.islice(found, int(skip), None):
@@ -58,7 +58,7 @@ class Delimited:
         cells_are = f"{len(cells)} cell{'s' * (len(cells) != 1)} between {DELIMITERS[self.delimiter]}"
         return MixerError(f"data: line {line} of {self.path} has {cells_are}, line 1 has {len(self.names)}: {said!r}.")
 
-    def shown(self, line: int) -> str:
+    def preview_row(self, line: int) -> str:
         """Return the beginning of a row, for a message."""
         cells = next(cells for i, cells in self.rows(skip=False) if i >= line)
         return " | ".join(cell.strip()[:24] for cell in cells)
@@ -82,7 +82,7 @@ class _Scan:
     needed: int = 0
 
 
-def delimited(path: Path, names: tuple[str, ...]) -> Delimited:
+def open_delimited(path: Path, names: tuple[str, ...]) -> Delimited:
     """Open a table, of which some columns may be known by name; delimiter and quotes are found from its lines."""
     first = next(filled_lines(path), "")
     if not first.strip():
@@ -106,7 +106,7 @@ def header_of(path: Path, names: tuple[str, ...] = ()) -> list[str]:
 
 def _first_rows(table: Delimited) -> Iterator[list[str]]:
     if table.quoted:
-        yield from (cells for _, _, cells in _quoted(table.path, table.delimiter))
+        yield from (cells for _, _, cells in _quoted_rows(table.path, table.delimiter))
     yield from (_cells(line, table.delimiter) for line in filled_lines(table.path))
 
 
@@ -144,7 +144,7 @@ def _are_quoted(table: Delimited, scan: _Scan, width: int) -> bool:
     """Decide whether quotes stand around cells, and refuse a table for which neither reading is right."""
     rows, joined, longest, fault = 0, 0, (0, 0), None
     try:
-        for first, last, cells in _quoted(table.path, table.delimiter):
+        for first, last, cells in _quoted_rows(table.path, table.delimiter):
             rows += 1
             width = len(cells) if rows == 1 else width
             if len(cells) != width:
@@ -189,7 +189,7 @@ def _tell_joined(table: Delimited, joined: int, longest: tuple[int, int]) -> Non
         table.facts["rows over several lines"] = f"{joined:,}, the longest in lines {longest[0]} to {longest[1]}"
 
 
-def _quoted(path: Path, delimiter: str) -> Iterator[tuple[int, int, list[str]]]:
+def _quoted_rows(path: Path, delimiter: str) -> Iterator[tuple[int, int, list[str]]]:
     """Yield the first and the last line and the cells of each row of a table with quotes around cells."""
     reader, before = csv.reader(filled_lines(path), delimiter=delimiter, strict=True), 0
     kept = csv.field_size_limit(sys.maxsize)

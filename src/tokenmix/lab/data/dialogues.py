@@ -100,7 +100,7 @@ def _check_ended(found: list[Dialogue], path: Path, began: int) -> None:
         raise MixerError(f"data: the dialogue that begins in line {began} of {path} has no utterance and reply.")
 
 
-def fitted(source: str, most: int, count: Callable[[str], int]) -> str:
+def fit_parts(source: str, most: int, count: Callable[[str], int]) -> str:
     """Return the parts of a source that fit: the last turn, the persona sentences, then turns from the most recent on.
 
     The last turn always stays. Parts keep their order.

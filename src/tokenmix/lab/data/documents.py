@@ -76,12 +76,12 @@ def _paragraphs(path: Path) -> Iterator[str]:
         if line.strip("\r\n"):
             part.append(line.replace("\r\n", "\n"))
         elif part:
-            yield from _stripped(part)
+            yield from _strip_part(part)
             part = []
-    yield from _stripped(part)
+    yield from _strip_part(part)
 
 
-def _stripped(part: list[str]) -> Iterator[str]:
+def _strip_part(part: list[str]) -> Iterator[str]:
     text = "".join(part).strip()
     if text:
         yield text

@@ -120,15 +120,15 @@ PHRASES = (
 )
 
 
-def _of(nouns: dict[str, Noun], names: str) -> tuple[Noun, ...]:
+def _pick_nouns(nouns: dict[str, Noun], names: str) -> tuple[Noun, ...]:
     return tuple(nouns[name] for name in names.split())
 
 
-DRANK = Verb("drank", "bebió", "bebieron", _of(FOOD, "milk coffee juice soup"))
-ATE = Verb("ate", "comió", "comieron", _of(FOOD, "bread apple egg"))
-SAW = Verb("saw", "vio", "vieron", (*_of(THINGS, "ball house car"), *ANIMALS.values()))
-BOUGHT = Verb("bought", "compró", "compraron", _of(THINGS, "ball house book car hat table"))
-OPENED = Verb("opened", "abrió", "abrieron", _of(THINGS, "door window book box"))
+DRANK = Verb("drank", "bebió", "bebieron", _pick_nouns(FOOD, "milk coffee juice soup"))
+ATE = Verb("ate", "comió", "comieron", _pick_nouns(FOOD, "bread apple egg"))
+SAW = Verb("saw", "vio", "vieron", (*_pick_nouns(THINGS, "ball house car"), *ANIMALS.values()))
+BOUGHT = Verb("bought", "compró", "compraron", _pick_nouns(THINGS, "ball house book car hat table"))
+OPENED = Verb("opened", "abrió", "abrieron", _pick_nouns(THINGS, "door window book box"))
 
 
 def sentence_pairs() -> list[tuple[str, str]]:
@@ -157,7 +157,8 @@ def _descriptions() -> list[tuple[str, str]]:
                     told = [(a, verbs[2]) for a in passing]
                     told += [(a, verbs[1]) for a in lasting if mark is None or a not in COLOURS]
                     pairs += [
-                        _joined(subject, (verbs[0], verb), (a.word, a.form(noun, plural=plural))) for a, verb in told
+                        _join_parts(subject, (verbs[0], verb), (a.word, a.form(noun, plural=plural)))
+                        for a, verb in told
                     ]
     return pairs
 
@@ -175,7 +176,9 @@ def _actions() -> list[tuple[str, str]]:
                     subject = _noun_phrase(noun, mark, plural=plural)
                     for verb in verbs:
                         done = (verb.past, verb.muchos if plural else verb.uno)
-                        pairs += [_joined(subject, done, what) for thing in verb.objects for what in _objects(thing)]
+                        pairs += [
+                            _join_parts(subject, done, what) for thing in verb.objects for what in _objects(thing)
+                        ]
     return pairs
 
 
@@ -200,6 +203,6 @@ def _noun_phrase(noun: Noun, mark: Adjective | None, *, plural: bool) -> tuple[s
     return " ".join(english), " ".join(spanish)
 
 
-def _joined(*parts: tuple[str, str]) -> tuple[str, str]:
+def _join_parts(*parts: tuple[str, str]) -> tuple[str, str]:
     """Join the parts of a sentence, which both languages have in the same order."""
     return " ".join(part[0] for part in parts), " ".join(part[1] for part in parts)

@@ -151,10 +151,10 @@ def _cifar_names(files: dict[str, bytes], classes: int) -> tuple[str, ...]:
     for file in ("batches.meta.txt", "fine_label_names.txt"):
         if file in files:
             names = files[file].decode().split()
-    return tuple(names) if len(names) == classes else numbered(classes)
+    return tuple(names) if len(names) == classes else number_names(classes)
 
 
-def numbered(classes: int) -> tuple[str, ...]:
+def number_names(classes: int) -> tuple[str, ...]:
     """Return numbers as the names of unnamed classes."""
     return tuple(str(i) for i in range(classes))
 
@@ -184,7 +184,7 @@ def read_idx(folder: Path, bounds: Bounds) -> Found:
             )
         arrays[part] = array_part(images.unsqueeze(1), labels)
     classes = 1 + max(y for part in arrays.values() for y in part.labels)
-    return Found(numbered(classes), 1, arrays)
+    return Found(number_names(classes), 1, arrays)
 
 
 def idx(file: Path, dims: int, bounds: Bounds) -> Tensor:
@@ -266,7 +266,7 @@ def read_npz(file: Path, bounds: Bounds) -> Found:
     top = max(map(max, labels.values()))
     if "classes" not in arrays and top >= max(1000, sum(map(len, labels.values()))):
         raise MixerError(f"images: {file}: label {top} is out of range for so few images; number the classes from 0.")
-    classes = tuple(str(c) for c in arrays["classes"].ravel()) if "classes" in arrays else numbered(top + 1)
+    classes = tuple(str(c) for c in arrays["classes"].ravel()) if "classes" in arrays else number_names(top + 1)
     for part, (_, _, _, y) in pairs.items():
         check_labels(labels[part], len(classes), f"{file}: {y}")
     return Found(classes, shapes.pop()[0], {part: array_part(images[part], labels[part]) for part in pairs}, read)
@@ -325,7 +325,7 @@ def read_digits() -> Found:
     content: Any = load_digits()
     levels = torch.from_numpy(content.images)
     images = (levels * 255 / 16).round().to(torch.uint8).unsqueeze(1)
-    return Found(numbered(10), 1, {"all": array_part(images, [int(y) for y in content.target])})
+    return Found(number_names(10), 1, {"all": array_part(images, [int(y) for y in content.target])})
 
 
 def sklearn_version() -> str:

@@ -22,10 +22,10 @@ from torch import Tensor
 from ...errors import MixerError
 from ...system.files import readable_name
 from .bounds import walk_links
-from .cache import cache_dir, cache_write_error, mapped, read_note, sha256_of, write_chunks, write_note
+from .cache import cache_dir, cache_write_error, map_file, read_note, sha256_of, write_chunks, write_note
 from .class_folders import tell_classes
 from .image_archives import CIFAR_FILE, IDX_FILE, sklearn_version
-from .image_source import LOOKAHEAD, Found, Part, in_threads
+from .image_source import LOOKAHEAD, Found, ImagePart, in_threads
 from .inventory import Inventory
 from .progress import with_progress
 from .sampler import mix64
@@ -35,7 +35,7 @@ CACHE_BYTES = 8 << 30  # image files that decode to more than this are not decod
 CHECK_BYTES = 2 << 30  # files up to this total are all decoded once to find bad ones; beyond, only with skip_bad_files
 WAITING_BYTES = 256 << 20  # limit on decoded images that wait for their turn
 DEFAULT_VALID = 0.1
-ImageRef = tuple[Part, int]  # a part and the index of an image in it
+ImageRef = tuple[ImagePart, int]  # a part and the index of an image in it
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,14 @@ class Prepared:
         if not self.shape:
             return None
         n = len(self.labels)
-        return mapped(Path(self.file), n * math.prod(self.shape)).view(n, *self.shape)
+        return map_file(Path(self.file), n * math.prod(self.shape)).view(n, *self.shape)
 
 
 class _SizesDiffer(Exception):
     """Signal that the images do not fit into one array."""
 
 
-def prepared(file: Path | None, name: str, options: dict[str, Any], read: Callable[[], Found]) -> Prepared:
+def load_prepared(file: Path | None, name: str, options: dict[str, Any], read: Callable[[], Found]) -> Prepared:
     """Return the set from the cache, after reading it and writing it there if necessary.
 
     That is so the first time, and when a file, its time of change or an option is different.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...errors import MixerError
 from .class_folders import arrange, split_of
-from .image_source import Found, Part, image_endings, is_image, pil_to_tensor, read_image
+from .image_source import Found, ImagePart, image_endings, is_image, pil_to_tensor, read_image
 from .inventory import Inventory, first_names
 from .packed import BAD_ZIP
 from .trees import BAD_TAR, Tree
@@ -41,7 +41,7 @@ def image_names(tree: Tree, read: Inventory) -> list[str]:
     return images
 
 
-def decoded(tree: Tree, name: str, channels: int) -> Tensor:
+def decode_image(tree: Tree, name: str, channels: int) -> Tensor:
     """Decode an image of a tree, uint8 (C, H, W)."""
     shown = str(tree.root / name).replace("\n", "\\n")
     try:
@@ -64,7 +64,7 @@ def read_tree(tree: Tree, layout: str | None = None) -> Found:
             + "val/CLASS/*.jpg."
         )
     while (top := _wrapper(images)) is not None:
-        tree, images = tree.inside(top), [n.removeprefix(f"{top}/") for n in images]
+        tree, images = tree.subtree(top), [n.removeprefix(f"{top}/") for n in images]
         read.tell("inside of", tree.root.name)
     if "val/val_annotations.txt" in tree.names:
         return _tiny_imagenet(tree, images, read)
@@ -81,10 +81,10 @@ def _wrapper(images: list[str]) -> str | None:
     return tops.pop()
 
 
-def _part(tree: Tree, names: list[str], labels: list[int]) -> Part:
+def _part(tree: Tree, names: list[str], labels: list[int]) -> ImagePart:
     base = os.path.abspath(tree.root)
     files = [Path(base, n) for n in names] if tree.content is None else []
-    return Part(labels, names, lambda i, channels: decoded(tree, names[i], channels), files)
+    return ImagePart(labels, names, lambda i, channels: decode_image(tree, names[i], channels), files)
 
 
 def _tiny_imagenet(tree: Tree, images: list[str], read: Inventory) -> Found:

@@ -26,7 +26,7 @@ NOT_DECODED = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}  # Pillow knows the
 
 
 @dataclass(frozen=True)
-class Part:
+class ImagePart:
     """The images of one part of a set as found on disk.
 
     Args:
@@ -52,13 +52,13 @@ class Found:
 
     classes: tuple[str, ...]
     channels: int
-    parts: dict[str, Part]
+    parts: dict[str, ImagePart]
     inventory: Inventory | None = None
 
 
-def array_part(images: Tensor, labels: list[int]) -> Part:
+def array_part(images: Tensor, labels: list[int]) -> ImagePart:
     """Make a part of images in memory, uint8 (N, C, H, W), named by their numbers."""
-    return Part(labels, [str(i) for i in range(len(labels))], lambda i, channels: to_channels(images[i], channels))
+    return ImagePart(labels, [str(i) for i in range(len(labels))], lambda i, channels: to_channels(images[i], channels))
 
 
 def check_labels(labels: list[int], classes: int, name: str) -> None:
@@ -139,11 +139,11 @@ def read_image(file: Path | Any, channels: int, name: str | None = None, *, max_
         file,
         name or str(file),
         max_pixels,
-        lambda module, image: _plain(module, upright(image), mode, name or str(file)),
+        lambda module, image: _to_plain_mode(module, turn_upright(image), mode, name or str(file)),
     )
 
 
-def upright(image: Any) -> Any:
+def turn_upright(image: Any) -> Any:
     """Return a PIL image turned as its EXIF orientation says."""
     from PIL import ImageOps
 
@@ -188,7 +188,7 @@ def _too_many(name: str, size: str, most: int) -> MixerError:
     )
 
 
-def _plain(image_module: Any, image: Any, mode: str, name: str) -> Any:
+def _to_plain_mode(image_module: Any, image: Any, mode: str, name: str) -> Any:
     if image.mode == "F":
         raise MixerError(
             f"images: {name} has floating-point pixels, whose range is unknown; save it with 8 or 16 bits."

@@ -20,8 +20,8 @@ from ...errors import MixerError
 from .bounds import MAX_PIXELS, Bounds, check_regular
 from .cache import cache_dir
 from .corpus import SPLITS, check_split
-from .image_archives import CIFAR_FILE, CIFAR_MAIN, IDX_FILE, numbered, read_cifar, read_digits, read_idx, read_npz
-from .image_cache import Prepared, prepared
+from .image_archives import CIFAR_FILE, CIFAR_MAIN, IDX_FILE, number_names, read_cifar, read_digits, read_idx, read_npz
+from .image_cache import Prepared, load_prepared
 from .image_downloads import fetch
 from .image_files import read_tree
 from .image_source import Found, check_labels, pil_to_tensor, read_image, tensor_to_pil
@@ -37,7 +37,7 @@ IMAGE_SETS = {
     "tiny_imagenet": "110,000 photographs, 64x64 colour, 200 classes of ImageNet",
 }
 CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-CLASSES = {"mnist": numbered(10), "fashion_mnist": CLOTHES}
+CLASSES = {"mnist": number_names(10), "fashion_mnist": CLOTHES}
 TARS = (".gz", ".tgz", ".tar", ".xz", ".txz", ".bz2", ".tbz2", ".tbz")
 COUNTS = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100, "tiny_imagenet": 200}
 
@@ -113,18 +113,18 @@ class ImageData:
         }
 
 
-def shrunk(data: ImageData, side: int) -> ImageData:
+def shrink_images(data: ImageData, side: int) -> ImageData:
     """Average the images of a set over squares of side x side pixels, rounded to whole values; kept in memory.
 
     Raises:
         MixerError: for files of different sizes, and for images whose sides are no multiples of ``side``.
     """
-    splits = {name: _shrunk(data.name, split, side) for name, split in data.splits.items()}
+    splits = {name: _shrink_split(data.name, split, side) for name, split in data.splits.items()}
     print_of = hashlib.sha256(f"{data.fingerprint} shrunk by {side}".encode()).hexdigest()
     return replace(data, fingerprint=print_of, splits=splits)
 
 
-def _shrunk(name: str, split: ImageSplit, side: int) -> ImageSplit:
+def _shrink_split(name: str, split: ImageSplit, side: int) -> ImageSplit:
     if split.pixels is None or split.size is None:
         raise MixerError(f"shrink: {name} has images of different sizes; shrinking takes images of one size.")
     if any(n % side for n in split.size):
@@ -182,7 +182,7 @@ def open_images(
         "skip": skip_bad_files,
         "layout": layout,
     }
-    ready = prepared(file, name, options, lambda: _read(source, file, layout, bounds))
+    ready = load_prepared(file, name, options, lambda: _read(source, file, layout, bounds))
     if ready.skipped:
         total = len(ready.labels) + len(ready.skipped)
         warnings.warn(
@@ -190,7 +190,7 @@ def open_images(
             + f"the first is {ready.skipped[0]}",
             stacklevel=2,
         )
-    return _opened(name, file, ready, bounds)
+    return _open_prepared(name, file, ready, bounds)
 
 
 def _stem(file: Path | None) -> str:
@@ -243,7 +243,7 @@ def _read(source: str, file: Path | None, layout: str | None, bounds: Bounds) ->
             f"images: {file} has {len(found.classes)} classes, but {source} has {expected}; "
             + "for a set of your own give its path as data.source."
         )
-    names = CLASSES.get(source) or (found.classes if len(found.classes) == expected else numbered(expected))
+    names = CLASSES.get(source) or (found.classes if len(found.classes) == expected else number_names(expected))
     return Found(names, found.channels, found.parts, found.inventory)
 
 
@@ -286,7 +286,7 @@ def _read_folder(file: Path, layout: str | None, bounds: Bounds) -> Found:
     )
 
 
-def _opened(name: str, file: Path | None, ready: Prepared, bounds: Bounds) -> ImageData:
+def _open_prepared(name: str, file: Path | None, ready: Prepared, bounds: Bounds) -> ImageData:
     labels = torch.tensor(ready.labels, dtype=torch.int64)
     pixels = ready.pixels()
     splits = {}

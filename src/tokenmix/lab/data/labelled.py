@@ -55,7 +55,7 @@ def open_labelled(
     if columns is not None and len(columns) not in (1, 2):
         raise MixerError(f"data.columns must name one column of texts, or two for pairs, got {list(columns)}.")
     if source in LABELLED_SETS:
-        rows = _matched(split_rows(source, list(docstring_pairs()), split))
+        rows = _match_docstrings(split_rows(source, list(docstring_pairs()), split))
     else:
         path = Path(source).expanduser()
         if not path.exists():
@@ -115,7 +115,7 @@ def _labels(rows: Rows) -> list[str]:
     return sorted(known, key=lambda label: ((numbers[label] or 0) if of_numbers else 0, label))
 
 
-def _matched(pairs: Rows) -> Rows:
+def _match_docstrings(pairs: Rows) -> Rows:
     """Return functions beside their own docstring ("same"), or beside that of another one of their split ("other").
 
     Another docstring comes from the same split, or it would tell by having been seen in training.

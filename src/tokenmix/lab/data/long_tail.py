@@ -66,7 +66,7 @@ def long_tailed(data: ImageData, imbalance: float, *, largest: int | None = None
             f"long_tail: the class {data.classes[have.index(0)]!r} of {data.name} has no training images; leave it out "
             + "of the set."
         )
-    most = _most(have, imbalance)
+    most = _largest_class(have, imbalance)
     if largest is not None and not 1 <= largest <= most:
         raise MixerError(
             f"long_tail: {data.name} has images for a largest class of 1 to {most} at an imbalance of {imbalance:g}, "
@@ -78,7 +78,7 @@ def long_tailed(data: ImageData, imbalance: float, *, largest: int | None = None
             f"long_tail: at an imbalance of {imbalance:g} the class {data.classes[wanted.index(0)]!r} of {data.name} "
             + f"would keep none of its images; the largest class has {wanted[0]}, so choose at most {wanted[0]}."
         )
-    chosen = torch.cat([_some(train.labels, c, n, seed) for c, n in enumerate(wanted)]).sort().values
+    chosen = torch.cat([_choose_images(train.labels, c, n, seed) for c, n in enumerate(wanted)]).sort().values
     kept = replace(
         train,
         labels=train.labels[chosen],
@@ -89,7 +89,7 @@ def long_tailed(data: ImageData, imbalance: float, *, largest: int | None = None
     return replace(data, fingerprint=print_of, splits={**data.splits, "train": kept})
 
 
-def _most(have: list[int], imbalance: float) -> int:
+def _largest_class(have: list[int], imbalance: float) -> int:
     """Return the largest class for which every class has enough images."""
     shares = _shares(len(have), imbalance)
     most = min(math.ceil((n + 1) / share) for n, share in zip(have, shares, strict=True))
@@ -98,7 +98,7 @@ def _most(have: list[int], imbalance: float) -> int:
     return most
 
 
-def _some(labels: Tensor, c: int, n: int, seed: int) -> Tensor:
+def _choose_images(labels: Tensor, c: int, n: int, seed: int) -> Tensor:
     """Return n indices of images of class c."""
     members = (labels == c).nonzero()[:, 0]
     key = mix64(mix64(seed) + c)

@@ -17,9 +17,18 @@ from .bounds import Bounds
 from .cache import cache_dir, read_note, sha256_of, write_note
 from .image_cache import source_state
 from .image_files import image_names
-from .image_source import in_threads, opened_image, pil_to_tensor, read_image, upright
+from .image_source import in_threads, opened_image, pil_to_tensor, read_image, turn_upright
 from .inventory import Inventory
-from .mask_legend import NAMES, Legend, are_grey_labels, colour_of_number, grey_labels, legend_of, packed, read_names
+from .mask_legend import (
+    NAMES,
+    Legend,
+    are_grey_labels,
+    colour_of_number,
+    grey_labels,
+    legend_of,
+    pack_colours,
+    read_names,
+)
 from .mask_pairs import Pair, divide_pairs, find_pairs
 from .pair_sampler import IGNORED
 from .progress import with_progress
@@ -143,11 +152,11 @@ def read_raw(file: Path, colours: bool, max_pixels: int) -> Tensor:
     """Read the pixels of a mask, int64 (H, W): labels, or colours as ``number_of`` gives them."""
 
     def convert(module: Any, stored: Any) -> Tensor:
-        image = upright(stored)
+        image = turn_upright(stored)
         if "A" in image.getbands() and image.getchannel("A").getextrema()[0] < 255:
             raise MixerError(f"masks: {file} has transparent pixels, whose class is unknown; save it without alpha.")
         if colours:
-            return packed(pil_to_tensor(image.convert("RGB")))
+            return pack_colours(pil_to_tensor(image.convert("RGB")))
         if image.mode == "1":
             return (pil_to_tensor(image.convert("L"))[0] > 0).long()
         if image.mode in ("L", "P"):
@@ -161,7 +170,7 @@ def read_raw(file: Path, colours: bool, max_pixels: int) -> Tensor:
             raise MixerError(
                 f"masks: {file} has floating-point pixels; save labels as whole numbers, with 8 or 16 bits."
             )
-        grey = packed(pil_to_tensor(image.convert("RGB")))
+        grey = pack_colours(pil_to_tensor(image.convert("RGB")))
         if bool((grey % 256 * 0x10101 != grey).any()):
             raise MixerError(
                 f"masks: {file} has pixels of mode {image.mode!r}, while other masks hold labels; masks are all of "
@@ -192,10 +201,10 @@ def aligned_raw(image: Path, mask: Path, colours: bool, turn: bool | None, max_p
         raise MixerError(
             f"masks: {mask} has {got[0]} x {got[1]} pixels, but its image {image} has {want[0]} x {want[1]}."
         )
-    return _turned(raw, how) if turned else raw
+    return _turn_upright(raw, how) if turned else raw
 
 
-def _turned(raw: Tensor, how: int) -> Tensor:
+def _turn_upright(raw: Tensor, how: int) -> Tensor:
     """Turn pixels (H, W) upright as an EXIF orientation says."""
     raw = raw.mT if how >= 5 else raw
     return raw.flip([axis for axis, those in ((0, (3, 4, 7, 8)), (1, (2, 3, 6, 7))) if how in those])

@@ -83,10 +83,10 @@ class Legend:
         if None in table:
             bad = table.index(None)
             row, column = divmod(int((places.flatten() == bad).nonzero()[0]), raw.shape[1])
-            raise MixerError(f"masks: {name}: {self._unknown(int(values[bad]))} at row {row}, column {column}.")
+            raise MixerError(f"masks: {name}: {self._explain_unknown(int(values[bad]))} at row {row}, column {column}.")
         return torch.tensor(table, dtype=torch.int64)[places]
 
-    def _unknown(self, value: int) -> str:
+    def _explain_unknown(self, value: int) -> str:
         n = len(self.classes)
         if self.colours is not None:
             return f"the colour {colour_of_number(value)} is none of the {n} classes"
@@ -187,7 +187,7 @@ def are_grey_labels(total: Counter[int], ignore: int | None, first: int) -> bool
     return labels == set(BINARY) or (len(numbers) > 1 and numbers == set(range(first, first + len(numbers))))
 
 
-def packed(picture: Tensor) -> Tensor:
+def pack_colours(picture: Tensor) -> Tensor:
     """Return the colours of a picture (3, H, W) as one number each, int64 (H, W)."""
     red, green, blue = picture.long()
     return red * 65536 + green * 256 + blue

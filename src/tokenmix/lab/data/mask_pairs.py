@@ -11,7 +11,7 @@ from ...errors import MixerError
 from .class_folders import split_of
 from .corpus import SPLITS
 from .image_cache import hold_out
-from .image_source import Part
+from .image_source import ImagePart
 from .inventory import Inventory, first_names
 
 Pair = tuple[Path, Path]
@@ -83,20 +83,20 @@ def divide_pairs(root: Path, pairs: dict[str, list[Pair]], valid: float) -> dict
     if train is None:
         raise MixerError(f"masks: {root} has no training images, only {', '.join(sorted(found))}; {LAYOUT}.")
     if "valid" not in found and "test" not in found:
-        train, test = _held(train, valid, root)
-        train, held = _held(train, valid / (1 - valid), root)
+        train, test = _hold_out(train, valid, root)
+        train, held = _hold_out(train, valid / (1 - valid), root)
         found = {"train": train, "valid": held, "test": test}
     for one, other in (("valid", "test"), ("test", "valid")):
         found.setdefault(one, found.get(other, []))
     return {name: found[name] for name in SPLITS}
 
 
-def _held(pairs: list[Pair], share: float, root: Path) -> tuple[list[Pair], list[Pair]]:
+def _hold_out(pairs: list[Pair], share: float, root: Path) -> tuple[list[Pair], list[Pair]]:
     """Hold out a share of the pairs, at least one, by a hash of their names."""
     if len(pairs) < 2:
         raise MixerError(
             f"masks: {root} has {len(pairs)} images left to hold some out of; a folder without splits needs at least 3."
         )
-    part = Part([0] * len(pairs), [image.name for image, _ in pairs], lambda i, channels: torch.empty(0))
+    part = ImagePart([0] * len(pairs), [image.name for image, _ in pairs], lambda i, channels: torch.empty(0))
     kept, held = hold_out([(part, i) for i in range(len(pairs))], share, root.name)
     return [pairs[i] for _, i in kept], [pairs[i] for _, i in held]

@@ -166,7 +166,7 @@ def colour_of(label: int) -> tuple[int, int, int]:
     return digest[0], digest[1], digest[2]
 
 
-def coloured(mask: Tensor, classes: int) -> Tensor:
+def paint_mask(mask: Tensor, classes: int) -> Tensor:
     """Paint masks (..., H, W) as uint8 (..., 3, H, W); what is ignored is white."""
     table = torch.tensor([*(colour_of(i) for i in range(classes)), WHITE], dtype=torch.uint8)
     return table[mask.masked_fill(mask == IGNORED, classes)].movedim(-1, -3)

@@ -24,7 +24,7 @@ OF_EVALUATION = ("seconds", "images")
 """Fields of an evaluation that mean something else in lines of training: there they count from the run's start."""
 
 
-def flat(line: dict[str, Any]) -> Row:
+def flatten_metrics(line: dict[str, Any]) -> Row:
     """Return a line of metrics without nesting: ``aux.NAME`` for its auxiliary losses, ``8x8`` for a size.
 
     What an evaluation took and counted is called ``eval_seconds`` and ``eval_images``.
@@ -42,12 +42,12 @@ def flat(line: dict[str, Any]) -> Row:
 
 def write_csv(out: Path, lines: Iterable[dict[str, Any]]) -> None:
     """Write lines of metrics as a table, completely or not at all."""
-    rows = [flat(line) for line in lines]
+    rows = [flatten_metrics(line) for line in lines]
     found = {name for row in rows for name in row}
     columns = [*(name for name in ORDER if name in found), *sorted(found - set(ORDER))]
     table = [columns, *(_cells(row, columns) for row in rows)] if rows else []
     with whole_file(out) as f:
-        f.write("".join(map(_written, table)).encode())
+        f.write("".join(map(_csv_line, table)).encode())
 
 
 def append_csv(out: Path, metrics: Path, line: dict[str, Any]) -> None:
@@ -56,13 +56,13 @@ def append_csv(out: Path, metrics: Path, line: dict[str, Any]) -> None:
     The table is written anew from the metrics where it cannot take the line: where it is missing, lacks a column, or
     ends in the middle of a row.
     """
-    row = flat(line)
+    row = flatten_metrics(line)
     columns = _columns(out)
     if columns is None or not row.keys() <= set(columns):
         write_csv(out, read_records(metrics)[0])
         return
     with out.open("ab") as f:
-        f.write(_written(_cells(row, columns)).encode())
+        f.write(_csv_line(_cells(row, columns)).encode())
 
 
 def _columns(path: Path) -> list[str] | None:
@@ -81,7 +81,7 @@ def _cells(row: Row, columns: list[str]) -> list[Any]:
     return [row.get(name, "") for name in columns]
 
 
-def _written(values: list[Any]) -> str:
+def _csv_line(values: list[Any]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(values)
     return text.getvalue()

@@ -55,7 +55,7 @@ def read_chunks(f: Any, size: int = CHUNK) -> Iterator[bytes]:
         yield chunk
 
 
-def _gunzipped(f: Any, file: Path, bounds: Bounds, size: int) -> Iterator[bytes]:
+def _read_gzip(f: Any, file: Path, bounds: Bounds, size: int) -> Iterator[bytes]:
     with gzip.GzipFile(fileobj=f) as unpacked:
         yield from read_chunks(unpacked, size)
 
@@ -85,7 +85,7 @@ def _streams(new: Callable[[], Any]) -> Callable[[Any, Path, Bounds, int], Itera
     return chunks
 
 
-def _unzipped(f: Any, file: Path, bounds: Bounds, size: int) -> Iterator[bytes]:
+def _read_zip(f: Any, file: Path, bounds: Bounds, size: int) -> Iterator[bytes]:
     with zipfile.ZipFile(f) as z:
         names = [n for n in z.namelist() if not n.endswith("/") and not n.startswith("__MACOSX/")]
         kind = next((kind for name, kind in INSIDE.items() if any(f"/{n}".endswith(f"/{name}") for n in names)), None)
@@ -99,7 +99,7 @@ def _unzipped(f: Any, file: Path, bounds: Bounds, size: int) -> Iterator[bytes]:
 
 
 PACKINGS = (
-    Packing("gzip file", (b"\x1f\x8b",), (".gz", ".gzip", ".tgz"), _gunzipped),
+    Packing("gzip file", (b"\x1f\x8b",), (".gz", ".gzip", ".tgz"), _read_gzip),
     Packing(
         "bzip2 file",
         tuple(
@@ -109,7 +109,7 @@ PACKINGS = (
         _streams(bz2.BZ2Decompressor),
     ),
     Packing("xz file", (b"\xfd7zXZ\0",), (".xz", ".txz"), _streams(lzma.LZMADecompressor)),
-    Packing("zip archive", (b"PK\3\4", b"PK\5\6"), (".zip",), _unzipped),
+    Packing("zip archive", (b"PK\3\4", b"PK\5\6"), (".zip",), _read_zip),
 )
 FOREIGN = {
     b"\x28\xb5\x2f\xfd": "a Zstandard file",

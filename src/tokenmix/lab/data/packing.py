@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from .sampler import mix64, permuted
+from .sampler import mix64, permute_index
 
 
 def pack(lengths: list[int], most: int) -> list[list[int]]:
@@ -51,4 +51,4 @@ class PackedRows:
         key = mix64(self.seed * 0x9E3779B97F4A7C15 + epoch)
         first = rank * self.batch_size
         last = min(first + self.batch_size, len(self.packed))
-        return [self.packed[permuted(i, len(self.packed), key)] for i in range(first, last)]
+        return [self.packed[permute_index(i, len(self.packed), key)] for i in range(first, last)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...errors import MixerError
-from .sampler import MASK, mix64, permuted
+from .sampler import MASK, mix64, permute_index
 from .subwords import END, PAD, START
 
 IGNORED = -100
@@ -32,13 +32,13 @@ class PairBatch(NamedTuple):
 
 def pair_batch(sources: list[list[int]], targets: list[list[int]]) -> tuple[PairBatch, Tensor]:
     """Return what a model reads of pairs of tokens, and the tokens (B, T) it should say; ``IGNORED`` at padding."""
-    source, source_mask = padded([[*tokens, END] for tokens in sources])
-    target, target_mask = padded([[START, *tokens] for tokens in targets])
-    said, _ = padded([[*tokens, END] for tokens in targets])
+    source, source_mask = pad_rows([[*tokens, END] for tokens in sources])
+    target, target_mask = pad_rows([[START, *tokens] for tokens in targets])
+    said, _ = pad_rows([[*tokens, END] for tokens in targets])
     return PairBatch(source, target, source_mask, target_mask), said.masked_fill(~target_mask, IGNORED)
 
 
-def padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+def pad_rows(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Return rows of tokens as one tensor (B, T), int64, padded on the right, and a mask that is False at padding."""
     lengths = torch.tensor([len(row) for row in rows])
     longest = max((len(row) for row in rows), default=0)
@@ -65,7 +65,7 @@ class LengthBuckets:
     def __init__(self, lengths: Tensor, *, batch_size: int, batch_tokens: int | None = None, seed: int = 0):
         self.lengths, self.seed = lengths, seed
         self.order: tuple[int, Tensor] | None = None  # of the last epoch that was asked for
-        rows = lengths[self._ordered(0)].tolist()
+        rows = lengths[self._epoch_order(0)].tolist()
         self.bounds, longest = [0], [0] * lengths.shape[1]
         for i, row in enumerate(rows):
             wider = [max(a, b) for a, b in zip(longest, row, strict=True)]
@@ -88,13 +88,13 @@ class LengthBuckets:
     def rows(self, step: int) -> list[int]:
         """Return the rows in the batch of a step."""
         epoch, rank = divmod(step, len(self))
-        batch = permuted(rank, len(self), self._key(epoch))
-        return self._ordered(epoch)[self.bounds[batch] : self.bounds[batch + 1]].tolist()
+        batch = permute_index(rank, len(self), self._key(epoch))
+        return self._epoch_order(epoch)[self.bounds[batch] : self.bounds[batch + 1]].tolist()
 
     def _key(self, epoch: int) -> int:
         return mix64(self.seed * 0x9E3779B97F4A7C15 + epoch)
 
-    def _ordered(self, epoch: int) -> Tensor:
+    def _epoch_order(self, epoch: int) -> Tensor:
         """Return all rows by length, those of equal lengths in the epoch's order."""
         if self.order is None or self.order[0] != epoch:
             generator = torch.Generator().manual_seed(mix64(self._key(epoch)) & MASK)

@@ -80,7 +80,7 @@ class PixelSampler:
     def images(self, step: int) -> Tensor:
         """Return the batch of a step as images, uint8 (B, C, H, W)."""
         chosen, g = (
-            ops.visits(step, self.batch_size, len(self.split), seed=self.seed, repeats=self.augment.repeats),
+            ops.image_indices(step, self.batch_size, len(self.split), seed=self.seed, repeats=self.augment.repeats),
             ops.generator(self.seed, step, 3),
         )
         if self.split.pixels is not None:

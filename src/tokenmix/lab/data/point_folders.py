@@ -58,7 +58,7 @@ def class_folders(root: Path, valid: float, layout: str | None, read: Inventory)
     listed = sorted(root.glob("*_train.txt"))
     if listed:
         names = tuple(sorted({n.split("/")[0] for n in clouds if "/" in n}))
-        splits = _listed(root, names, listed[0])
+        splits = _list_splits(root, names, listed[0])
         used = {file for items in splits.values() for file, _ in items}
         if unused := [n for n in clouds if root / n not in used]:
             read.leave("not in the lists", *unused)
@@ -90,7 +90,7 @@ def _cloud_names(tree: Tree, read: Inventory) -> list[str]:
     return found
 
 
-def _listed(root: Path, names: tuple[str, ...], train: Path) -> Splits:
+def _list_splits(root: Path, names: tuple[str, ...], train: Path) -> Splits:
     splits: Splits = {"train": [], "test": []}
     for split, items in splits.items():
         file = train.with_name(train.name.replace("_train.txt", f"_{split}.txt"))
@@ -177,11 +177,11 @@ def with_held_out(splits: Splits, share: float, root: Path) -> Splits:
     found = {part: items for part, items in splits.items() if part not in ("train", "all") and items}
     for part in ("valid", "test"):
         if part not in found:
-            train, found[part] = _held(train, share, root)
+            train, found[part] = _hold_out(train, share, root)
     return {"train": train, "valid": found["valid"], "test": found["test"]}
 
 
-def _held(train: list[Item], share: float, root: Path) -> tuple[list[Item], list[Item]]:
+def _hold_out(train: list[Item], share: float, root: Path) -> tuple[list[Item], list[Item]]:
     """Split a share of the clouds off, the same ones each time, evenly over the classes."""
     if len(train) < 2:
         raise MixerError(f"data: {root} has {len(train)} clouds for training to hold some out of; give at least 2.")

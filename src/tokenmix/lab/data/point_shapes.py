@@ -49,14 +49,14 @@ def triangle_areas(mesh: Mesh) -> Tensor:
     return torch.linalg.cross(b - a, c - a).norm(dim=1) / 2
 
 
-def joined(*meshes: Mesh) -> Mesh:
+def join_meshes(*meshes: Mesh) -> Mesh:
     """Return several meshes as one."""
     starts = torch.tensor([0, *(len(m.vertices) for m in meshes)]).cumsum(0)
     faces = [m.faces + start for m, start in zip(meshes, starts, strict=False)]
     return Mesh(torch.cat([m.vertices for m in meshes]), torch.cat(faces), torch.cat([m.parts for m in meshes]))
 
 
-def placed(mesh: Mesh, at: Sequence[float] = (0, 0, 0), *, part: int | None = None, upright: bool = True) -> Mesh:
+def place_mesh(mesh: Mesh, at: Sequence[float] = (0, 0, 0), *, part: int | None = None, upright: bool = True) -> Mesh:
     """Return a mesh moved by ``at``, as a part of another number; not ``upright``: its z axis lies along y first."""
     vertices = mesh.vertices if upright else mesh.vertices[:, [0, 2, 1]]
     parts = mesh.parts if part is None else torch.full_like(mesh.parts, part)
@@ -73,7 +73,9 @@ def box(width: float, depth: float, height: float) -> Mesh:
     return Mesh(corners, faces, torch.zeros(len(faces), dtype=torch.long))
 
 
-def revolved(profile: Sequence[tuple[float, float]], turn: float = 2 * math.pi, segments: int = SEGMENTS) -> Mesh:
+def revolve_profile(
+    profile: Sequence[tuple[float, float]], turn: float = 2 * math.pi, segments: int = SEGMENTS
+) -> Mesh:
     """Return the surface that a profile of (radius, height) sweeps in a turn about the z axis."""
     r, z = torch.tensor(profile, dtype=torch.float64).unbind(1)
     angle = torch.linspace(0, turn, segments + 1, dtype=torch.float64)[:, None]
@@ -95,17 +97,17 @@ def circle(radius: float, centre: tuple[float, float], start: float = 0, stop: f
 def rod(radius: float, height: float, top: float | None = None, segments: int = SEGMENTS) -> Mesh:
     """Return a closed cylinder that stands on the origin, or a cone with another radius at its top."""
     top = radius if top is None else top
-    return revolved([(0, 0), (radius, 0), (top, height), (0, height)], segments=segments)
+    return revolve_profile([(0, 0), (radius, 0), (top, height), (0, height)], segments=segments)
 
 
 def ball(radius: float) -> Mesh:
     """Return a sphere about the origin."""
-    return revolved(circle(radius, (0, 0), -math.pi / 2, math.pi / 2))
+    return revolve_profile(circle(radius, (0, 0), -math.pi / 2, math.pi / 2))
 
 
 def ring(radius: float, thickness: float, turn: float = 2 * math.pi) -> Mesh:
     """Return a torus, or a piece of one, about the z axis."""
-    return revolved(circle(thickness, (radius, 0)), turn)
+    return revolve_profile(circle(thickness, (radius, 0)), turn)
 
 
 def _egg(draw: Draw) -> Mesh:
@@ -116,13 +118,13 @@ def _egg(draw: Draw) -> Mesh:
 
 def _dumbbell(draw: Draw) -> Mesh:
     size, apart = draw(0.3, 0.5), draw(0.8, 1.1)
-    bar = placed(rod(size / 4, 2 * apart), (0, -apart, 0), upright=False)
-    return joined(placed(ball(size), (0, apart, 0)), placed(ball(size), (0, -apart, 0)), bar)
+    bar = place_mesh(rod(size / 4, 2 * apart), (0, -apart, 0), upright=False)
+    return join_meshes(place_mesh(ball(size), (0, apart, 0)), place_mesh(ball(size), (0, -apart, 0)), bar)
 
 
 def _cross(draw: Draw) -> Mesh:
     thin = draw(0.15, 0.4)
-    return joined(box(2, thin, thin), box(thin, draw(1.4, 2), thin), box(thin, thin, draw(1.4, 2)))
+    return join_meshes(box(2, thin, thin), box(thin, draw(1.4, 2), thin), box(thin, thin, draw(1.4, 2)))
 
 
 SOLIDS: dict[str, Callable[[Draw], Mesh]] = {
@@ -133,53 +135,55 @@ SOLIDS: dict[str, Callable[[Draw], Mesh]] = {
     "ring": lambda draw: ring(1, draw(0.15, 0.45)),
     "pyramid": lambda draw: rod(draw(0.6, 1.2), draw(1, 2), 0.0, segments=4),
     "cross": _cross,
-    "bowl": lambda draw: revolved(circle(draw(0.8, 1.2), (0, 0), -math.pi / 2, draw(-0.2, 0.3))),
-    "arch": lambda draw: placed(ring(1, draw(0.12, 0.3), math.pi), upright=False),
+    "bowl": lambda draw: revolve_profile(circle(draw(0.8, 1.2), (0, 0), -math.pi / 2, draw(-0.2, 0.3))),
+    "arch": lambda draw: place_mesh(ring(1, draw(0.12, 0.3), math.pi), upright=False),
     "dumbbell": _dumbbell,
 }
 """How a solid of each class is made."""
 
 
 def _corners(mesh: Mesh, x: float, y: float, part: int) -> list[Mesh]:
-    return [placed(mesh, (i * x, j * y, 0), part=part) for i in (-1, 1) for j in (-1, 1)]
+    return [place_mesh(mesh, (i * x, j * y, 0), part=part) for i in (-1, 1) for j in (-1, 1)]
 
 
 def _table(draw: Draw) -> Mesh:
     width, depth, height = draw(1.2, 2), draw(0.8, 1.4), draw(0.6, 1.2)
     legs = _corners(rod(draw(0.05, 0.1), height), 0.42 * width, 0.42 * depth, 1)
-    return joined(placed(box(width, depth, 0.1), (0, 0, height), part=0), *legs)
+    return join_meshes(place_mesh(box(width, depth, 0.1), (0, 0, height), part=0), *legs)
 
 
 def _chair(draw: Draw) -> Mesh:
     side, height, back = draw(0.8, 1.1), draw(0.6, 0.9), draw(0.7, 1.2)
-    seat = placed(box(side, side, 0.1), (0, 0, height), part=0)
-    rest = placed(box(side, 0.1, back), (0, side / 2, height + back / 2), part=1)
-    return joined(seat, rest, *_corners(rod(0.06, height), 0.42 * side, 0.42 * side, 2))
+    seat = place_mesh(box(side, side, 0.1), (0, 0, height), part=0)
+    rest = place_mesh(box(side, 0.1, back), (0, side / 2, height + back / 2), part=1)
+    return join_meshes(seat, rest, *_corners(rod(0.06, height), 0.42 * side, 0.42 * side, 2))
 
 
 def _lamp(draw: Draw) -> Mesh:
     height, wide = draw(1.2, 1.8), draw(0.5, 0.8)
-    shade = revolved([(wide, height - 0.3), (draw(0.2, 0.4), height + draw(0.2, 0.5))])
-    return joined(placed(rod(draw(0.3, 0.5), 0.1), part=0), placed(rod(0.05, height), part=1), placed(shade, part=2))
+    shade = revolve_profile([(wide, height - 0.3), (draw(0.2, 0.4), height + draw(0.2, 0.5))])
+    return join_meshes(
+        place_mesh(rod(draw(0.3, 0.5), 0.1), part=0), place_mesh(rod(0.05, height), part=1), place_mesh(shade, part=2)
+    )
 
 
 def _mug(draw: Draw) -> Mesh:
     radius, height = draw(0.5, 0.7), draw(0.9, 1.4)
     handle = ring(draw(0.25, 0.38), 0.07, math.pi)
-    turned = placed(handle, upright=False)  # in the plane of x and z, open to -z
+    turned = place_mesh(handle, upright=False)  # in the plane of x and z, open to -z
     sideways = turned._replace(vertices=turned.vertices[:, [2, 1, 0]])
-    body = revolved([(0, 0), (radius, 0), (radius, height)])
-    return joined(placed(body, part=0), placed(sideways, (radius, 0, height / 2), part=1))
+    body = revolve_profile([(0, 0), (radius, 0), (radius, height)])
+    return join_meshes(place_mesh(body, part=0), place_mesh(sideways, (radius, 0, height / 2), part=1))
 
 
 def _rocket(draw: Draw) -> Mesh:
     radius, height = draw(0.25, 0.4), draw(1.2, 2)
-    fins = [placed(box(a, b, 0.4), (x, y, 0.2), part=2) for a, b, x, y in _around(radius, draw(0.3, 0.5))]
-    nose = placed(rod(radius, draw(0.4, 0.8), 0.0), (0, 0, height), part=1)
-    return joined(placed(rod(radius, height), part=0), nose, *fins)
+    fins = [place_mesh(box(a, b, 0.4), (x, y, 0.2), part=2) for a, b, x, y in _four_sides(radius, draw(0.3, 0.5))]
+    nose = place_mesh(rod(radius, draw(0.4, 0.8), 0.0), (0, 0, height), part=1)
+    return join_meshes(place_mesh(rod(radius, height), part=0), nose, *fins)
 
 
-def _around(radius: float, wide: float) -> list[tuple[float, float, float, float]]:
+def _four_sides(radius: float, wide: float) -> list[tuple[float, float, float, float]]:
     far = radius + wide / 2
     return [(wide, 0.05, far, 0), (wide, 0.05, -far, 0), (0.05, wide, 0, far), (0.05, wide, 0, -far)]
 
@@ -194,7 +198,7 @@ OBJECTS: dict[str, tuple[Callable[[Draw], Mesh], tuple[str, ...]]] = {
 """How an object of each category is made, and the names of its parts."""
 
 
-def made(make: Callable[[Draw], Mesh], generator: torch.Generator) -> Mesh:
+def make_mesh(make: Callable[[Draw], Mesh], generator: torch.Generator) -> Mesh:
     """Make a mesh with drawn proportions, turned about the vertical by a drawn angle."""
 
     def draw(low: float, high: float) -> float:

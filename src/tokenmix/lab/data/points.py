@@ -21,8 +21,8 @@ from .inventory import Inventory
 from .point_checks import Checked, check_clouds
 from .point_files import read_cloud
 from .point_folders import CATEGORIES, class_folders, shapenet_parts
-from .point_shapes import OBJECTS, SOLIDS, Mesh, made, sample_mesh, turn_about_z
-from .sampler import MASK, mix64, permuted
+from .point_shapes import OBJECTS, SOLIDS, Mesh, make_mesh, sample_mesh, turn_about_z
+from .sampler import MASK, mix64, permute_index
 
 POINT_SETS = {
     "solids": "synthetic: surfaces of ten kinds of solids with drawn proportions, made here, for classification",
@@ -141,7 +141,11 @@ class PointSet:
             MixerError: a file is broken, or has fewer points than asked.
         """
         source, category = self._splits[split][index]
-        table = self._made(source, category) if isinstance(source, int) else _read_once(source, _changed(source))
+        table = (
+            self._make_cloud(source, category)
+            if isinstance(source, int)
+            else _read_once(source, _modified_time(source))
+        )
         if isinstance(table, Mesh):
             points, parts = sample_mesh(table, n, generator)
         else:
@@ -154,10 +158,10 @@ class PointSet:
             points, parts = rows[:, :3], self._parts_of(rows, category, str(source))
         return Cloud(unit_ball(points).float(), category, parts)
 
-    def _made(self, seed: int, category: int) -> Mesh:
+    def _make_cloud(self, seed: int, category: int) -> Mesh:
         name = self.classes[category]
         make = SOLIDS[name] if self.name == "solids" else OBJECTS[name][0]
-        mesh = made(make, _generator(mix64(seed)))
+        mesh = make_mesh(make, _generator(mix64(seed)))
         first = self.parts[category][0] if self.parts else 0
         return mesh._replace(parts=mesh.parts + first)
 
@@ -192,11 +196,11 @@ class PointSet:
 
         Clouds are told by the bytes of their files, not by their names.
         """
-        said = repr([(s, [(self._told(i), c) for i, c in items]) for s, items in self._splits.items()])
+        said = repr([(s, [(self._source_id(i), c) for i, c in items]) for s, items in self._splits.items()])
         digest = hashlib.sha256((said if self.root is None else repr((self.classes, said))).encode()).hexdigest()
         return {"name": self.name, "classes": len(self.classes), **self.sizes, "sha256": digest}
 
-    def _told(self, source: Path | int) -> str:
+    def _source_id(self, source: Path | int) -> str:
         if isinstance(source, int) or self.root is None:
             return str(source)
         return self.checked.hashes[str(source.relative_to(self.root))]
@@ -223,17 +227,17 @@ class PointSampler:
         epoch, rank = divmod(i, self.size)
         key = mix64(self.seed * 0x9E3779B97F4A7C15 + epoch)
         generator = _generator(mix64(key ^ mix64(rank)) | 1)
-        found = self.data.cloud("train", permuted(rank, self.size, key), self.points, generator)
+        found = self.data.cloud("train", permute_index(rank, self.size, key), self.points, generator)
         points, parts = self.jitter(found.points, found.parts, generator)
         return Cloud(points, found.category, parts)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return points (B, N, 3), categories (B,) and parts (B, N) of a step."""
         first = step * self.batch_size
-        return stacked([self.cloud(i) for i in range(first, first + self.batch_size)])
+        return stack_clouds([self.cloud(i) for i in range(first, first + self.batch_size)])
 
 
-def stacked(clouds: Sequence[Cloud]) -> tuple[Tensor, Tensor, Tensor]:
+def stack_clouds(clouds: Sequence[Cloud]) -> tuple[Tensor, Tensor, Tensor]:
     """Stack clouds into a batch: points (B, N, 3), categories (B,) and parts (B, N).
 
     Raises:
@@ -308,7 +312,7 @@ def _object_parts() -> list[tuple[int, ...]]:
     return found
 
 
-def _changed(path: Path) -> int:
+def _modified_time(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
     except OSError:  # reading the file raises the error that names it

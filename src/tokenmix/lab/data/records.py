@@ -39,10 +39,10 @@ def _record(raw: bytes) -> dict[str, Any] | None:
         value = json.loads(raw.decode())
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) and _whole(value) else None
+    return value if isinstance(value, dict) and _is_complete(value) else None
 
 
-def _whole(record: dict[str, Any]) -> bool:
+def _is_complete(record: dict[str, Any]) -> bool:
     """Return whether a record has what all readers rely on.
 
     That is a step, a kind, the field that belongs to this kind, and numbers everywhere else.

@@ -43,7 +43,7 @@ class Sampler:
         epoch, rank = divmod(index, self.windows)
         key = mix64(self.seed * 0x9E3779B97F4A7C15 + epoch)
         offset = mix64(key ^ 0xD1B54A32D192ED03) % (min(self.slack, self.seq_len - 1) + 1)
-        return offset + permuted(rank, self.windows, key) * self.seq_len
+        return offset + permute_index(rank, self.windows, key) * self.seq_len
 
 
 def mix64(x: int) -> int:
@@ -54,7 +54,7 @@ def mix64(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def permuted(index: int, n: int, key: int) -> int:
+def permute_index(index: int, n: int, key: int) -> int:
     """Return the image of ``index`` in a keyed permutation of 0..n-1.
 
     It is a four-round Feistel network, applied until the result is below n.
@@ -71,7 +71,7 @@ def permuted(index: int, n: int, key: int) -> int:
 
 
 def permuted_ranks(ranks: Tensor, n: int, key: int) -> Tensor:
-    """Return ``permuted`` of every rank of a tensor, int64 (N,), in a few operations on the whole of it."""
+    """Return ``permute_index`` of every rank of a tensor, int64 (N,), in a few operations on the whole of it."""
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     low = (1 << half) - 1
     found = ranks.clone()
@@ -79,25 +79,25 @@ def permuted_ranks(ranks: Tensor, n: int, key: int) -> Tensor:
     while len(outside):
         left, right = found[outside] >> half, found[outside] & low
         for r in range(4):
-            left, right = right, left ^ (_mixed(_mixed((right << 8) | r) ^ _signed(key)) & low)
+            left, right = right, left ^ (_mix64_tensor(_mix64_tensor((right << 8) | r) ^ _to_signed(key)) & low)
         found[outside] = (left << half) | right
         outside = outside[found[outside] >= n]
     return found
 
 
-def _mixed(x: Tensor) -> Tensor:
+def _mix64_tensor(x: Tensor) -> Tensor:
     """Return ``mix64`` of every number of a tensor, as signed 64-bit numbers."""
-    x = x + _signed(0x9E3779B97F4A7C15)
-    x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
-    return x ^ _shifted(x, 31)
+    x = x + _to_signed(0x9E3779B97F4A7C15)
+    x = (x ^ _shift_right(x, 30)) * _to_signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift_right(x, 27)) * _to_signed(0x94D049BB133111EB)
+    return x ^ _shift_right(x, 31)
 
 
-def _shifted(x: Tensor, bits: int) -> Tensor:
+def _shift_right(x: Tensor, bits: int) -> Tensor:
     """Shift signed 64-bit numbers to the right as if they had no sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _signed(x: int) -> int:
+def _to_signed(x: int) -> int:
     """Return the signed 64-bit number with the bits of ``x``."""
     return x - (1 << 64) if x >= 1 << 63 else x

@@ -48,7 +48,7 @@ def scene(seed: int, index: int, size: tuple[int, int]) -> tuple[Tensor, Tensor]
         box = tuple(slice(max(int(at - radius), 0), int(at + radius) + 1) for at in (top, left))
         dx, dy = (x[:, box[1]] - left) / radius, (y[box[0]] - top) / radius
         u, v = math.cos(angle) * dx + math.sin(angle) * dy, math.cos(angle) * dy - math.sin(angle) * dx
-        inside = _inside(SCENE_CLASSES[kind], u, v)
+        inside = _inside_shape(SCENE_CLASSES[kind], u, v)
         texture = TEXTURES[kind - 1] if rng.random() < USUAL else rng.choice(TEXTURES)
         part, own = picture[:, *box], _texture(rng, texture, u * radius / short, v * radius / short)
         picture[:, *box] = torch.where(inside, own, part)
@@ -57,7 +57,7 @@ def scene(seed: int, index: int, size: tuple[int, int]) -> tuple[Tensor, Tensor]
     return (picture + NOISE * noise).round_().clamp_(0, 255).to(torch.uint8), mask
 
 
-def _inside(shape: str, u: Tensor, v: Tensor) -> Tensor:
+def _inside_shape(shape: str, u: Tensor, v: Tensor) -> Tensor:
     """Return which points (u, v) lie inside a shape within the unit circle."""
     if shape == "disc":
         return u.square() + v.square() <= 1

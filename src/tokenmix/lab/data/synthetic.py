@@ -14,7 +14,7 @@ from ...errors import MixerError
 from ...system.config import nearest
 from .characters import CHARACTER_TASKS, CHARACTERS, FILL, LETTERS, Options, rows_of
 from .recall import IGNORED, check_recall, recall_batch
-from .sampler import MASK, mix64, permuted
+from .sampler import MASK, mix64, permute_index
 
 SYNTHETIC_TASKS = ("recall", *CHARACTER_TASKS)
 HELD_OUT = ("valid", "test")
@@ -116,7 +116,7 @@ class Synthetic:
         rows = []
         for index in range(step * batch, (step + 1) * batch):
             epoch, rank = divmod(index, self.examples)
-            rows.append(permuted(rank, self.examples, mix64(mix64(seed) + epoch)))
+            rows.append(permute_index(rank, self.examples, mix64(mix64(seed) + epoch)))
         return tokens[rows], targets[rows]
 
     def held_out(self, split: str, sequences: int) -> tuple[Tensor, Tensor]:

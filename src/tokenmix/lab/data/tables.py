@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import MixerError
 from .bounds import check_regular
-from .delimited import Delimited, delimited, header_of
+from .delimited import Delimited, header_of, open_delimited
 from .inventory import Inventory, first_names
 from .lines import filled_lines, read_text
 from .packed import plain_name
@@ -91,7 +91,7 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _read_delimited(path: Path, names: Row, inventory: Inventory | None, unnamed: bool) -> list[Row]:
-    table = delimited(path, names)
+    table = open_delimited(path, names)
     header = set(names) <= set(table.names)
     if not header:
         _check_unnamed(table, names, unnamed)
@@ -108,7 +108,7 @@ def _read_delimited(path: Path, names: Row, inventory: Inventory | None, unnamed
         rows.append(row)
     if inventory is not None:
         if not header:
-            inventory.tell("columns", f"{' and '.join(names)} by place, as line 1 names none ({table.shown(1)})")
+            inventory.tell("columns", f"{' and '.join(names)} by place, as line 1 names none ({table.preview_row(1)})")
         elif len(table.names) > len(names):
             others = first_names([repr(name) for name in table.names if name not in names])
             inventory.tell("columns", f"{', '.join(names)} (not {others})")

@@ -16,7 +16,7 @@ from .split_names import splits_named
 START = 8192  # bytes in which a file that is no text has a NUL
 
 
-def walked(root: Path, inventory: Inventory | None = None, skipped: Iterable[str] = ()) -> list[Path]:
+def walk_folder(root: Path, inventory: Inventory | None = None, skipped: Iterable[str] = ()) -> list[Path]:
     """List the files of a folder and the folders in it, sorted by path, without hidden ones and links to folders.
 
     Args:
@@ -62,7 +62,7 @@ def text_files(folder: Path, inventory: Inventory | None = None) -> list[Path]:
     """
     inventory = Inventory(str(folder)) if inventory is None else inventory
     files = []
-    for file in walked(folder, inventory):
+    for file in walk_folder(folder, inventory):
         why = _no_text(file)
         if why is None:
             files.append(file)

@@ -57,7 +57,7 @@ class Tree:
         check_regular("images", self.root / name)
         return (self.root / name).read_bytes()
 
-    def inside(self, folder: str) -> Tree:
+    def subtree(self, folder: str) -> Tree:
         """Return the tree of a folder in this one."""
         begin, inner = f"{folder}/", self.content
         return replace(
@@ -173,12 +173,12 @@ def _archive_tree(
 ) -> Tree:
     check_names(file, names)
     seen = [n for n in names if not any(map(is_hidden, n.split("/")))]
-    folders = {f for n in listed for f in _above(n) if not any(map(is_hidden, f.split("/")))}
+    folders = {f for n in listed for f in _parent_folders(n) if not any(map(is_hidden, f.split("/")))}
     hidden = [n for n in names if any(map(is_hidden, n.split("/")))]
     return Tree(file, sorted(seen), frozenset(folders), {"hidden": hidden}, content, bounds)
 
 
-def _above(name: str) -> Iterator[str]:
+def _parent_folders(name: str) -> Iterator[str]:
     """Yield the folders that a name lies in; a name that ends in "/" is itself one."""
     parts = name.split("/")
     yield from ("/".join(parts[:i]) for i in range(1, len(parts)))

@@ -23,7 +23,7 @@ from ..advise.text import shares_table
 from ..bench import decoding, training_rate
 from ..data import open_corpus
 from ..report import Run, Table, read_run, write_report
-from .lanes import Lanes, alone, lanes_for
+from .lanes import Lanes, lanes_for, run_alone
 from .picture import pictures
 from .plan import MODELS, Measured, Plan
 from .tables import by_length, decode_table, findings, main_table, yardsticks
@@ -91,7 +91,7 @@ def demo(out: Path, plan: Plan, *, minutes: float | None = None) -> Path:
     lanes = lanes_for(len(MODELS), torch.get_num_threads())
     say(
         f"The corpus is the Python standard library, {open_corpus('stdlib').size:,} bytes. "
-        + f"Timing a step of each of {len(MODELS)} models, {beside(lanes)} ..."
+        + f"Timing a step of each of {len(MODELS)} models, {describe_lanes(lanes)} ..."
     )
     took = trial(plan, lanes)
     if minutes is not None:
@@ -100,16 +100,16 @@ def demo(out: Path, plan: Plan, *, minutes: float | None = None) -> Path:
         plan = replace(plan, seconds=round(max(5.0, training_seconds(plan, took, lanes, left))))
     steps = schedules(plan, took, plan.seconds)
     listed = ", ".join(f"{name} {schedule.steps:,}" for name, schedule in steps.items())
-    say(f"Training each for about {plan.seconds:.0f} s, {beside(lanes)}. Steps: {listed}.")
+    say(f"Training each for about {plan.seconds:.0f} s, {describe_lanes(lanes)}. Steps: {listed}.")
     for name, done in train_all(plan, steps, lanes, out, say).items():
         say(
             f"{name}: {done['valid_bits_per_byte']:.3f} bits per byte on unseen text, {done['step']:,} steps in "
             + f"{done['seconds']:.0f} s"
         )
     say("Measuring speed of generation and training by length, with nothing beside it ...")
-    measured = alone(measure, plan)
+    measured = run_alone(measure, plan)
     say("Running tokenmix advise: should the attention of the trained Transformer be replaced? ...")
-    advised = alone(advice, plan, out / "attention")
+    advised = run_alone(advice, plan, out / "attention")
     runs = {name: read_run(out / name) for name in MODELS}
     page = write_page(out, plan, runs, measured, advised, busy)
     say(f"\nTook {time.perf_counter() - began:.0f} s. The page: {page.resolve()}")
@@ -142,7 +142,7 @@ def write_page(
     return page
 
 
-def beside(lanes: Lanes) -> str:
+def describe_lanes(lanes: Lanes) -> str:
     """Say how many models train at a time."""
     return f"{lanes.count} at a time with {lanes.threads} thread{'s' if lanes.threads > 1 else ''} each"
 

@@ -40,7 +40,7 @@ def lanes_for(tasks: int, cores: int) -> Lanes:
     return Lanes(count, cores // count)
 
 
-def alone(task: Callable[..., Any], *args: Any) -> Any:
+def run_alone(task: Callable[..., Any], *args: Any) -> Any:
     """Run a task in a new process with all threads, and return its result."""
     return side_by_side(Lanes(1, torch.get_num_threads()), {task.__name__: (task, args)})[task.__name__]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from ...system.text import number, size
 from ..report import Run
-from ..report.figures import COLOURS, Picture, both
+from ..report.figures import COLOURS, Picture, render_both
 from .plan import Measured, Plan
-from .tables import SPREAD, best, shown_contexts, yardsticks
+from .tables import SPREAD, best_names, shown_contexts, yardsticks
 
 INCHES = (6.4, 4.2)
 GAP = 1.5
@@ -32,9 +32,9 @@ def board(plan: Plan, runs: dict[str, Run], measured: Measured) -> Picture:
     states = {name: float(measured.decode[name][high].state_bytes) for name in runs}
     times = {name: measured.decode[name][high].ms_per_token for name in runs}
     panels: list[Panel] = [
-        ("bits per byte of unseen text", bits, partial(number, digits=2), best(scores, plus=SPREAD)),
-        (f"memory after {high:,} bytes", states, size, best(states, times=1.05)),
-        ("ms for the next byte", times, partial(number, digits=1), best(times, times=1.05)),
+        ("bits per byte of unseen text", bits, partial(number, digits=2), best_names(scores, plus=SPREAD)),
+        (f"memory after {high:,} bytes", states, size, best_names(states, times=1.05)),
+        ("ms for the next byte", times, partial(number, digits=1), best_names(times, times=1.05)),
     ]
     order = sorted(bits, key=bits.__getitem__) + [name for name in runs if name not in bits]
     ends = "; ".join(
@@ -46,7 +46,7 @@ def board(plan: Plan, runs: dict[str, Run], measured: Measured) -> Picture:
     caption += f"All were trained for about {plan.seconds:.0f} s, then continued a text of "
     caption += f"{high:,} bytes. Pale: gzip and xz, programs that compress files."
     inches = (11.0, 0.8 + 0.42 * len(order))
-    drawn = both(partial(_board, panels=panels, order=order, models=list(runs)), inches)
+    drawn = render_both(partial(_board, panels=panels, order=order, models=list(runs)), inches)
     return Picture(*drawn, alt=f"Bars, shorter is better. {ends}.", caption=caption)
 
 
@@ -77,7 +77,7 @@ def quality_against_state(plan: Plan, runs: dict[str, Run], measured: Measured) 
     scores = {name: score for name, run in runs.items() if (score := run.last_eval("valid")) is not None}
     limit = yardsticks(plan)["gzip -9"]
     ends = "; ".join(f"{name}: {score:.3f} bits per byte, {size(states[name])}" for name, score in scores.items())
-    drawn = both(partial(_over_state, scores=scores, states=states, limit=limit, context=context), INCHES)
+    drawn = render_both(partial(_over_state, scores=scores, states=states, limit=limit, context=context), INCHES)
     caption = "How well each model predicts text it has not seen, against what it keeps in memory after "
     caption += (
         f"{context:,} bytes of text to write the next one. The best corner is at the lower left. Dotted: gzip -9."

@@ -99,7 +99,7 @@ def findings(plan: Plan, runs: dict[str, Run], measured: Measured) -> list[str]:
     scores = {name: run.last_eval("valid") for name, run in runs.items()}
     against = against_gzip(plan, scores, constant(plan, measured))
     return [
-        f"Quality after equal time (bits per byte, best first): {ranking(scores)}. {against}",
+        f"Quality after equal time (bits per byte, best first): {rank_names(scores)}. {against}",
         f"Memory while generating: {states(plan, measured)}",
         f"Time for the next byte, fastest by the bytes before it: {fastest(decode_times(measured), lower=True)}.",
         f"Training speed, fastest by sequence length: {fastest(measured.rates, lower=False)}.",
@@ -160,7 +160,7 @@ def fastest(values: dict[str, dict[int, float]], *, lower: bool, rival: str = "a
     groups: list[tuple[list[int], list[str]]] = []
     for n in next(iter(values.values())):
         cost = {name: by[n] if lower else 1 / by[n] for name, by in values.items()}
-        winners = sorted(best(cost, times=1.05))
+        winners = sorted(best_names(cost, times=1.05))
         if groups and groups[-1][1] == winners:
             groups[-1][0].append(n)
         else:
@@ -173,13 +173,13 @@ def fastest(values: dict[str, dict[int, float]], *, lower: bool, rival: str = "a
     return "; ".join(said)
 
 
-def best(values: dict[str, float], *, plus: float = 0.0, times: float = 1.0) -> set[str]:
+def best_names(values: dict[str, float], *, plus: float = 0.0, times: float = 1.0) -> set[str]:
     """Return the names with the least value, and those within ``plus`` or the factor ``times`` of it."""
     limit = min(values.values(), default=0.0) * times + plus
     return {name for name, value in values.items() if value <= limit}
 
 
-def ranking(scores: Scores) -> str:
+def rank_names(scores: Scores) -> str:
     """List names from the fewest bits per byte to the most.
 
     Models within ``SPREAD`` of the first of a group are one group, within which there is no difference.

@@ -24,14 +24,14 @@ class Bytes:
 
     def pieces(self, tokens: Iterable[int]) -> list[str]:
         """Return each byte as the character that it is alone, else as its number in hexadecimal."""
-        return [_seen(chr(n)) if n < 128 else f"{n:02X}" for n in tokens]
+        return [_visible_character(chr(n)) if n < 128 else f"{n:02X}" for n in tokens]
 
     def in_context(self, tokens: Iterable[int]) -> list[str]:
         """Return each byte of a text as its character, with the number of the byte where there are several."""
         pieces: list[str] = []
         for character in self.decode(tokens):
             size = len(character.encode())
-            pieces += [_seen(character)] if size == 1 else [f"{character}{i + 1}" for i in range(size)]
+            pieces += [_visible_character(character)] if size == 1 else [f"{character}{i + 1}" for i in range(size)]
         return pieces
 
 
@@ -60,5 +60,5 @@ class Characters:
         return [CHARACTERS[n] if n < len(CHARACTERS) else f"<{n}>" for n in tokens]
 
 
-def _seen(character: str) -> str:
+def _visible_character(character: str) -> str:
     return SHOWN.get(character, character if character.isprintable() else f"{ord(character):02X}")

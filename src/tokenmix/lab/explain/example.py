@@ -79,7 +79,8 @@ def train_example(
         init_std=0.3,
     )
     source, target = (
-        _padded([[*first, *words.encode(pair[side]), END] for pair in pairs]) for side, first in ((0, []), (1, [START]))
+        _pad_rows([[*first, *words.encode(pair[side]), END] for pair in pairs])
+        for side, first in ((0, []), (1, [START]))
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -98,6 +99,6 @@ def train_example(
     return model.eval(), words
 
 
-def _padded(rows: list[list[int]]) -> Tensor:
+def _pad_rows(rows: list[list[int]]) -> Tensor:
     longest = max(map(len, rows))
     return torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])

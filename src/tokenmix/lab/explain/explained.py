@@ -120,7 +120,7 @@ def check_length(ids: list[int], longest: int | None, end: bool = False) -> None
         )
 
 
-def best(words: Tokenizer, probabilities: Tensor) -> Choices:
+def likeliest_pieces(words: Tokenizer, probabilities: Tensor) -> Choices:
     """Return the likeliest pieces of each row of probabilities (T, V)."""
     found = probabilities.topk(min(CHOICES, probabilities.shape[-1]))
     return [

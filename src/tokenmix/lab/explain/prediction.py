@@ -13,8 +13,18 @@ from torch import Tensor
 from ...errors import MixerError
 from ...models.encoder import Encoder
 from ...models.lm import LM
-from .explained import CHOICES, Choices, Entered, Explained, Tokenizer, best, check_length, tokens_of, without_positions
-from .sites import Place, Site, sites_of, watched
+from .explained import (
+    CHOICES,
+    Choices,
+    Entered,
+    Explained,
+    Tokenizer,
+    check_length,
+    likeliest_pieces,
+    tokens_of,
+    without_positions,
+)
+from .sites import Place, Site, record_mixers, sites_of
 
 WRITTEN = 24
 """The most tokens by which a language model continues the text."""
@@ -31,23 +41,23 @@ def explain_language_model(model: LM, words: Tokenizer, text: str, name: str) ->
             f"look sentence: the text {text!r} is one token, after which nothing is left to predict; give more."
         )
     loss = partial(_next_loss, model, tokens)
-    sites, logits = _seen(model, "lm", tokens, loss)
+    sites, logits = _read_sites(model, "lm", tokens, loss)
     probabilities = logits.softmax(-1)
     chances = probabilities[:-1].gather(1, tokens[0, 1:, None])[:, 0].tolist()
     unordered, unordered_loss = None, None
     if model.positions is not None:
         with without_positions(model):
-            unordered, unordered_loss = _continued(model, words, tokens), loss()
-    entered = _entered(model, words, tokens)
+            unordered, unordered_loss = _continue_text(model, words, tokens), loss()
+    entered = _embed_tokens(model, words, tokens)
     return Explained(
         name=name,
         kind="lm",
         text=text,
-        written=_continued(model, words, tokens),
+        written=_continue_text(model, words, tokens),
         source=entered,
         target=entered,
         sites=sites,
-        choices=best(words, probabilities),
+        choices=likeliest_pieces(words, probabilities),
         unordered=unordered,
         unordered_loss=unordered_loss,
         loss=loss(),
@@ -64,14 +74,14 @@ def explain_encoder(model: Encoder, words: Tokenizer, text: str, name: str) -> E
         MixerError: if the model has no classes and the tokenizer has no token that hides another (``mask``).
     """
     tokens = _read(model, words, text)
-    asked = _asked(words, tokens)
+    asked = _text_places(words, tokens)
     hidden = None if model.config.classes else _hidden(words, tokens, asked)
     loss: Callable[[], float]
     if hidden is None:
         loss = partial(_class_loss, model, tokens, model(tokens).argmax(-1))
     else:
         loss = partial(_hidden_loss, model, hidden, asked, tokens)
-    sites, _ = _seen(model, "both", tokens, loss)
+    sites, _ = _read_sites(model, "both", tokens, loss)
     choices, written = _classes(model, words, tokens), ""
     chances: list[float | None] | None = None
     if hidden is None:
@@ -80,14 +90,14 @@ def explain_encoder(model: Encoder, words: Tokenizer, text: str, name: str) -> E
         probabilities = _of_hidden(model, hidden, asked).softmax(-1)
         own = probabilities.gather(1, tokens[0, asked, None])[:, 0].tolist()
         choices, chances = [[] for _ in tokens[0]], [None] * tokens.shape[1]
-        for t, likeliest, chance in zip(asked.tolist(), best(words, probabilities), own, strict=True):
+        for t, likeliest, chance in zip(asked.tolist(), likeliest_pieces(words, probabilities), own, strict=True):
             choices[t], chances[t] = likeliest, chance
     unordered, unordered_loss = None, None
     if model.positions is not None:
         with without_positions(model):
             unordered = _classes(model, words, tokens)[0][0][0] if hidden is None else ""
             unordered_loss = loss()
-    entered = _entered(model, words, tokens)
+    entered = _embed_tokens(model, words, tokens)
     return Explained(
         name=name,
         kind="encoder",
@@ -122,9 +132,9 @@ def _read(model: LM | Encoder, words: Tokenizer, text: str) -> Tensor:
     return torch.tensor([ids], device=model.embed.weight.device)
 
 
-def _seen(model: LM | Encoder, part: str, tokens: Tensor, loss: Callable[[], float]) -> tuple[list[Site], Tensor]:
+def _read_sites(model: LM | Encoder, part: str, tokens: Tensor, loss: Callable[[], float]) -> tuple[list[Site], Tensor]:
     """Return the sites of a model that reads the tokens, and its first row of outputs."""
-    with watched(places_of(model, part)) as calls:
+    with record_mixers(places_of(model, part)) as calls:
         output = model(tokens)[0]
     calls.sort(key=lambda call: call.place.layer)
     last, count = len(calls) - 1, min(LAYERS, len(calls))
@@ -136,7 +146,7 @@ def _next_loss(model: LM, tokens: Tensor) -> float:
     return float(F.cross_entropy(model(tokens)[0, :-1], tokens[0, 1:]))
 
 
-def _continued(model: LM, words: Tokenizer, tokens: Tensor) -> str:
+def _continue_text(model: LM, words: Tokenizer, tokens: Tensor) -> str:
     """Return how a model goes on, as far as its length allows."""
     room = WRITTEN if model.max_len is None else min(WRITTEN, model.max_len - tokens.shape[1])
     if room < 1:
@@ -144,7 +154,7 @@ def _continued(model: LM, words: Tokenizer, tokens: Tensor) -> str:
     return words.decode(model.generate(tokens, room, temperature=0.0)[0, tokens.shape[1] :].tolist())
 
 
-def _asked(words: Tokenizer, tokens: Tensor) -> Tensor:
+def _text_places(words: Tokenizer, tokens: Tensor) -> Tensor:
     """Return the places of the tokens that stand for text, of which alone training hides some."""
     ends = getattr(words, "framing", ())
     return torch.tensor([t for t, token in enumerate(tokens[0].tolist()) if token not in ends], device=tokens.device)
@@ -182,13 +192,13 @@ def _classes(model: Encoder, words: Tokenizer, tokens: Tensor) -> Choices:
     return [[(names[n], chance) for n, chance in zip(found.indices.tolist(), found.values.tolist(), strict=True)]]
 
 
-def _entered(model: LM | Encoder, words: Tokenizer, tokens: Tensor) -> Entered:
+def _embed_tokens(model: LM | Encoder, words: Tokenizer, tokens: Tensor) -> Entered:
     pieces: Any = getattr(words, "in_context", words.pieces)
     ids, embedded = tokens[0].tolist(), model.embed(tokens)[0]
-    return Entered(pieces(ids), ids, embedded, _added(model, tokens))
+    return Entered(pieces(ids), ids, embedded, _position_terms(model, tokens))
 
 
-def _added(model: LM | Encoder, tokens: Tensor) -> Tensor | None:
+def _position_terms(model: LM | Encoder, tokens: Tensor) -> Tensor | None:
     """Return what positions add to the embedding of each token (T, D)."""
     if model.positions is None:
         return None

@@ -13,7 +13,7 @@ from ...system.text import named_apart
 from ..data.characters import CHARACTER_TASKS
 from ..data.subwords import END, START, Subwords
 from ..train import load_run
-from ..train.label_task import joined
+from ..train.label_task import join_texts
 from ..train.registry import TASKS
 from ..train.subword_task import TOKENIZER, read_tokenizer
 from ..train.tasks import task_of
@@ -76,7 +76,7 @@ class Framed(Subwords):
     def encode(self, text: str) -> list[int]:
         if self.labels:  # a tab stands between two texts
             parts = [super(Framed, self).encode(part.strip()) for part in text.split("\t")]
-            return joined(parts, sum(map(len, parts)) + 1 + len(parts))
+            return join_texts(parts, sum(map(len, parts)) + 1 + len(parts))
         return [START, *super().encode(text), *([END] if self.ends else [])]
 
 

@@ -85,7 +85,7 @@ class Site:
 
 
 @contextmanager
-def watched(places: list[Place]) -> Iterator[list[Call]]:
+def record_mixers(places: list[Place]) -> Iterator[list[Call]]:
     """Note each call of the mixers inside the block; a block that is applied again counts as a further layer."""
     calls: list[Call] = []
     layers = {part: sum(place.part == part for place in places) for part in {place.part for place in places}}
@@ -107,7 +107,7 @@ def sites_of(calls: list[Call], loss: Callable[[], float]) -> list[Site]:
     usual, found = loss(), []
     for call in calls:
         site = _site(call)
-        site.muted = _muted(site, call.place.mixer, loss, usual)
+        site.muted = _mute_heads(site, call.place.mixer, loss, usual)
         found.append(site)
     return found
 
@@ -138,7 +138,7 @@ def _site(call: Call) -> Site:
     if form is not None:
         full = {"positions": None, "key_mask": None, "attn_mask": None, "grid": None, "prefix": 0, **given}
         asked, options = mixer.functional_args(Inputs(x, context, **full))
-        _projected(site, mixer, dict(zip(inspect.signature(form).parameters, asked, strict=False)))
+        _keep_projections(site, mixer, dict(zip(inspect.signature(form).parameters, asked, strict=False)))
         site.family = family(mixer, (x, context), asked, options)
     else:
         site.family = family(mixer, (x, context), (), {})
@@ -169,7 +169,7 @@ def _attend(site: Site, mixer: Attention, x: Tensor, context: Tensor | None, giv
         )
 
 
-def _projected(site: Site, mixer: Mixer, found: dict[str, Any]) -> None:
+def _keep_projections(site: Site, mixer: Mixer, found: dict[str, Any]) -> None:
     """Keep the q, k and v of another mixer where it makes one of each for every token."""
     for name, length in (("q", site.weights.shape[1]), ("k", site.weights.shape[2]), ("v", site.weights.shape[2])):
         a, made = found.get(name), mixer._modules.get(f"{name}_proj")
@@ -177,7 +177,7 @@ def _projected(site: Site, mixer: Mixer, found: dict[str, Any]) -> None:
             setattr(site, name, a)
 
 
-def _muted(site: Site, mixer: Any, loss: Callable[[], float], usual: float) -> list[float]:
+def _mute_heads(site: Site, mixer: Any, loss: Callable[[], float], usual: float) -> list[float]:
     """Return what muting each head of an attention adds to the loss."""
     if site.mixed is None:
         return []

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ...models.seq2seq import Seq2Seq
-from .explained import Entered, Explained, Tokenizer, best, check_length, tokens_of, without_positions
-from .sites import Place, sites_of, watched
+from .explained import Entered, Explained, Tokenizer, check_length, likeliest_pieces, tokens_of, without_positions
+from .sites import Place, record_mixers, sites_of
 
 PARTS = ("encoder", "decoder", "cross")
 
@@ -21,7 +21,7 @@ def explain_translation(model: Seq2Seq, words: Tokenizer, text: str, name: str) 
     source = source_tokens(model, words, text)
     written = _write(model, source)
     target = source.new_tensor([[model.config.start, *written[:-1]]])
-    with watched(list(places_of(model))) as calls:
+    with record_mixers(list(places_of(model))) as calls:
         logits = model(source, target)[0]
     loss = partial(_loss, model, source, target, written)
     unordered, unordered_loss = None, None
@@ -33,10 +33,10 @@ def explain_translation(model: Seq2Seq, words: Tokenizer, text: str, name: str) 
         kind="seq2seq",
         text=text,
         written=words.decode(written),
-        source=_entered(model, words, source, model.encoder.positions),
-        target=_entered(model, words, target, model.positions),
+        source=_embed_tokens(model, words, source, model.encoder.positions),
+        target=_embed_tokens(model, words, target, model.positions),
         sites=sorted(sites_of(calls, loss), key=lambda site: (PARTS.index(site.part), site.layer)),
-        choices=best(words, logits.softmax(-1)),
+        choices=likeliest_pieces(words, logits.softmax(-1)),
         unordered=unordered,
         unordered_loss=unordered_loss,
         loss=loss(),
@@ -77,7 +77,7 @@ def _loss(model: Seq2Seq, source: Tensor, target: Tensor, written: list[int]) ->
     return float(nn.functional.cross_entropy(logits, source.new_tensor(written)))
 
 
-def _entered(model: Seq2Seq, words: Tokenizer, tokens: Tensor, positions: Any) -> Entered:
+def _embed_tokens(model: Seq2Seq, words: Tokenizer, tokens: Tensor, positions: Any) -> Entered:
     ids = tokens[0].tolist()
     at = torch.arange(len(ids), device=tokens.device)[None]
     embedded = model.embed(tokens)[0] * model.config.embed_scale

@@ -19,11 +19,11 @@ from .claim import (
     Trial,
     Value,
     agrees,
-    written,
+    write_value,
 )
-from .dotted import located
+from .dotted import locate_code
 from .load import read_papers
-from .ours import Outcome, computed, decided, measured_elsewhere, outcomes, recorded, tried
+from .ours import Outcome, compute_values, count_verdicts, decide_trial, measured_elsewhere, outcomes, recorded_values
 
 __all__ = [
     "Claim",
@@ -39,15 +39,15 @@ __all__ = [
     "VERDICTS",
     "Value",
     "agrees",
-    "computed",
-    "decided",
+    "compute_values",
+    "count_verdicts",
+    "decide_trial",
     "find_paper",
-    "located",
+    "locate_code",
     "measured_elsewhere",
     "outcomes",
-    "recorded",
-    "tried",
-    "written",
+    "recorded_values",
+    "write_value",
 ]
 
 PAPERS = read_papers()

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from . import PAPERS
+from .claims_page import page
 from .ours import write
-from .page import page
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tokenmix.lab.papers", description="Write our values and the page.")

@@ -22,7 +22,7 @@ VERDICTS = (CONFIRMED, CONTRADICTED, NO_DIFFERENCE, TOO_LARGE, NOT_YET, NOT_BUIL
 PLAIN = re.compile(r"-?[\d,]*\d(\.\d+)?")
 
 
-def stated(function: F) -> F:
+def mark_stated(function: F) -> F:
     """Mark a function that reads what the library states, such as a cost formula or a default, and computes no model.
 
     That it agrees with a paper shows that we wrote down the same, and is no test.
@@ -197,7 +197,7 @@ def _number(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-def written(printed: str, ours: Value) -> str:
+def write_value(printed: str, ours: Value) -> str:
     """Write our value with two digits more than the printed one has, and whole numbers whole."""
     if isinstance(ours, str):
         return ours

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .claim import stated
+from .claim import mark_stated
 
 GROWTH = ((1.0, " log {0}"), (2**0.5, " sqrt {0}"), (2.0, "^2"), (2.2, "^2 log {0}"), (4.0, "^3"))
 """Growth by doubling the length: ratio of two steps of the cost per token, and what it adds to the formula."""
@@ -17,7 +17,7 @@ WORDS: dict[str, Callable[[int], int | None]] = {"T": int, "sqrt T": isqrt, "non
 """Words for options of a mixer in data files, as functions of the number of tokens T."""
 
 
-def held(model: nn.Module) -> int:
+def parameter_count(model: nn.Module) -> int:
     """Count the parameters of a model."""
     return sum(p.numel() for p in model.parameters())
 
@@ -52,7 +52,7 @@ def parameters(model: str, per: float = 1, less: str = "") -> float:
     """
     built = build_named(model)
     table = int(built.positions.numel()) if built.config.kind == "eamlp" else 0
-    count = held(built) + table - (held(build_named(less)) if less else 0)
+    count = parameter_count(built) + table - (parameter_count(build_named(less)) if less else 0)
     return count if per == 1 else count / per
 
 
@@ -63,7 +63,7 @@ def layer_parameters(mixer: str, dim: int, per: float = 1, less: int = 0, **opti
         per: unit of the count, such as 1e6 for millions.
         less: number of projections, matrices of dim x dim, that do not count.
     """
-    count = held(build_layer(mixer, dim, **options)) - less * dim * dim
+    count = parameter_count(build_layer(mixer, dim, **options)) - less * dim * dim
     return count if per == 1 else count / per
 
 
@@ -92,7 +92,7 @@ def in_t5(mixer: str, **options: Any) -> float:
         mlp_bias=False,
         positions=None,
     )
-    return held(on_meta(Seq2Seq, config)) / 1e6
+    return parameter_count(on_meta(Seq2Seq, config)) / 1e6
 
 
 def in_wmt(mixer: str, beside: str = "", **options: Any) -> float:
@@ -139,20 +139,20 @@ def tokens(model: str, size: int, **options: Any) -> int:
     return int(config.prefix + prod(-(-n // config.patch) for n in (size, size)))
 
 
-@stated
+@mark_stated
 def side(model: str, stage: int, size: int = 224) -> int:
     """Return the patches along one side in a stage of a pyramid, the first being 1."""
     return int(size // build_named(model).config.strides[stage - 1])
 
 
-@stated
+@mark_stated
 def last_tokens(model: str, size: int = 224) -> int:
     """Count the tokens of a pyramid's last stage."""
     built = build_named(model)
     return int(built.stages[-1].prefix + (size // built.config.strides[-1]) ** 2)
 
 
-@stated
+@mark_stated
 def reduced_pairs(dim: int, ratio: int, side: int) -> int:
     """Count the multiply-accumulates between queries and spatially reduced keys, and with values."""
     mixer = build_layer("spatial_reduction", dim, heads=1, ratio=ratio, ndim=2)
@@ -160,7 +160,7 @@ def reduced_pairs(dim: int, ratio: int, side: int) -> int:
     return int(mixer.cost(side**2).mixing // 2 - convolution)
 
 
-@stated
+@mark_stated
 def grows(mixer: str, by: str = "N", of: str = "mixing", **options: Any) -> str:
     """Classify how a mixer's cost grows with the number of tokens, by its own formula.
 
@@ -173,10 +173,10 @@ def grows(mixer: str, by: str = "N", of: str = "mixing", **options: Any) -> str:
         options: the mixer's; "T" and "sqrt T" stand for the number of tokens and its whole root, "none" for None.
     """
     sizes = [4096 * 4**i for i in range(3)]
-    return by + classified([getattr(build_layer(mixer, 64, T, **options).cost(T), of) / T for T in sizes], by)
+    return by + classify_growth([getattr(build_layer(mixer, 64, T, **options).cost(T), of) / T for T in sizes], by)
 
 
-def classified(costs: list[float], by: str) -> str:
+def classify_growth(costs: list[float], by: str) -> str:
     """Name the growth of a cost per unit at n, 4 n and 16 n units: "" if it stays, " log N", " sqrt N", "^2"."""
     first, second = costs[1] - costs[0], costs[2] - costs[1]
     if second <= 1e-6 * costs[2]:
@@ -185,11 +185,11 @@ def classified(costs: list[float], by: str) -> str:
     return min(GROWTH, key=lambda known: abs(known[0] - steps))[1].format(by)
 
 
-@stated
+@mark_stated
 def complexity(mixer: str, **options: Any) -> str:
     """Classify the growth of a mixer's cost in the tokens T and, at 256 tokens, in the width d, such as "T^2 d"."""
     costs = [build_layer(mixer, d, **options).cost(256).mixing / d for d in (64, 256, 1024)]
-    return f"{grows(mixer, by='T', **options)} d{classified(costs, 'd')}"
+    return f"{grows(mixer, by='T', **options)} d{classify_growth(costs, 'd')}"
 
 
 def decodes(mixer: str) -> str:
@@ -208,7 +208,7 @@ def decodes(mixer: str) -> str:
     return "yes" if torch.allclose(torch.cat(outputs, 1), built(x), atol=1e-6) else "no"
 
 
-@stated
+@mark_stated
 def option(mixer: str, of: str) -> Any:
     """Return the default of a mixer's option."""
     from ...mixers import MIXERS

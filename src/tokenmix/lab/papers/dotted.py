@@ -31,7 +31,7 @@ def find_code(path: str) -> Any:
     raise MixerError(f"papers: {path!r} names nothing in tokenmix.")
 
 
-def located(path: str) -> tuple[str, int]:
+def locate_code(path: str) -> tuple[str, int]:
     """Find what a dotted path below ``tokenmix`` names.
 
     Returns:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...errors import MixerError
-from .claim import stated
+from .claim import mark_stated
 from .dotted import find_code
 
 TOLERANCE = 1e-9
@@ -22,7 +22,7 @@ SIZES = {"B": B, "T": T, "D": D, "H": HEADS}
 QKV = {"q": "B T D", "k": "B T D", "v": "B T D"}
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def draw_tensor(*shape: int, seed: int = 0) -> Tensor:
     """Draw a tensor in float64 without touching torch's generator."""
     generator = torch.Generator().manual_seed(seed + sum(shape))
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
@@ -30,10 +30,10 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 def qkv() -> list[Tensor]:
     """Draw queries, keys and values."""
-    return [drawn(B, T, D, seed=i) for i in range(3)]
+    return [draw_tensor(B, T, D, seed=i) for i in range(3)]
 
 
-def compared(ours: Tensor, theirs: Tensor) -> str:
+def compare_values(ours: Tensor, theirs: Tensor) -> str:
     """Return "equal", or the largest difference in words."""
     off = float((ours - theirs).detach().abs().max())
     return "equal" if off <= TOLERANCE * max(1.0, float(theirs.detach().abs().max())) else f"off by {off:.1e}"
@@ -54,7 +54,7 @@ def equal(ours: str, theirs: str, inputs: dict[str, Any] | None = None, **option
     def draw(shape: Any) -> Any:
         if isinstance(shape, list):
             return tuple(map(draw, shape))
-        return drawn(*(SIZES.get(n) or int(n) for n in shape.split()), seed=next(seeds))
+        return draw_tensor(*(SIZES.get(n) or int(n) for n in shape.split()), seed=next(seeds))
 
     given = {name: draw(shape) for name, shape in (QKV | (inputs or {})).items()}
     given |= {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
@@ -62,14 +62,16 @@ def equal(ours: str, theirs: str, inputs: dict[str, Any] | None = None, **option
     taken = [given.keys() & inspect.signature(form).parameters.keys() for form in forms]
     if unused := given.keys() - QKV.keys() - taken[0] - taken[1]:
         raise MixerError(f"papers: neither {ours} nor {theirs} has a parameter {', '.join(sorted(unused))}.")
-    return compared(*(form(**{name: given[name] for name in names}) for form, names in zip(forms, taken, strict=True)))
+    return compare_values(
+        *(form(**{name: given[name] for name in names}) for form, names in zip(forms, taken, strict=True))
+    )
 
 
 def aft_rows() -> int:
     """Count the outputs of AFT-full, divided by the gate, that leave the range of the values (Eq. 3)."""
     from ...functional import aft_full
 
-    (q, k, v), w = qkv(), drawn(T, T)
+    (q, k, v), w = qkv(), draw_tensor(T, T)
     mean = aft_full(q, k, v, w) / q.sigmoid()
     low, high = v.amin(1, keepdim=True), v.amax(1, keepdim=True)
     return int(((mean < low - TOLERANCE) | (mean > high + TOLERANCE)).sum())
@@ -80,7 +82,7 @@ def aft_conv() -> str:
     from ...functional import aft_conv
 
     q, _, v = qkv()
-    k, w = drawn(B, T, HEADS), drawn(HEADS, 3)
+    k, w = draw_tensor(B, T, HEADS), draw_tensor(HEADS, 3)
     e = k.exp().repeat_interleave(D // HEADS, -1)
 
     def conv(x: Tensor) -> Tensor:
@@ -88,7 +90,7 @@ def aft_conv() -> str:
         return torch.nn.functional.conv1d(x.mT, taps, padding=1, groups=D).mT
 
     sums = conv(e * v) + (e * v).sum(1, keepdim=True), conv(e) + e.sum(1, keepdim=True)
-    return compared(aft_conv(q, k, v, w), q.sigmoid() * sums[0] / sums[1])
+    return compare_values(aft_conv(q, k, v, w), q.sigmoid() * sums[0] / sums[1])
 
 
 def aft_conv_start() -> str:
@@ -97,9 +99,9 @@ def aft_conv_start() -> str:
     from ...mixers import build_mixer
 
     mixer: Any = build_mixer("aft_conv", D, heads=HEADS, kernel_size=3, ndim=1).double()
-    x = drawn(B, T, D)
+    x = draw_tensor(B, T, D)
     q, k, v = mixer.q_proj(x), mixer.k_proj(x).repeat_interleave(D // HEADS, -1), mixer.v_proj(x)
-    return compared(mixer(x), mixer.out_proj(aft_simple(q, k, v)))
+    return compare_values(mixer(x), mixer.out_proj(aft_simple(q, k, v)))
 
 
 def hydra_lengths() -> str:
@@ -107,7 +109,7 @@ def hydra_lengths() -> str:
     from ...functional import hydra
 
     q, k, v = qkv()
-    return compared(hydra(3 * q, 3 * k, 2 * v, eps=0.0), 2 * hydra(q, k, v, eps=0.0))
+    return compare_values(hydra(3 * q, 3 * k, 2 * v, eps=0.0), 2 * hydra(q, k, v, eps=0.0))
 
 
 def external_rows() -> str:
@@ -115,21 +117,21 @@ def external_rows() -> str:
     from ...functional import external
 
     ones = torch.ones(5, D, dtype=torch.float64)
-    read = external(drawn(B, T, D), drawn(5, D), ones, eps=0.0)
-    return compared(read, torch.ones_like(read))
+    read = external(draw_tensor(B, T, D), draw_tensor(5, D), ones, eps=0.0)
+    return compare_values(read, torch.ones_like(read))
 
 
 def dense_rows() -> str:
     """Compare the dense logits of a token before and after all other tokens change."""
     from ...functional.synthesizer import dense_logits
 
-    q, tables, at = drawn(B, T, D), (drawn(HEADS, D // HEADS, T),), torch.arange(T).expand(B, T)
+    q, tables, at = draw_tensor(B, T, D), (draw_tensor(HEADS, D // HEADS, T),), torch.arange(T).expand(B, T)
     other = q.clone()
     other[:, 1:] += 1
-    return compared(dense_logits(other, tables, at, at)[:, :, 0], dense_logits(q, tables, at, at)[:, :, 0])
+    return compare_values(dense_logits(other, tables, at, at)[:, :, 0], dense_logits(q, tables, at, at)[:, :, 0])
 
 
-@stated
+@mark_stated
 def gate_at_start() -> float:
     """Return the weight of the synthetic logits in a fresh gated mixture."""
     from ...mixers import build_mixer
@@ -146,16 +148,16 @@ def linear_recurrence() -> str:
     fq, fk = (torch.nn.functional.elu(x) + 1 for x in (q, k))
     s, z = (fk[..., None] * v[:, :, None]).cumsum(1), fk.cumsum(1)
     theirs = torch.einsum("btd,btde->bte", fq, s) / (fq * z).sum(-1, keepdim=True)
-    return compared(linear_attention(q, k, v, heads=1, causal=True), theirs)
+    return compare_values(linear_attention(q, k, v, heads=1, causal=True), theirs)
 
 
 def set_equivariance() -> str:
     """Compare an induced set attention of permuted tokens with its permuted outputs."""
     from ...mixers import build_mixer
 
-    mixer, x = build_mixer("set", D, points=3, heads=HEADS).double(), drawn(B, T, D)
+    mixer, x = build_mixer("set", D, points=3, heads=HEADS).double(), draw_tensor(B, T, D)
     order = torch.arange(T - 1, -1, -1)
-    return compared(mixer(x[:, order]), mixer(x)[:, order])
+    return compare_values(mixer(x[:, order]), mixer(x)[:, order])
 
 
 def heads_are_cuts() -> str:
@@ -164,7 +166,7 @@ def heads_are_cuts() -> str:
 
     parts = [x.chunk(2, -1) for x in qkv()]
     halves = [attention(*(p[i] for p in parts), heads=1) for i in (0, 1)]
-    return compared(attention(*qkv(), heads=2), torch.cat(halves, -1))
+    return compare_values(attention(*qkv(), heads=2), torch.cat(halves, -1))
 
 
 def future_is_hidden() -> str:
@@ -174,15 +176,15 @@ def future_is_hidden() -> str:
     q, k, v = qkv()
     changed = [torch.cat([x[:, :-1], x[:, -1:] + 1], 1) for x in (q, k, v)]
     first, second = (attention(*given, heads=HEADS, causal=True)[:, :-1] for given in ((q, k, v), changed))
-    return compared(second, first)
+    return compare_values(second, first)
 
 
 def balanced_bce() -> str:
     """Compare the balanced binary cross-entropy with its equation, on soft targets."""
     from ..train.class_losses import ClassLoss
 
-    counts, z, y = [500, 60, 9, 1], drawn(6, 4), drawn(6, 4, seed=1).softmax(1)
+    counts, z, y = [500, 60, 9, 1], draw_tensor(6, 4), draw_tensor(6, 4, seed=1).softmax(1)
     pi = torch.tensor(counts, dtype=torch.float64) / sum(counts)
     p = (z + pi.log() - (1 - pi).log()).sigmoid()
     written = -(y * p.log() + (1 - y) * (1 - p).log()).sum(1).mean()
-    return compared(ClassLoss("balanced_bce", counts)(z, y), written)
+    return compare_values(ClassLoss("balanced_bce", counts)(z, y), written)

@@ -34,7 +34,7 @@ class RecipeRows:
     form: str = "{:.3f}"
     label: str = ""
 
-    def printed(self) -> dict[str, str]:
+    def printed_numbers(self) -> dict[str, str]:
         """Return the printed numbers by the names of the rows."""
         from ..recipes import find_recipe
 
@@ -110,7 +110,7 @@ def _numbers(entry: dict[str, Any], where: str) -> Iterator[Number]:
 def _recipe_rows(rows: RecipeRows, where: str) -> dict[str, str]:
     """Return the printed numbers of a recipe, of which there must be some."""
     try:
-        found = rows.printed()
+        found = rows.printed_numbers()
     except (MixerError, LookupError, ValueError) as why:
         raise MixerError(f"papers: {where}.recipe: {why}") from None
     if not found:

@@ -29,12 +29,12 @@ def _record() -> dict[str, dict[str, Value]]:
     return found
 
 
-def recorded(paper: Paper) -> dict[str, Value]:
+def recorded_values(paper: Paper) -> dict[str, Value]:
     """Return our recorded values of a paper's numbers, by "section: name"."""
     return _record().get(paper.key, {})
 
 
-def computed(paper: Paper, claims: tuple[Claim, ...] | None = None) -> dict[str, Value]:
+def compute_values(paper: Paper, claims: tuple[Claim, ...] | None = None) -> dict[str, Value]:
     """Compute our values of a paper's numbers, or of some of its claims. Torch's generator is left as it was."""
     found: dict[str, Value] = {}
     with torch.random.fork_rng(devices=[]):
@@ -42,11 +42,11 @@ def computed(paper: Paper, claims: tuple[Claim, ...] | None = None) -> dict[str,
         for claim in paper.claims if claims is None else claims:
             for number in claim.numbers:
                 if number.compute:
-                    found[f"{claim.section}: {number.name}"] = _plain(number.function(**number.args))
+                    found[f"{claim.section}: {number.name}"] = _round_value(number.function(**number.args))
     return found
 
 
-def _plain(value: Value) -> Value:
+def _round_value(value: Value) -> Value:
     """Round a value to nine digits, so that a record does not depend on the machine's last bit."""
     return float(f"{value:.9g}") if isinstance(value, float) else value
 
@@ -82,7 +82,7 @@ def measured_sweep(name: str) -> Results | None:
     return Results.open(RESULTS / file.name, SweepPlan.from_json(json.loads(file.read_text())))
 
 
-def decided(trial: Trial) -> Outcome | None:
+def decide_trial(trial: Trial) -> Outcome | None:
     """Decide a trial from the results in ``benchmarks/results``; None outside of a checkout."""
     results = measured_sweep(trial.sweep)
     if results is None:
@@ -101,17 +101,17 @@ def decided(trial: Trial) -> Outcome | None:
 
 def outcomes(claim: Claim) -> list[tuple[Trial, Outcome]]:
     """Return what each trial of a claim has found; outside of a checkout none."""
-    return [(trial, outcome) for trial in claim.trials if (outcome := decided(trial)) is not None]
+    return [(trial, outcome) for trial in claim.trials if (outcome := decide_trial(trial)) is not None]
 
 
-def tried(paper: Paper) -> Counter[str]:
+def count_verdicts(paper: Paper) -> Counter[str]:
     """Count the verdicts of a paper's trials."""
     return Counter(outcome.verdict for claim in paper.claims for _, outcome in outcomes(claim))
 
 
 def write(papers: tuple[Paper, ...], file: Path = RECORD) -> dict[str, dict[str, Value]]:
     """Compute every value and write the record."""
-    found = {paper.key: computed(paper) for paper in papers}
+    found = {paper.key: compute_values(paper) for paper in papers}
     file.write_text(json.dumps(found, indent=1) + "\n")
     _record.cache_clear()
     return found

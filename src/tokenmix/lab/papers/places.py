@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ... import reference
-from .claim import stated
-from .identities import HEADS, D, T, compared, drawn, qkv
+from .claim import mark_stated
+from .identities import HEADS, D, T, compare_values, draw_tensor, qkv
 
 
-@stated
+@mark_stated
 def abacus_offset() -> int:
     """Return the largest offset that Abacus embeddings draw at their defaults."""
     from ...positions import AbacusPositions
@@ -32,7 +32,7 @@ def abacus_places(text: str) -> str:
     return " ".join(str(int(row)) for row in found[0, :, 0].tolist())
 
 
-@stated
+@mark_stated
 def abacus_parameters(layers: int, percent_of: int = 0) -> float:
     """Compute the parameters (in millions) of the paper's model with a given number of layers.
 
@@ -50,7 +50,7 @@ def abacus_parameters(layers: int, percent_of: int = 0) -> float:
     return (layers * layer + 3 * width**2 + 1024 * width + 2 * 118 * width + 4 * width) / 1e6
 
 
-@stated
+@mark_stated
 def fire_width() -> int:
     """Return the hidden width of FIRE's MLP at its defaults."""
     from ...positions import Fire
@@ -58,7 +58,7 @@ def fire_width() -> int:
     return Fire(1).hidden
 
 
-def sampled(sampler: str) -> str:
+def count_samples(sampler: str) -> str:
     """Count the rows of positions that a sampler draws for four tokens of at most eight, if they are as described."""
     from ...positions import SAMPLERS
 
@@ -73,11 +73,11 @@ def sampled(sampler: str) -> str:
 
 def cape_range() -> str:
     """Return the bounds of CAPE's jitter of position 10, if all positions drawn lie within and come near them."""
-    from ...positions.samplers import jittered
+    from ...positions.samplers import jitter_positions
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        at = jittered(torch.full((20_000, 1), 10), global_shift=4.0, local_shift=0.5, scale=2.0)
+        at = jitter_positions(torch.full((20_000, 1), 10), global_shift=4.0, local_shift=0.5, scale=2.0)
     low, high = float(at.min()), float(at.max())
     return "2.75 to 29" if 2.75 <= low < 3 and 28 < high <= 29 else f"{low:.2f} to {high:.2f}"
 
@@ -100,23 +100,25 @@ def rotary_is_relative() -> str:
     def product(i: int, j: int) -> Tensor:
         return (rotary(torch.tensor([[i]]), q)[0] * rotary(torch.tensor([[j]]), k)[0]).sum()
 
-    return compared(product(103, 105), product(3, 5))
+    return compare_values(product(103, 105), product(3, 5))
 
 
 def xpos() -> str:
     """Compare products of queries and keys 40 positions apart with RoPE's, pair by pair times zeta^(40 / 512)."""
     from ...positions import RotaryPositions, XPositions
 
-    ours, rotary, q, k = XPositions(D), RotaryPositions(D), drawn(1, 1, 1, D), drawn(1, 1, 1, D, seed=1)
+    ours, rotary, q, k = XPositions(D), RotaryPositions(D), draw_tensor(1, 1, 1, D), draw_tensor(1, 1, 1, D, seed=1)
     (t, s), half = (torch.tensor([[n]]) for n in (70, 30)), D // 2
 
-    def turned(at: Tensor, x: Tensor) -> Tensor:
+    def turn_query(at: Tensor, x: Tensor) -> Tensor:
         return rotary(at, x[:, 0])[0][:, None]
 
     middle = torch.tensor([50])
-    got = ours.faded(turned(t, q), t, middle, key=False) * ours.faded(turned(s, k), s, middle, key=True)
+    got = ours.decay_features(turn_query(t, q), t, middle, key=False) * ours.decay_features(
+        turn_query(s, k), s, middle, key=True
+    )
     zeta = torch.tensor([((2 * m / D + 0.4) / 1.4) ** (40 / 512) for m in range(half)], dtype=torch.float64)
-    return compared(got.sum(), (turned(t, q) * turned(s, k) * torch.cat([zeta, zeta])).sum())
+    return compare_values(got.sum(), (turn_query(t, q) * turn_query(s, k) * torch.cat([zeta, zeta])).sum())
 
 
 def t5_bucket_count() -> int:
@@ -134,7 +136,7 @@ def pair_bias(bias: str) -> str:
         torch.manual_seed(0)
         built = build_pair_positions({"name": bias}, HEADS, owner="papers").double()
     t, s = torch.tensor([[3, 70, 900]]), torch.tensor([[0, 2, 65, 880]])
-    return compared(built(t, s, torch.float64), _pair_equation(bias, built, t, s))
+    return compare_values(built(t, s, torch.float64), _pair_equation(bias, built, t, s))
 
 
 def _pair_equation(bias: str, built: Any, t: Tensor, s: Tensor) -> Tensor:
@@ -159,9 +161,9 @@ def logit_bias(bias: str) -> str:
         built = build_logit_bias({"name": bias}, HEADS, D, causal=True, owner="papers").double()
         for parameter in built.parameters():
             torch.nn.init.normal_(parameter)
-    q, k = drawn(1, HEADS, T, D), drawn(1, HEADS, T, D, seed=1)
+    q, k = draw_tensor(1, HEADS, T, D), draw_tensor(1, HEADS, T, D, seed=1)
     at, seen = torch.arange(T)[None], torch.ones(1, T, T, dtype=torch.bool).tril()
-    return compared(built(q, k, at, at, seen).tril(), _logit_equation(bias, built, q, k, at, seen).tril())
+    return compare_values(built(q, k, at, at, seen).tril(), _logit_equation(bias, built, q, k, at, seen).tril())
 
 
 def _logit_equation(bias: str, built: Any, q: Tensor, k: Tensor, at: Tensor, seen: Tensor) -> Tensor:
@@ -174,30 +176,32 @@ def _logit_equation(bias: str, built: Any, q: Tensor, k: Tensor, at: Tensor, see
     return reference.cape(q, k, _pair_equation("kerple", built.of, at, at), **mlp)
 
 
-def _scaled(rule: str, **options: Any) -> list[float]:
+def _scaled_frequencies(rule: str, **options: Any) -> list[float]:
     """Return the frequencies of 64 rotated features at base 10,000 under a rule; "" for none."""
     from ...positions.rotary import scaled_frequencies
 
     return scaled_frequencies(64, 10_000.0, {"name": rule, **options} if rule else None)[0]
 
 
-def _listed(ours: list[float], theirs: list[float]) -> str:
+def _compare_frequencies(ours: list[float], theirs: list[float]) -> str:
     """Compare two lists of frequencies."""
-    return compared(torch.tensor(ours, dtype=torch.float64), torch.tensor(theirs, dtype=torch.float64))
+    return compare_values(torch.tensor(ours, dtype=torch.float64), torch.tensor(theirs, dtype=torch.float64))
 
 
 def interpolation(factor: float) -> str:
     """Compare the frequencies of position interpolation with those of no rule, divided by the factor."""
-    return _listed(_scaled("linear", factor=factor), [theta / factor for theta in _scaled("")])
+    return _compare_frequencies(
+        _scaled_frequencies("linear", factor=factor), [theta / factor for theta in _scaled_frequencies("")]
+    )
 
 
 def ntk_base() -> str:
     """Compare the NTK-aware rule by 4 with the base 10,000 * 4^(d / (d - 2))."""
     base = 10_000.0 * 4 ** (64 / 62)
-    return _listed(_scaled("ntk", factor=4.0), [base ** (-2 * m / 64) for m in range(32)])
+    return _compare_frequencies(_scaled_frequencies("ntk", factor=4.0), [base ** (-2 * m / 64) for m in range(32)])
 
 
 def yarn_ends() -> str:
     """Compare the fastest and the slowest frequency under YaRN with the old one and a quarter of it."""
-    ours, old = _scaled("yarn", factor=4.0, original_max_len=2048), _scaled("")
-    return _listed([ours[0], ours[-1]], [old[0], old[-1] / 4])
+    ours, old = _scaled_frequencies("yarn", factor=4.0, original_max_len=2048), _scaled_frequencies("")
+    return _compare_frequencies([ours[0], ours[-1]], [old[0], old[-1] / 4])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .claim import stated
+from .claim import mark_stated
 
 
 def reversed_sums() -> int:
@@ -25,7 +25,7 @@ def long_tail_images(classes: int, most: int, factor: float) -> int:
     return sum(long_tail_counts(most, classes, factor))
 
 
-@stated
+@mark_stated
 def livt_recipe(recipe: str, fields: str) -> str:
     """Return the epochs of a recipe on ImageNet-LT at the paper's size, then fields of its config as a format."""
     from ..recipes import RECIPES

@@ -20,7 +20,7 @@ from .recall import RECIPE as _recall
 from .recipe import SIZES, Recipe, Row, import_recipe
 from .recipe import find_recipe as _find
 from .segmentation import RECIPE as _segmentation
-from .sizes import amounts, described, experiment
+from .sizes import amounts, describe_changes, experiment
 from .text import RECIPE as _text
 from .translation import RECIPES as _translation
 
@@ -30,7 +30,7 @@ __all__ = [
     "Row",
     "SIZES",
     "amounts",
-    "described",
+    "describe_changes",
     "experiment",
     "find_recipe",
     "import_recipe",

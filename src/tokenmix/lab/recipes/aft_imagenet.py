@@ -45,25 +45,28 @@ def rows() -> dict[str, ImageRow]:
         f"table7/{name}": ImageRow(
             f"Table 7: {name}, 224",
             MODELS[name],
-            _printed(numbers),
+            _printed_numbers(numbers),
             keeps=("kernel_size", "heads") if name.startswith("aft_conv") else (),
         )
         for name, numbers in PRINTED.items()
     }
     base, conv = MODELS["deit_base_384"], MODELS["aft_conv_base384_k25_h32"]
     found["table8/deit_base_384"] = ImageRow(
-        "Table 8: DeiT-base at 384", base, _printed(TABLE8["deit_base_384"]), keeps=SIDE
+        "Table 8: DeiT-base at 384", base, _printed_numbers(TABLE8["deit_base_384"]), keeps=SIDE
     )
     found["table8/aft_conv_finetuned"] = ImageRow(
-        "Table 8: AFT-conv from DeiT-base's weights (--train.init)", conv, _printed(TABLE8["finetuned"]), keeps=SIDE
+        "Table 8: AFT-conv from DeiT-base's weights (--train.init)",
+        conv,
+        _printed_numbers(TABLE8["finetuned"]),
+        keeps=SIDE,
     )
     found["table8/aft_conv_random"] = ImageRow(
-        "Table 8: AFT-conv from random weights", conv, _printed(TABLE8["random"]), keeps=SIDE
+        "Table 8: AFT-conv from random weights", conv, _printed_numbers(TABLE8["random"]), keeps=SIDE
     )
     return found
 
 
-def _printed(numbers: tuple[float, float, float, float]) -> dict[str, float]:
+def _printed_numbers(numbers: tuple[float, float, float, float]) -> dict[str, float]:
     return dict(zip(("top1", "parameters_m", "images_per_s", "gb"), numbers, strict=True))
 
 

@@ -40,7 +40,7 @@ def build(row: Row, size: str, *, name: str) -> RunConfig:
     shared: dict[str, Any] = {
         "dim": at["dim"],
         "max_len": at["length"],
-        "mixers": tuple(_sized(spec, at) for spec in row.mixers),
+        "mixers": tuple(_resize_spec(spec, at) for spec in row.mixers),
         "layers": at["layers"],
         "vocab": at["vocab"],
         "mlp": "gelu",
@@ -73,7 +73,7 @@ def build(row: Row, size: str, *, name: str) -> RunConfig:
     return RunConfig(model, data, replace(MUON, lr=rate, muon_lr=2.5 * rate, warmup=100), loop)
 
 
-def _sized(spec: dict[str, Any], at: dict[str, Any]) -> dict[str, Any]:
+def _resize_spec(spec: dict[str, Any], at: dict[str, Any]) -> dict[str, Any]:
     """Return a spec of translation's rows, which have 8 heads, in a model of another size."""
     heads = {"heads": at["heads"]} if "heads" in spec else {}
     return shrink_spec({**spec, **heads}, seq_len=at["length"], heads=at["heads"], rank=32)

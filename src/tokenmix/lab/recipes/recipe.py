@@ -14,7 +14,7 @@ from ...models import in_shell
 from ...system.config import nearest
 from ...system.modules import import_file
 from ..train.config import OptimConfig, RunConfig
-from .sizes import described, shrunk
+from .sizes import describe_changes, reduced_amounts
 from .tuned import TUNED
 
 FILE = ".py"
@@ -83,11 +83,11 @@ class Recipe:
         if size not in SIZES:
             raise MixerError(f"recipe {self.name} has no size {size!r}; choose one of {', '.join(SIZES)}.")
         config = replace(self.build(self.rows[row], size), recipe=self.name, row=row, size=size)
-        if lost := self._lost(row, config):
-            least = next(each for each in SIZES if not self._lost(row, self.build(self.rows[row], each)))
+        if lost := self._changed_sizes(row, config):
+            least = next(each for each in SIZES if not self._changed_sizes(row, self.build(self.rows[row], each)))
             raise MixerError(
                 f"recipe {self.name}: row {row} does not run at size {size}, where it would not be what it says "
-                + f"({described(lost)}); the smallest size at which it does is {least} (--size {least})."
+                + f"({describe_changes(lost)}); the smallest size at which it does is {least} (--size {least})."
             )
         if shell is None:
             return config
@@ -95,14 +95,14 @@ class Recipe:
         tuned = TUNED.get((self.name, size, shell))
         return config if tuned is None else config.override(tuned.changes(row))
 
-    def shrunk(self, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    def reduced_amounts(self, config: RunConfig) -> dict[str, tuple[Any, Any]]:
         """Return what a config of this recipe has less of than its row at the paper's size: both amounts by name."""
-        return shrunk(config, self.build(self.rows[config.row or self.default], "paper"))
+        return reduced_amounts(config, self.build(self.rows[config.row or self.default], "paper"))
 
-    def _lost(self, row: str, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    def _changed_sizes(self, row: str, config: RunConfig) -> dict[str, tuple[Any, Any]]:
         """Return what a config changes of the sizes that its row's name states."""
         keeps = getattr(self.rows[row], "keeps", ())
-        changes = shrunk(config, self.build(self.rows[row], "paper")) if keeps else {}
+        changes = reduced_amounts(config, self.build(self.rows[row], "paper")) if keeps else {}
         return {name: change for name, change in changes.items() if name in keeps}
 
 

@@ -25,22 +25,22 @@ def experiment(config: RunConfig) -> str:
 
     The mixers are listed layer by layer, each with all its options.
     """
-    return json.dumps({k: v for k, v in _whole(config).items() if k not in NAMES}, sort_keys=True)
+    return json.dumps({k: v for k, v in _complete_config(config).items() if k not in NAMES}, sort_keys=True)
 
 
-def _whole(value: Any) -> Any:
+def _complete_config(value: Any) -> Any:
     """Return a config as plain values, with every mixer spec completed by the defaults of its class."""
     if is_dataclass(value):
-        found = {field.name: _whole(getattr(value, field.name)) for field in fields(value)}
+        found = {field.name: _complete_config(getattr(value, field.name)) for field in fields(value)}
         for name, specs in (("mixers", "specs"), ("cross_mixers", "cross_specs"), ("encoder_mixers", "encoder_specs")):
             if hasattr(value, specs):
-                found[name] = _whole(getattr(value, specs)())
+                found[name] = _complete_config(getattr(value, specs)())
         return found | ({"layers": len(found["mixers"])} if hasattr(value, "specs") else {})
     if isinstance(value, dict):
         given = {} if value.get("name") not in MIXERS else mixer_options(MIXERS[value["name"]])
         known = {k: v for k, v in given.items() if v is not Parameter.empty}
-        return {k: _whole(v) for k, v in (known | value).items()}
-    return [_whole(v) for v in value] if isinstance(value, (list, tuple)) else value
+        return {k: _complete_config(v) for k, v in (known | value).items()}
+    return [_complete_config(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def amounts(config: RunConfig) -> dict[str, Any]:
@@ -54,15 +54,15 @@ def amounts(config: RunConfig) -> dict[str, Any]:
         if values := [spec[option] for spec in specs if spec.get(option) is not None]:
             found[option] = [v for i, v in enumerate(values) if v not in values[:i]]
     alone = {name: value[0] for name, value in found.items() if isinstance(value, (list, tuple)) and len(value) == 1}
-    return {name: _whole(value) for name, value in (found | alone).items()}
+    return {name: _complete_config(value) for name, value in (found | alone).items()}
 
 
-def shrunk(config: RunConfig, original: RunConfig) -> dict[str, tuple[Any, Any]]:
+def reduced_amounts(config: RunConfig, original: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Return what a config has less of than the original, by name: the original amount and that of the config."""
     now, then = amounts(config), amounts(original)
     return {name: (then[name], now[name]) for name in then if name in now and now[name] != then[name]}
 
 
-def described(changes: dict[str, tuple[Any, Any]]) -> str:
+def describe_changes(changes: dict[str, tuple[Any, Any]]) -> str:
     """Write what was shrunk as words: "layers 12 -> 4, heads 12 -> 4"."""
     return ", ".join(f"{name} {was} -> {now}" for name, (was, now) in changes.items())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...errors import MixerError
 from ...mixers import Inputs
 from ...models.effective_attention import EXACT
-from .maps import Layer, check_vit, grid_of, look_into, on_grid, reading
+from .maps import Layer, check_vit, evaluate_without_gradients, grid_of, look_into, on_grid
 
 FOCUSED = "only mixers such as AFT, Hydra and attention have a focus"
 
@@ -54,8 +54,8 @@ def focus(model: nn.Module, images: Tensor, classes: Tensor | None = None, *, la
         raise MixerError(f"focus: layer must be one of the model's {len(model.blocks)}, got {layer}.")
     seen = look_into(model, images)[layer]
     g, classes = _gradient(model, images, seen.mixer, classes)
-    with reading(model), torch.enable_grad():
-        score = _along(seen, g)
+    with evaluate_without_gradients(model), torch.enable_grad():
+        score = _value_contributions(seen, g)
     prefix = model.config.prefix
     return Focus(score[:, prefix:].unflatten(1, grid_of(model, images)), score[:, :prefix], classes)
 
@@ -70,7 +70,7 @@ def _gradient(model: Any, images: Tensor, mixer: nn.Module, classes: Tensor | No
 
     hook = mixer.register_forward_hook(cut)
     try:
-        with reading(model), torch.enable_grad():
+        with evaluate_without_gradients(model), torch.enable_grad():
             logits = model(images)
     finally:
         hook.remove()
@@ -84,7 +84,7 @@ def _gradient(model: Any, images: Tensor, mixer: nn.Module, classes: Tensor | No
     return g, classes
 
 
-def _along(seen: Layer, g: Tensor) -> Tensor:
+def _value_contributions(seen: Layer, g: Tensor) -> Tensor:
     """Compute v_t . d (g . y) / d v_t with fixed weights, (B, T); refuse mixers for which that is not all of the
     output.
     """

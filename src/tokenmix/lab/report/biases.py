@@ -40,7 +40,7 @@ def has_filters(mixer: Any) -> bool:
     return callable(getattr(mixer, "kernel", None))
 
 
-def _signed(mixer: Any) -> bool:
+def _is_signed(mixer: Any) -> bool:
     """Return whether the filters are added to the weights and not to their logarithms."""
     return getattr(mixer, "filters", "exp") == "signed"
 
@@ -56,7 +56,7 @@ def has_pair_bias(mixer: Any) -> bool:
 def _picture(name: str, layer: int, mixer: Any) -> Picture:
     pairs = has_pair_bias(mixer)
     extra = pair_bias(mixer) if pairs else filters(mixer)
-    what = "w" if _signed(mixer) else "exp(w) - 1"
+    what = "w" if _is_signed(mixer) else "exp(w) - 1"
     known = extra[extra.isfinite()]
     low, high = float(known.min()), float(known.max())
     if extra.ndim == 3:
@@ -116,7 +116,7 @@ def filters(mixer: Any) -> Tensor:
     """
     with torch.no_grad():
         extra = mixer.kernel().double()
-        extra = extra if _signed(mixer) else torch.expm1(extra)
+        extra = extra if _is_signed(mixer) else torch.expm1(extra)
     while extra.ndim > 3:
         extra = extra[:, extra.shape[1] // 2]
     return extra

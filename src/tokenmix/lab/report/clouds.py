@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ...errors import MixerError
-from ..data.points import Cloud, PointSet, open_points, stacked
-from .figures import COLOURS, Picture, both
+from ..data.points import Cloud, PointSet, open_points, stack_clouds
+from .figures import COLOURS, Picture, render_both
 from .runs import Run
 
 SHOWN = 10  # clouds in a picture
@@ -38,7 +38,7 @@ def cloud_pictures(run: Run, model: Any) -> list[Picture]:
         clouds = _first_of_each(found, int(data.get("points", 1024)))
     except MixerError:
         return []
-    points, category, _ = stacked(clouds)
+    points, category, _ = stack_clouds(clouds)
     with torch.no_grad():
         logits = model(points, category) if found.parts and hasattr(model.config, "parts") else model(points)
     if logits.ndim == 3:
@@ -97,7 +97,7 @@ def _picture(rows: list[list[Cell]], *, alt: str, caption: str) -> Picture:
         ink = ax.xaxis.label.get_color()
         for i, row in enumerate(rows):
             for j, cell in enumerate(row):
-                x, y, depth = seen(cell.points)
+                x, y, depth = project_points(cell.points)
                 order = depth.argsort(descending=True).tolist()  # the far ones first
                 ax.scatter(
                     [float(x[k]) + 2.2 * j for k in order],
@@ -115,10 +115,10 @@ def _picture(rows: list[list[Cell]], *, alt: str, caption: str) -> Picture:
         for spine in ax.spines.values():
             spine.set_visible(False)
 
-    return Picture(*both(draw, (1.9 * max(map(len, rows)), 2.25 * len(rows))), alt=alt, caption=caption)
+    return Picture(*render_both(draw, (1.9 * max(map(len, rows)), 2.25 * len(rows))), alt=alt, caption=caption)
 
 
-def seen(points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def project_points(points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return where points (N, 3) appear, across and up, and how far away they are; z is up."""
     x, y, z = points.unbind(-1)
     across = x * math.cos(TURN) + y * math.sin(TURN)

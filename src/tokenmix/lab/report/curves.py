@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...system.text import si
-from ..data.metrics_csv import flat
-from .figures import smoothed
+from ..data.metrics_csv import flatten_metrics
+from .figures import smooth_values
 from .runs import Run, on_most_data
 from .watch import Watch, Watched
 
@@ -45,7 +45,7 @@ class Screen:
 
     def key(self, i: int) -> str:
         """Return the sign that marks the curve of run ``i`` in the table."""
-        return painted("━", COLOURS[i % len(COLOURS)]) if self.lines else LETTERS[i % len(LETTERS)]
+        return paint_text("━", COLOURS[i % len(COLOURS)]) if self.lines else LETTERS[i % len(LETTERS)]
 
     @property
     def lines(self) -> bool:
@@ -62,7 +62,7 @@ class Curve:
     dots: Points
 
 
-def painted(text: str, colour: int) -> str:
+def paint_text(text: str, colour: int) -> str:
     """Return text in a colour of a terminal's palette of 256."""
     return f"\x1b[38;5;{colour}m{text}\x1b[0m"
 
@@ -83,10 +83,10 @@ def frame(
     if groups and not _plotext():
         groups, said = {}, [*said, "curves need the extra 'plot': pip install 'tokenmix[plot]'."]
     below = table(runs, screen)
-    said = [escaped(line, screen) for line in said]
+    said = [escape_text(line, screen) for line in said]
     if screen.height is not None:
-        said = [_cut(line, screen.width) for line in _first(said, max(1, screen.height // 5))]
-        below = _first(below, max(3, screen.height - len(said) - (LOW + 2) * min(1, len(groups))))
+        said = [_cut(line, screen.width) for line in _first_lines(said, max(1, screen.height // 5))]
+        below = _first_lines(below, max(3, screen.height - len(said) - (LOW + 2) * min(1, len(groups))))
     room = len(groups) * (HIGH + 1) if screen.height is None else screen.height - len(below) - len(said)
     lines: list[str] = []
     high = min(room // max(1, len(groups)), HIGH + 12) - 1
@@ -113,11 +113,11 @@ def table(runs: list[Watched], screen: Screen) -> list[str]:
     }
     cells = {name: [name if name != "rate" else rate, *map(make, runs)] for name, make in makers.items()}
     for name in DROPPED:
-        if _wide(cells) + 12 <= screen.width:
+        if _table_width(cells) + 12 <= screen.width:
             break
         cells.pop(name)
-    names = [escaped(run.name, screen) for run in runs]
-    longest = max(8, screen.width - _wide(cells) - 2)
+    names = [escape_text(run.name, screen) for run in runs]
+    longest = max(8, screen.width - _table_width(cells) - 2)
     names = [_cut(name, longest) for name in names]
     width = max(_cells("run"), *map(_cells, names))
     keys = ["  ", *(f"{screen.key(i)} " for i in range(len(runs)))]
@@ -126,7 +126,7 @@ def table(runs: list[Watched], screen: Screen) -> list[str]:
         wide = max(map(len, column))
         column = [cell.ljust(wide) if name == "state" else cell.rjust(wide) for cell in column]
         if name == "state" and screen.colour:
-            column = [painted(c, RED) if c.strip() in ("failed", "killed") else c for c in column]
+            column = [paint_text(c, RED) if c.strip() in ("failed", "killed") else c for c in column]
         lines = [f"{line}  {cell}" for line, cell in zip(lines, column, strict=True)]
     return [line.rstrip() for line in lines]
 
@@ -139,7 +139,7 @@ def clock(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
-def escaped(text: str, screen: Screen) -> str:
+def escape_text(text: str, screen: Screen) -> str:
     r"""Return text without characters that the screen lacks or that move its cursor; they are written as \xNN."""
     text = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
     return text if screen.unicode else text.encode("ascii", "backslashreplace").decode()
@@ -175,16 +175,16 @@ def _curve(run: Run, x: str, metric: str) -> tuple[Points, Points]:
     elif metric == "score":
         of_valid = run.metric.name
     steps, places = [line["step"] for line in run.train], [_place(line, x) for line in run.train]
-    points = zip(places, [flat(line).get(trained) for line in run.train], strict=True)
+    points = zip(places, [flatten_metrics(line).get(trained) for line in run.train], strict=True)
     line = _numbers(points, 1 / run.metric.nats if metric == "loss" else 1.0)
     evals = on_most_data([e for e in run.evals if e["split"] == "valid"])
     if x == "step":
         places = [e["step"] for e in evals]
     else:  # where the last line of training before it is
         places = [places[i - 1] if (i := bisect.bisect(steps, e["step"])) else None for e in evals]
-    points = zip(places, [flat(e).get(of_valid) for e in evals], strict=True)
+    points = zip(places, [flatten_metrics(e).get(of_valid) for e in evals], strict=True)
     dots = _numbers(points, 100.0 if metric == "score" and accuracy else 1.0)
-    return ((line[0], smoothed(line[1])), dots) if line[0] else (dots, ([], []))
+    return ((line[0], smooth_values(line[1])), dots) if line[0] else (dots, ([], []))
 
 
 def _place(line: dict[str, Any], x: str) -> float | None:
@@ -223,10 +223,10 @@ def _chart(curves: list[Curve], x: str, screen: Screen, height: int) -> list[str
     plot.ylim(low, high)
     for curve in curves:
         colour, letter = COLOURS[curve.number % len(COLOURS)], LETTERS[curve.number % len(LETTERS)]
-        xs, ys = _thinned(_inside(curve.line, low, high), 2 * screen.width)
+        xs, ys = _thin_points(_clip_points(curve.line, low, high), 2 * screen.width)
         if xs:
             plot.plot(xs, ys, marker="braille" if screen.lines else letter, color=colour)
-        xs, ys = _inside(curve.dots, low, high)
+        xs, ys = _clip_points(curve.dots, low, high)
         if xs:
             plot.scatter(xs, ys, marker="•" if screen.lines else letter.upper(), color=colour)
     plot.xlabel({"seconds": "seconds of training"}.get(x, x))
@@ -234,22 +234,22 @@ def _chart(curves: list[Curve], x: str, screen: Screen, height: int) -> list[str
     return (drawn if screen.colour else plot.uncolorize(drawn)).rstrip("\n").split("\n")
 
 
-def _inside(points: Points, low: float, high: float) -> Points:
+def _clip_points(points: Points, low: float, high: float) -> Points:
     kept = [(x, y) for x, y in zip(*points, strict=True) if low <= y <= high]
     return [x for x, _ in kept], [y for _, y in kept]
 
 
-def _thinned(points: Points, most: int) -> Points:
+def _thin_points(points: Points, most: int) -> Points:
     step = max(1, math.ceil(len(points[0]) / most))
     xs, ys = (values[::-1][::step][::-1] for values in points)  # the last one is always kept
     return xs, ys
 
 
-def _first(lines: list[str], most: int) -> list[str]:
+def _first_lines(lines: list[str], most: int) -> list[str]:
     return lines if len(lines) <= most else [*lines[: most - 1], f"... and {len(lines) - most + 1} more"]
 
 
-def _wide(cells: dict[str, list[str]]) -> int:
+def _table_width(cells: dict[str, list[str]]) -> int:
     return sum(2 + max(map(len, column)) for column in cells.values())
 
 

@@ -23,7 +23,7 @@ def differences_table(runs: list[Run]) -> Table | None:
     names = [name for name in dict.fromkeys(key for f in flat for key in f) if len({f.get(name) for f in flat}) > 1]
     if not names:
         return None
-    rows = [[name, *(_short(f.get(name, ABSENT)) for f in flat)] for name in names]
+    rows = [[name, *(_shorten_text(f.get(name, ABSENT)) for f in flat)] for name in names]
     notes = ["All other fields of the configs are the same. A hyphen: the config of that run has no such field."]
     return Table("What differs between the runs", ["field", *(run.name for run in runs)], rows, notes)
 
@@ -122,5 +122,5 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _short(text: str) -> str:
+def _shorten_text(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 4]} ..."

@@ -48,7 +48,7 @@ def loss_curves(runs: list[Run]) -> list[Picture]:
     for metric in dict.fromkeys(r.metric for r in runs if r.train):
         drawn = [r for r in runs if r.train and r.metric == metric]
         for key, label, what in (("step", "step", "training steps"), ("seconds", "seconds of training", "wall-clock")):
-            pair = both(partial(_draw_curves, runs=drawn, key=key, label=label), (6.4, 4.2))
+            pair = render_both(partial(_draw_curves, runs=drawn, key=key, label=label), (6.4, 4.2))
             ends = ", ".join(
                 f"{r.name} ends at {_loss(r, r.train[-1]):.3f}" for r in drawn if math.isfinite(_loss(r, r.train[-1]))
             )
@@ -91,7 +91,7 @@ def _scores(runs: list[Run]) -> Picture:
     digits = 1 if metric.accuracy else 3
     ends = ", ".join(f"{r.name} ends at {times * (r.last_eval('valid') or 0):.{digits}f}{unit}" for r in runs)
     return Picture(
-        *both(draw, (6.4, 4.2)),
+        *render_both(draw, (6.4, 4.2)),
         alt=f"Line chart of {what} against training steps. {ends}.",
         caption=f"{what[0].upper()}{what[1:]} on the validation split.",
     )
@@ -113,7 +113,7 @@ def heat_map(values: Tensor, *, title: str, x: str, y: str, alt: str, caption: s
             axis.get_major_locator().set_params(integer=True)
         ax.set_title(title, color=ax.xaxis.label.get_color(), fontsize=11)
 
-    return Picture(*both(draw, (4.6, 3.8)), alt=alt, caption=caption)
+    return Picture(*render_both(draw, (4.6, 3.8)), alt=alt, caption=caption)
 
 
 def colour_range(values: Tensor) -> tuple[float, float, str]:
@@ -146,7 +146,7 @@ def _draw_curves(ax: Any, runs: list[Run], key: str, label: str) -> None:
         rows = [r for r in run.train if key in r and math.isfinite(_loss(run, r))]
         colour, style = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
         at, raw = [r[key] for r in rows], [_loss(run, r) for r in rows]
-        smooth = smoothed(raw)
+        smooth = smooth_values(raw)
         step = max(1, len(at) // POINTS)
         ax.plot(at[::step], raw[::step], color=colour, linewidth=0.6, alpha=0.3)
         ax.plot(at[::step], smooth[::step], style, color=colour, linewidth=1.8, label=run.name)
@@ -179,7 +179,7 @@ def evaluations(run: Run, key: str) -> tuple[list[float], list[float]]:
     return [p[0] for p in known], [p[1] for p in known]
 
 
-def smoothed(values: list[float]) -> list[float]:
+def smooth_values(values: list[float]) -> list[float]:
     """Compute an exponential average over about a twentieth of the run, corrected for its start."""
     keep = 1 - 1 / max(1.0, len(values) / 20)
     total = weight = 0.0
@@ -199,7 +199,7 @@ def check_drawing(who: str = "report") -> None:
         raise MixerError(f"{who} needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
 
 
-def both(draw: Callable[[Any], None], inches: tuple[float, float]) -> tuple[str, str]:
+def render_both(draw: Callable[[Any], None], inches: tuple[float, float]) -> tuple[str, str]:
     """Render what ``draw`` puts on a pair of axes, as PNG for light pages and for dark ones.
 
     It is drawn and laid out once. The dark picture is the light one in other colours, which takes half the time.

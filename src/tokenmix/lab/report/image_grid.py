@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .figures import Picture, both, colour_range
+from .figures import Picture, colour_range, render_both
 
 PIXELS = 56  # of a cell's longer side, at least: small filters are enlarged by whole factors
 GAP = 0.1  # between cells, relative to a cell
@@ -56,7 +56,7 @@ def image_grid(
         _label(ax, rows, columns, size, title)
         _colour_bar(ax, colours, (low, high), beyond, bar, inches)
 
-    return Picture(*both(draw, (inches.width, inches.height)), alt=alt, caption=caption)
+    return Picture(*render_both(draw, (inches.width, inches.height)), alt=alt, caption=caption)
 
 
 def _mosaic(

@@ -15,7 +15,7 @@ from ...errors import MixerError
 from ...mixers.attention import Attention
 from .attribution import Focus, focus, has_slots, slot_reads, slot_similarity
 from .biases import filters, has_filters, has_pair_bias
-from .figures import COLOURS, Picture, both
+from .figures import COLOURS, Picture, render_both
 from .image_grid import as_shown, image_grid
 from .maps import average_relative_attention, bias_around, check_vit, key_maps, sparsity, spread
 from .norms import Norms, neighbour_similarity, outlier_cutoff, share_above, token_norms
@@ -41,14 +41,14 @@ def _filter_grid(extra: dict[int, Tensor]) -> list[Picture]:
         return []
     layers, heads = spread(sorted(extra), LAYERS), spread(range(max(len(e) for e in extra.values())), HEADS)
     cells = [[extra[i][h] if h < len(extra[i]) else None for h in heads] for i in layers]
-    what = f"exp(w) - 1 of the filters of {_of('layer', layers)} and {_of('head', heads)}, {_range(extra)}"
+    what = f"exp(w) - 1 of the filters of {_numbers('layer', layers)} and {_numbers('head', heads)}, {_range(extra)}"
     alt = f"A grid of small heat maps, a row per layer and a column per head: {what}."
     caption = f"{what}. The middle of each map is the query's own patch; all share one scale."
     return [
         image_grid(
             cells,
-            rows=_named("layer", layers),
-            columns=_named("head", heads),
+            rows=_number_labels("layer", layers),
+            columns=_number_labels("head", heads),
             bar="exp(w) - 1",
             alt=alt,
             caption=caption,
@@ -60,13 +60,13 @@ def _filter_rows(extra: dict[int, Tensor]) -> list[Picture]:
     if not extra:
         return []
     layers = spread(sorted(extra), LAYERS)
-    what = f"exp(w) - 1 of the one-dimensional filters of {_of('layer', layers)}, {_range(extra)}"
+    what = f"exp(w) - 1 of the one-dimensional filters of {_numbers('layer', layers)}, {_range(extra)}"
     alt = f"Heat maps side by side, one per layer, a row per head and a column per tap: {what}."
     return [
         image_grid(
             [[extra[i] for i in layers]],
             rows=["heads"],
-            columns=_named("layer", layers),
+            columns=_number_labels("layer", layers),
             bar="exp(w) - 1",
             alt=alt,
             caption=f"{what}; a row per head, a column per tap, one scale.",
@@ -87,14 +87,20 @@ def pair_bias_pictures(model: nn.Module) -> list[Picture]:
         for i in layers
         for p in places
     }
-    what = f"exp(w) - 1 from one query patch to all patches, {_of('layer', layers)}, {_range(maps)}"
+    what = f"exp(w) - 1 from one query patch to all patches, {_numbers('layer', layers)}, {_range(maps)}"
     alt = f"A grid of heat maps over the image, a row per layer and a column per query patch: {what}."
     names = [f"row {y}\ncolumn {x}" for y, x in places]
     caption = f"{what}; one scale. A ring marks the query; its row and column are given above."
     cells = [[maps[i, p] for p in places] for i in layers]
     return [
         image_grid(
-            cells, rows=_named("layer", layers), columns=names, bar="exp(w) - 1", alt=alt, caption=caption, marks=places
+            cells,
+            rows=_number_labels("layer", layers),
+            columns=names,
+            bar="exp(w) - 1",
+            alt=alt,
+            caption=caption,
+            marks=places,
         )
     ]
 
@@ -118,11 +124,11 @@ def key_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> list
             ]
             for i in layers
         ]
-        what = f"keys of {_of('layer', layers)}, {names[b]}"
+        what = f"keys of {_numbers('layer', layers)}, {names[b]}"
         alt = f"The image {names[b]} and heat maps of the keys over its patches, a row per layer and a column per key."
         caption = f"{what}: each less its mean over the patches, to which a softmax over tokens is invariant, "
         caption += f"divided by its layer's largest size (±, at the left). {_keys_are(model)}"
-        labels = ["image", *_named("key", heads)]
+        labels = ["image", *_number_labels("key", heads)]
         rows = [f"layer {i}\n±{spans[i]:.2g}" for i in layers]
         pictures.append(
             image_grid(cells, rows=rows, columns=labels, bar="key, of the layer's largest", alt=alt, caption=caption)
@@ -149,7 +155,7 @@ def relative_attention_pictures(model: nn.Module, images: Tensor) -> list[Pictur
     layers, means, _ = average_relative_attention(model, images)
     shown, heads = spread(range(len(layers)), LAYERS), spread(range(means.shape[1]), HEADS)
     cells = [[means[i, h] for h in heads] for i in shown]
-    where = _of("layer", [layers[i] for i in shown])
+    where = _numbers("layer", [layers[i] for i in shown])
     alt = f"A grid of heat maps, a row per layer and a column per head, of the mean attention of {where} "
     alt += "at each relative offset between patches."
     caption = (
@@ -160,7 +166,7 @@ def relative_attention_pictures(model: nn.Module, images: Tensor) -> list[Pictur
         image_grid(
             cells,
             rows=[f"layer {layers[i]}" for i in shown],
-            columns=_named("head", heads),
+            columns=_number_labels("head", heads),
             bar="mean attention",
             alt=alt,
             caption=caption,
@@ -181,7 +187,7 @@ def focus_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> li
         return []
     maps = scores.patches / scores.patches.abs().amax((1, 2), keepdim=True).clamp_min(1e-30)
     classes = scores.classes.tolist()
-    labels = [f"{_short(name)}\nclass {c}" for name, c in zip(names, classes, strict=False)]
+    labels = [f"{_shorten_name(name)}\nclass {c}" for name, c in zip(names, classes, strict=False)]
     kind = type(model.blocks[-1].mixer).__name__  # type: ignore[index, union-attr]  # a ViT's blocks
     listed = ", ".join(f"{name}: class {c}" for name, c in zip(names, classes, strict=False))
     alt = "Images and below each a heat map of what each patch adds to the logit of the predicted class "
@@ -211,17 +217,21 @@ def memory_pictures(model: nn.Module, images: Tensor, names: Sequence[str]) -> l
         f"The image {names[0]} and a grid of heat maps, a row per layer: how much each patch reads the most used slots."
     )
     caption = (
-        f"Weights of the most used slots over {names[0]}, the mean over heads, most used first, {_of('layer', layers)}."
+        f"Weights of the most used slots over {names[0]}, mean over heads, sorted by use, {_numbers('layer', layers)}."
     )
     columns = ["image", *(f"{_nth(j)}" for j in range(most))]
-    first = image_grid(cells, rows=_named("layer", layers), columns=columns, bar="weight", alt=alt, caption=caption)
+    first = image_grid(
+        cells, rows=_number_labels("layer", layers), columns=columns, bar="weight", alt=alt, caption=caption
+    )
     alike = [[slot_similarity(mixers[i]) for i in layers]]
-    what = f"Cosine similarity between the directions that slots write, {_of('layer', layers)}"
+    what = f"Cosine similarity between the directions that slots write, {_numbers('layer', layers)}"
     alt = f"Heat maps side by side, one per layer, slots against slots. {what}."
     caption = f"{what}; slots with a cosine of 1 would be copies."
     return [
         first,
-        image_grid(alike, rows=["slots"], columns=_named("layer", layers), bar="cosine", alt=alt, caption=caption),
+        image_grid(
+            alike, rows=["slots"], columns=_number_labels("layer", layers), bar="cosine", alt=alt, caption=caption
+        ),
     ]
 
 
@@ -251,13 +261,13 @@ def draw_norms(norms: Norms, images: Tensor, names: Sequence[str], cutoff: float
     caption = f"Norms of patches before the first block and after some, {count} images. {said}, {rule}."
     caption += f" Class token and registers there: {others}." if others else ""
     drawn = partial(_draw_histogram, norms=[norms.patches[i].flatten() for i in layers], labels=labels, cutoff=cutoff)
-    pictures = [Picture(*both(drawn, (6.4, 3.6)), alt=alt, caption=caption)]
+    pictures = [Picture(*render_both(drawn, (6.4, 3.6)), alt=alt, caption=caption)]
     shown = range(min(4, len(images)))
     cells = [[as_shown(images[b]), *(norms.patches[i, b] for i in layers)] for b in shown]
     alt = "A row per image: the image and heat maps of its patches' norms before the first block and after some."
     caption = "Norms of the patches of each image; one scale. Registers exist to remove patches that are much brighter "
     caption += "than the rest in smooth regions."
-    rows = [_short(names[b]) for b in shown]
+    rows = [_shorten_name(names[b]) for b in shown]
     pictures.append(
         image_grid(cells, rows=rows, columns=["image", *labels], bar="norm", alt=alt, caption=caption, about_zero=False)
     )
@@ -269,7 +279,7 @@ def similarity_picture(alike: Tensor, images: Tensor, names: Sequence[str]) -> P
     alt = "Images and below each a heat map of each patch's cosine similarity with its neighbours after the embedding."
     caption = "Cosine similarity of each patch with its neighbours right after the patch embedding, "
     caption += f"{float(alike.min()):.2f} to {float(alike.max()):.2f}."
-    labels = [_short(n) for n in names[: len(images)]]
+    labels = [_shorten_name(n) for n in names[: len(images)]]
     cells = [[as_shown(image) for image in images], list(alike)]
     return image_grid(cells, rows=["image", "similarity"], columns=labels, bar="cosine", alt=alt, caption=caption)
 
@@ -322,14 +332,14 @@ def sparsity_pictures(model: nn.Module) -> list[Picture]:
 
     alt = f"Dots of the sparsity of each head's filter by layer, with the median of each layer; {said}."
     caption = f"Sparsity of exp(w) - 1, a dot per head, a line at each layer's median: 0 is flat, 1 is one tap; {said}."
-    return [Picture(*both(draw, (6.4, 3.2)), alt=alt, caption=caption)]
+    return [Picture(*render_both(draw, (6.4, 3.2)), alt=alt, caption=caption)]
 
 
-def _named(what: str, numbers: Sequence[int]) -> list[str]:
+def _number_labels(what: str, numbers: Sequence[int]) -> list[str]:
     return [f"{what} {n}" for n in numbers]
 
 
-def _of(what: str, numbers: Sequence[int]) -> str:
+def _numbers(what: str, numbers: Sequence[int]) -> str:
     """Format layers or heads: "layers 0, 2 and 4"."""
     listed = [str(n) for n in numbers]
     if len(listed) > 3 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
@@ -344,7 +354,7 @@ def _range(values: dict[Any, Tensor]) -> str:
     return f"from {float(known.min()):.3g} to {float(known.max()):.3g}"
 
 
-def _short(name: str) -> str:
+def _shorten_name(name: str) -> str:
     return name if len(name) <= 14 else f"{name[:6]}...{name[-5:]}"
 
 

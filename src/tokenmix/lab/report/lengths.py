@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .figures import COLOURS, STYLES, Picture, both
+from .figures import COLOURS, STYLES, Picture, render_both
 from .runs import Run
 
 Cells = list[tuple[tuple[int, ...], float]]
@@ -30,14 +30,14 @@ def _cells(run: Run) -> tuple[list[str], Cells] | None:
     return None
 
 
-def _trained(run: Run) -> int:
+def _trained_length(run: Run) -> int:
     longest = run.config.get("data", {}).get("longest", 0)
     return longest if isinstance(longest, int) else 0
 
 
 def _map(run: Run, names: list[str], cells: Cells) -> Picture:
     rows, columns = (sorted({sizes[i] for sizes, _ in cells}) for i in (0, 1))
-    found, trained = dict(cells), _trained(run)
+    found, trained = dict(cells), _trained_length(run)
     shown = [[100 * found.get((r, c), float("nan")) for c in columns] for r in rows]
     inside = [sum(n <= trained for n in axis) for axis in (columns, rows)]
 
@@ -60,7 +60,7 @@ def _map(run: Run, names: list[str], cells: Cells) -> Picture:
     mean = f" Beyond them {100 * sum(beyond) / len(beyond):.1f} % are exact on average." if beyond else ""
     sizes = f"{names[0]} down, {names[1]} across"
     return Picture(
-        *both(draw, (5.2, 4.4)),
+        *render_both(draw, (5.2, 4.4)),
         alt=f"Heat map of the share of exact answers of {run.name} by size, {sizes}.{mean}",
         caption=f"{run.name}: share of answers right throughout, by size. The line bounds the sizes of training.{mean}",
     )
@@ -72,7 +72,7 @@ def _lines(runs: list[tuple[Run, list[str], Cells]]) -> Picture:
             points = sorted((sizes[0], 100 * share) for sizes, share in cells)
             colour, style = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
             ax.plot(*zip(*points, strict=True), f"o{style}", color=colour, markersize=4, label=run.name)
-        for trained in {_trained(run) for run, _, _ in runs}:
+        for trained in {_trained_length(run) for run, _, _ in runs}:
             ax.axvline(trained, color=ax.xaxis.label.get_color(), linewidth=0.8, linestyle=":")
         ax.set_xlabel(" or ".join(dict.fromkeys(names[0] for _, names, _ in runs)))
         ax.set_ylabel("exact answers, %")
@@ -84,7 +84,7 @@ def _lines(runs: list[tuple[Run, list[str], Cells]]) -> Picture:
         f"{run.name} {100 * share:.0f} % at {sizes[0]}" for run, _, cells in runs for sizes, share in [max(cells)]
     )
     return Picture(
-        *both(draw, (6.4, 4.2)),
+        *render_both(draw, (6.4, 4.2)),
         alt=f"Line chart of the share of exact answers by size. At the largest size: {said}.",
         caption="Share of answers right throughout, by size; the dotted line is the largest size of training.",
     )

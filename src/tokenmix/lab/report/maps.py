@@ -18,7 +18,7 @@ from ...errors import MixerError
 from ...functional.layout.heads import by_head
 from ...mixers import Inputs
 from ...mixers.attention import Attention
-from ...models import MAE, ViT, evaluating
+from ...models import MAE, ViT, evaluation_mode
 from .biases import extra_weights, has_pair_bias
 
 CHUNK = 8  # images at a time where every pair of tokens is kept
@@ -82,7 +82,7 @@ def look_into(model: nn.Module, images: Tensor) -> list[Layer]:
 
     hooks = [block.mixer.register_forward_pre_hook(hook, with_kwargs=True) for block in model.blocks]
     try:
-        with reading(model):
+        with evaluate_without_gradients(model):
             model.forward_features(images)
     finally:
         for handle in hooks:
@@ -91,9 +91,9 @@ def look_into(model: nn.Module, images: Tensor) -> list[Layer]:
 
 
 @contextmanager
-def reading(model: nn.Module) -> Iterator[None]:
+def evaluate_without_gradients(model: nn.Module) -> Iterator[None]:
     """Disable dropout and gradients inside; the model's mode is restored afterwards."""
-    with torch.no_grad(), evaluating(model):
+    with torch.no_grad(), evaluation_mode(model):
         yield
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from ...mixers.synthesizer_mixture import PARTS
 from ...models.blocks import Block
 from ...system.text import Table
-from .figures import COLOURS, Picture, both
+from .figures import COLOURS, Picture, render_both
 
 ENCODER, DECODER, CROSS, LAYERS = "encoder", "decoder", "decoder to source", "layers"
 READABLE = 0.09
@@ -83,7 +83,7 @@ def _picture(name: str, place: str, found: list[Mixture]) -> Picture:
     )
     draw = partial(_draw, title=where, found=found, parts=parts)
     return Picture(
-        *both(draw, (4.6, 1.3 + 0.2 * -(-len(parts) // COLUMNS) + 0.34 * len(found))),
+        *render_both(draw, (4.6, 1.3 + 0.2 * -(-len(parts) // COLUMNS) + 0.34 * len(found))),
         alt=f"Bars of the weights of each part of the mixtures of {where}. {said}.",
         caption=f"{where}: the weight of each part of the logits"
         + (", which the heads of a layer share." if all(each.head is None for each in found) else " in each head."),

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...models.images import filled
-from .maps import check_vit, reading
+from ...models.images import pad_to_patches
+from .maps import check_vit, evaluate_without_gradients
 
 
 class Norms(NamedTuple):
@@ -30,7 +30,7 @@ def token_norms(model: nn.Module, images: Tensor) -> Norms:
     """
     model = check_vit(model, "token_norms")
     prefix, found = model.config.prefix, []
-    with reading(model):
+    with evaluate_without_gradients(model):
         x, given = model.embed(images)
         found.append(x.double().norm(dim=-1))
         for block in model.blocks:
@@ -62,8 +62,8 @@ def neighbour_similarity(model: nn.Module, images: Tensor) -> Tensor:
     Positions are not added yet.
     """
     model = check_vit(model, "neighbour_similarity")
-    with reading(model):
-        return patch_similarity(model.patch(filled(images, model.config.patch)))
+    with evaluate_without_gradients(model):
+        return patch_similarity(model.patch(pad_to_patches(images, model.config.patch)))
 
 
 def patch_similarity(patches: Tensor) -> Tensor:

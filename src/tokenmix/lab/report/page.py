@@ -80,7 +80,7 @@ def write_report(
         warnings.warn(warning, stacklevel=2)
     tell("report: drawing the curves")
     curves = loss_curves(runs)
-    looks = [_look(run, f"report: {run.name} ({i} of {len(runs)})", tell) for i, run in enumerate(runs, 1)]
+    looks = [_draw_model(run, f"report: {run.name} ({i} of {len(runs)})", tell) for i, run in enumerate(runs, 1)]
     return write_page(
         out,
         title=title,
@@ -179,7 +179,7 @@ def environment(*packages: str) -> Any:
     )
 
 
-def _look(run: Run, who: str, tell: Callable[[str], None]) -> dict[str, Any]:
+def _draw_model(run: Run, who: str, tell: Callable[[str], None]) -> dict[str, Any]:
     """Draw what a run's model attends, its position biases, what it looks at in images, or its clouds, by section."""
     tell(f"{who}: loading the model")
     model = load_model(run)

@@ -12,7 +12,7 @@ from ...models.mae import hidden_patches, images_of, kept_count, pixel_targets
 from ..data.masking import draws_of, kept_patches
 from .figures import Picture
 from .image_grid import as_shown, image_grid
-from .maps import reading
+from .maps import evaluate_without_gradients
 
 IMAGES, PIXELS = 8, 112
 """Most images in a picture, and the least pixels of a side: smaller images are enlarged by whole factors."""
@@ -29,7 +29,7 @@ def reconstruction_pictures(model: MAE, images: Tensor, names: Sequence[str]) ->
     keep = kept_patches(draws_of(range(len(images)), n), kept_count(n, model.config.mask_ratio))
     hidden = hidden_patches(keep, n)
     keep, hidden = keep.to(images.device), hidden.to(images.device)
-    with reading(model):
+    with evaluate_without_gradients(model):
         targets = pixel_targets(images, hidden, patch, normalise=model.config.normalise)
         errors = (model(images, keep) - targets).square().mean(-1)
         whole = model.reconstruct(images, keep)
@@ -40,7 +40,7 @@ def reconstruction_pictures(model: MAE, images: Tensor, names: Sequence[str]) ->
     for image, made, shown, error in zip(images.cpu(), whole.cpu(), visible, maps, strict=True):
         low, high = image.min(), image.max()
         masked = torch.where(shown, image, (low + high) / 2)
-        cells.append([*(enlarged(as_shown(each, low, high)) for each in (masked, made, image)), error])
+        cells.append([*(enlarge_image(as_shown(each, low, high)) for each in (masked, made, image)), error])
     said = f"{n - keep.shape[1]} of {n} patches hidden; mean squared error {float(errors.mean()):.3f}"
     alt = f"A row per image: what the encoder sees, the reconstruction, the image, and the error of each patch. {said}."
     caption = f"{said}. Seen patches of the reconstruction are those of the image"
@@ -54,7 +54,7 @@ def reconstruction_pictures(model: MAE, images: Tensor, names: Sequence[str]) ->
     return [image_grid(cells, rows=rows_named, columns=labels, bar=bar, alt=alt, caption=caption, about_zero=False)]
 
 
-def enlarged(image: Tensor) -> Tensor:
+def enlarge_image(image: Tensor) -> Tensor:
     """Enlarge an image (C, H, W) by a whole factor, each pixel a square, to sides of at least ``PIXELS``."""
     times = -(-PIXELS // min(image.shape[1:]))
     return image.repeat_interleave(times, 1).repeat_interleave(times, 2)

@@ -114,12 +114,12 @@ class Run:
     def last_eval(self, split: str, metric: str | None = None) -> Any:
         """Return the last score on a split, of those on the most data; None where there is none of this metric."""
         name = self.metric.name if metric is None else metric
-        found = self._last(split, name)
+        found = self._last_score(split, name)
         return None if found is None else found[name]
 
     def scored_on(self, split: str) -> str | None:
         """Return how much that score was of, and in which windows if not the run's own, as text."""
-        found = self._last(split, self.metric.name)
+        found = self._last_score(split, self.metric.name)
         if found is None:
             return None
         parts = [f"{found[unit]:,} {unit}" for unit in UNITS if isinstance(found.get(unit), int)]
@@ -128,7 +128,7 @@ class Run:
         parts += [f"windows of {found['seq_len']}"] if found.get("seq_len", own) != own else []
         return " in ".join(parts) or None
 
-    def _last(self, split: str, name: str) -> dict[str, Any] | None:
+    def _last_score(self, split: str, name: str) -> dict[str, Any] | None:
         found = on_most_data([e for e in self.evals if e.get("split") == split and name in e])
         return found[-1] if found else None
 
@@ -191,7 +191,7 @@ def _samples(run: Path) -> list[Path]:
     found = sorted((run / "samples").glob("*"))
     if other := [p.name for p in found if not p.is_dir() and not is_own(p, run)]:
         warnings.warn(
-            f"report: {run / 'samples'}: {', '.join(map(_shown, other[:3]))}{', ...' * (len(other) > 3)} left out, "
+            f"report: {run / 'samples'}: {', '.join(map(_name_text, other[:3]))}{', ...' * (len(other) > 3)} left out, "
             + "as only files of the run itself are read, and no links.",
             stacklevel=3,
         )
@@ -253,7 +253,7 @@ def readable(data: bytes) -> str:
     return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def _shown(name: str) -> str:
+def _name_text(name: str) -> str:
     """Return the name of a file as a line shows it."""
     return readable(name.encode("utf-8", "surrogateescape")).replace("\n", "\\n")[:80]
 

@@ -85,11 +85,11 @@ def _capabilities(name: str, cls: type[Mixer]) -> str:
     )
 
 
-def renewed(readme: str) -> str:
+def update_readme(readme: str) -> str:
     """Return the README's text with its table updated."""
     return re.sub(f"({README}\n).*?(\n{README_END})", lambda m: m[1] + readme_table() + m[2], readme, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
     for file in map(Path, sys.argv[1:]):
-        file.write_text(renewed(file.read_text()))
+        file.write_text(update_readme(file.read_text()))

@@ -98,7 +98,7 @@ def draw_pictures(
     config = check_vit(model, "draw_pictures").config
     check_drawing("draw_pictures")
     centre, scale = (
-        torch.tensor(_given(given, own, config.channels)).view(-1, 1, 1)
+        torch.tensor(_per_channel(given, own, config.channels)).view(-1, 1, 1)
         for given, own in zip((mean, std), IMAGENET, strict=True)
     )
     images = (
@@ -156,7 +156,7 @@ def run_images(run: Run, model: nn.Module, n: int) -> tuple[Tensor, list[str]]:
     return shown, [f"{i}: {images.classes[int(label)]}" for i, label in enumerate(labels)]
 
 
-def _given(given: Sequence[float] | None, imagenet: tuple[float, ...], channels: int) -> list[float]:
+def _per_channel(given: Sequence[float] | None, imagenet: tuple[float, ...], channels: int) -> list[float]:
     """Return means or deviations, one per channel."""
     if given is None:
         return list(imagenet) if channels == 3 else [0.5] * channels

@@ -11,9 +11,9 @@ from typing import Any
 from ...errors import MixerError
 from ...system.config import nearest
 from ...system.files import check_own
-from ...system.lock import look
+from ...system.lock import read_lock
 from ...system.text import named_apart
-from ..data.metrics_csv import flat
+from ..data.metrics_csv import flatten_metrics
 from ..data.records import parse_records
 from .runs import Metric, Run, metric_of, of_own_task, on_most_data
 
@@ -102,10 +102,10 @@ class Watched:
         """
         if not self.path.is_dir():
             return "deleted"
-        held, note = look(self.path)
+        held, note = read_lock(self.path)
         if held:
             return "running"
-        if self.done >= 1 and self._saved() >= self.step:
+        if self.done >= 1 and self._newest_checkpoint() >= self.step:
             return "finished"
         if note["state"] == "failed" and not self.trouble:
             self.trouble = note["why"]
@@ -115,7 +115,7 @@ class Watched:
             return note["state"]
         return "stopped" if self.tail.lines else "new"
 
-    def _saved(self) -> int:
+    def _newest_checkpoint(self) -> int:
         """Return the step of the newest checkpoint, -1 before the first."""
         names = [p.name.removeprefix("step_") for p in (self.path / "checkpoints").glob("step_*")]
         return max((int(name) for name in names if name.isascii() and name.isdigit()), default=-1)
@@ -222,7 +222,9 @@ class Watch:
     def check_metric(self, name: str) -> None:
         """Refuse a field that no line of the runs has, as soon as there is a line of training and an evaluation."""
         lines = [line for run in self.runs.values() for line in run.tail.lines]
-        known = sorted({field for line in lines for field, value in flat(line).items() if type(value) in (int, float)})
+        known = sorted(
+            {field for line in lines for field, value in flatten_metrics(line).items() if type(value) in (int, float)}
+        )
         if {line["kind"] for line in lines} >= {"train", "eval"} and name not in ("loss", "score", *known):
             raise MixerError(f"report --watch: no run has the metric {name!r}; {nearest(name, ['score', *known])}.")
 

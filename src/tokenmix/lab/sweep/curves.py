@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from ...system.files import whole_file
-from ..report.figures import COLOURS, STYLES, Picture, both
+from ..report.figures import COLOURS, STYLES, Picture, render_both
 from .results import Record, Results
 
 AXES = (0, 2)
@@ -27,7 +27,7 @@ def draw_curves(results: Results, path: Path) -> None:
     rows = final_runs(results)
     if not rows:
         return
-    columns, extra = 4, _below(len(rows) + len(results.yardsticks), 4)
+    columns, extra = 4, _legend_inches(len(rows) + len(results.yardsticks), 4)
     figure = Figure(figsize=(11, 4.5 + extra), dpi=130, layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for ax, column in ((left, 0), (right, 2)):
@@ -40,17 +40,17 @@ def draw_curves(results: Results, path: Path) -> None:
         figure.savefig(file, format="png")
 
 
-def _below(lines: int, columns: int) -> float:
+def _legend_inches(lines: int, columns: int) -> float:
     """Return the inches that a legend below the axes takes, 0 where it stands beside or inside them."""
     return 0.2 * ceil(lines / columns) if lines > BESIDE else 0.0
 
 
 def final_runs(results: Results) -> dict[str, list[Record]]:
     """Return the final runs of each row that have a curve."""
-    return _drawn({row: results.finals(row) for row in results.plan.rows})
+    return _rows_with_curves({row: results.finals(row) for row in results.plan.rows})
 
 
-def _drawn(rows: dict[str, list[Record]]) -> dict[str, list[Record]]:
+def _rows_with_curves(rows: dict[str, list[Record]]) -> dict[str, list[Record]]:
     """Return the runs that have a curve, of the rows that have such runs."""
     found = {row: [r for r in runs if r["curve"]] for row, runs in rows.items()}
     return {row: runs for row, runs in found.items() if runs}
@@ -76,7 +76,7 @@ def final_pictures(results: Results) -> list[Picture]:
 
 def tuning_pictures(results: Results) -> list[Picture]:
     """Draw the tuning runs over tokens and training time, and their scores over rates; nothing if none has ended."""
-    rows = _drawn({row: results.of("tune", row) for row in results.plan.rows})
+    rows = _rows_with_curves({row: results.of("tune", row) for row in results.plan.rows})
     ends = ", ".join(
         f"{row} at rate {r['rate']:g} ends at {r['curve'][-1][1]:.3f}" for row, runs in rows.items() for r in runs
     )
@@ -104,7 +104,7 @@ def tuning_pictures(results: Results) -> list[Picture]:
 
 def _picture(results: Results, draw: Callable[[Any], None], caption: str, ends: str, lines: int) -> Picture:
     """Return a picture with a legend that has room for this number of lines and the yardsticks."""
-    extra = _below(lines + len(results.yardsticks), 2)
+    extra = _legend_inches(lines + len(results.yardsticks), 2)
 
     def with_legend(ax: Any) -> None:
         draw(ax)
@@ -113,7 +113,7 @@ def _picture(results: Results, draw: Callable[[Any], None], caption: str, ends: 
 
     against = f"{results.metric()} on validation against {caption}"
     return Picture(
-        *both(with_legend, (SIZE[0], SIZE[1] + extra)),
+        *render_both(with_legend, (SIZE[0], SIZE[1] + extra)),
         alt=f"Line chart of {against} {ends}.",
         caption=against[0].upper() + against[1:],
     )

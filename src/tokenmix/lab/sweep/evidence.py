@@ -79,7 +79,7 @@ def shortcomings(results: Results, *rows: str) -> list[str]:
         # The mean leaves such seeds out, which makes the row look better than it is.
         if diverged := [str(r["seed"]) for r in results.finals(row) if r["score"] is None]:
             found.append(f"{row}: diverged with seed {', '.join(diverged)}")
-        found += _unlearned(results, row)
+        found += _list_unlearned(results, row)
     if not results.yardsticks:
         found.append("the results hold no floor, the score of a predictor that reads nothing")
     if plan.shell is None:
@@ -87,7 +87,7 @@ def shortcomings(results: Results, *rows: str) -> list[str]:
     return found
 
 
-def _unlearned(results: Results, row: str) -> list[str]:
+def _list_unlearned(results: Results, row: str) -> list[str]:
     """List the floors that a row is not above, and lengths of training that it has not learned.
 
     Its scores are those at the lengths of training, whatever the rows are compared by. They are above a floor if their
@@ -123,7 +123,7 @@ def compare(results: Results, first: str, second: str) -> Comparison:
         raise MixerError(f"evidence: rows {first!r} and {second!r} have no finished seed in common.")
     n = len(paired)
     margin = None if n < 2 else student(n) * stdev(paired) / n**0.5
-    lacks += _unlike(results, first, second)
+    lacks += _list_differences(results, first, second)
     if n < LEAST_SEEDS <= min(len(a), len(b)):
         lacks.append(f"{plural(n, 'seed')} in common, needs {LEAST_SEEDS}")
     if lacks:
@@ -146,9 +146,9 @@ def scored_fields(given: dict[str, Any]) -> list[str]:
     return list(found)
 
 
-def _unlike(results: Results, first: str, second: str) -> list[str]:
+def _list_differences(results: Results, first: str, second: str) -> list[str]:
     """List what two rows would have to share for a comparison and do not: what they are scored on, and the tokens."""
-    one, other = (results.plan.given(row) for row in (first, second))
+    one, other = (results.plan.row_fields(row) for row in (first, second))
     names = scored_fields({**one, **other})
     found = [f"the rows differ in {name}" for name in names if one.get(name) != other.get(name)]
     seen = [sorted({r["tokens"] for r in results.finals(row) if r["score"] is not None}) for row in (first, second)]

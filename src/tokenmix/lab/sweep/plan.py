@@ -136,7 +136,7 @@ class SweepPlan(Json):
                     + f"{RECIPE_ROW!r} if at all, got {options!r}."
                 )
 
-    def only(self, rows: Sequence[str]) -> SweepPlan:
+    def select_rows(self, rows: Sequence[str]) -> SweepPlan:
         """Return the plan with these of its rows, in this order.
 
         Raises:
@@ -160,7 +160,7 @@ class SweepPlan(Json):
         """Return the Python files of the user's own that the runs need: the modules, and that of the recipe."""
         return [*self.modules, *([self.recipe] if self.recipe.endswith(".py") else [])]
 
-    def given(self, row: str) -> dict[str, Any]:
+    def row_fields(self, row: str) -> dict[str, Any]:
         """Return the dotted fields of a row as its recipe gives them, with the changes of plan and row.
 
         It opens no data files. For a row that the recipe does not have, it returns the changes alone.

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import MixerError
 from ...system.files import whole_file
-from ...system.lock import alone
+from ...system.lock import enter_alone
 from ...system.text import Table, number
 from .plan import Job, SweepPlan, run_key
 
@@ -53,7 +53,7 @@ class Results:
         try:
             data = json.loads(path.read_text(), parse_constant=_refuse_constant)
             then = SweepPlan.from_json(data["plan"])
-            runs = {key: _checked(key, record) for key, record in data["runs"].items()}
+            runs = {key: _check_record(key, record) for key, record in data["runs"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
             raise MixerError(f"sweep: {path} cannot be read as the results of a sweep ({why}).") from None
         if plan is not None:
@@ -63,12 +63,12 @@ class Results:
     def save(self) -> None:
         """Write the file, whole or not at all; of a shared one, what others have added to it stays."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with alone(self.path.parent):
+        with enter_alone(self.path.parent):
             plan = self.plan
             if self.shared and self.path.exists():
                 found = Results.open(self.path)
                 _check_continues(self.path, plan, found.plan, True)
-                plan, self.runs = _joined(found.plan, plan), found.runs | self.runs
+                plan, self.runs = _join_plans(found.plan, plan), found.runs | self.runs
             content = {
                 "plan": portable(plan),
                 "machine": self.machine,
@@ -92,17 +92,17 @@ class Results:
         """Return the final runs of a row that count, by seed: with a rate added later, those at a better rate do."""
         found = self.of("final", row)
         tuned = {r["rate"] for r in self.of("tune", row)} == set(self.plan.rates)
-        best = self._best(row, self.plan.rates if tuned else {r["rate"] for r in found})
+        best = self._best_rate(row, self.plan.rates if tuned else {r["rate"] for r in found})
         return [r for r in found if best is None or r["rate"] == best]
 
     def done(self) -> int:
         """Return how many runs of the plan have ended."""
-        return sum(len(self.of("tune", row)) + len(self._counted(row)) for row in self.plan.rows)
+        return sum(len(self.of("tune", row)) + len(self._counted_runs(row)) for row in self.plan.rows)
 
-    def _counted(self, row: str) -> set[tuple[float, int]]:
+    def _counted_runs(self, row: str) -> set[tuple[float, int]]:
         """Return rate and seed of the final runs of a row that count, and of those that its rate was chosen by."""
         counted = {(r["rate"], r["seed"]) for r in self.finals(row)}
-        return counted | {(rate, self.plan.seeds[0]) for rate in self.leading(row) if self._full(row, rate)}
+        return counted | {(rate, self.plan.seeds[0]) for rate in self.leading_rates(row) if self._final_run(row, rate)}
 
     def higher_is_better(self) -> bool:
         """Return whether a higher score is better, as for accuracy."""
@@ -120,15 +120,15 @@ class Results:
             return str(recorded)
         return "images" if self.metric() in ("top1", "bits per dim") else "tokens"
 
-    def leading(self, row: str) -> list[float]:
+    def leading_rates(self, row: str) -> list[float]:
         """Return the rates of a row that are tried over all steps: the best of the plan's in tuning, best first."""
-        return self._leading(row, self.plan.rates)
+        return self._leading_rates(row, self.plan.rates)
 
-    def confirmed(self, row: str) -> bool:
+    def is_confirmed(self, row: str) -> bool:
         """Return whether each of these rates has had its run over all steps."""
-        return all(self._full(row, rate) for rate in self.leading(row))
+        return all(self._final_run(row, rate) for rate in self.leading_rates(row))
 
-    def _full(self, row: str, rate: float) -> Record | None:
+    def _final_run(self, row: str, rate: float) -> Record | None:
         """Return the final run of a row at a rate with the first seed, if it has ended."""
         return self.runs.get(run_key("final", row, rate, self.plan.seeds[0]))
 
@@ -142,17 +142,17 @@ class Results:
             return None
         if self.all_diverged(row):
             raise MixerError(f"sweep: every rate of row {row!r} diverged; give lower rates.")
-        return self._best(row, tried)
+        return self._best_rate(row, tried)
 
-    def _leading(self, row: str, rates: Container[float]) -> list[float]:
+    def _leading_rates(self, row: str, rates: Container[float]) -> list[float]:
         """Return the best of these rates in tuning, as many as the plan confirms, best first."""
         good = {r["rate"]: r["score"] for r in self.of("tune", row) if r["score"] is not None and r["rate"] in rates}
         return sorted(good, key=lambda rate: good[rate], reverse=self.higher_is_better())[: self.plan.confirm]
 
-    def _best(self, row: str, rates: Container[float]) -> float | None:
+    def _best_rate(self, row: str, rates: Container[float]) -> float | None:
         """Return the best of these rates, by the runs over all steps that were made; None if none has a score."""
-        leading = self._leading(row, rates)
-        runs = [(rate, self._full(row, rate)) for rate in leading]
+        leading = self._leading_rates(row, rates)
+        runs = [(rate, self._final_run(row, rate)) for rate in leading]
         full = {rate: run["score"] for rate, run in runs if run is not None and run["score"] is not None}
         if len(leading) > 1 and full:
             return (max if self.higher_is_better() else min)(full, key=lambda rate: full[rate])
@@ -194,7 +194,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"it holds {name}")
 
 
-def _checked(key: str, record: Record) -> Record:
+def _check_record(key: str, record: Record) -> Record:
     """Return a run's record, which has to hold what is read from every one."""
     number = (int, float)
     shapes: dict[str, Any] = {"phase": str, "row": str, "rate": number, "seed": int, "score": (*number, type(None))}
@@ -209,7 +209,7 @@ def _check_continues(path: Path, plan: SweepPlan, before: SweepPlan, shared: boo
     """Refuse a plan that does not go on with the one whose results the file holds, and say in what it differs."""
     if _continues(plan, before, part=shared):
         return
-    now, then = portable(_joined(before, plan) if shared else plan), portable(before)
+    now, then = portable(_join_plans(before, plan) if shared else plan), portable(before)
     changed = "; ".join(_difference(k, then[k], now[k]) for k in now if now[k] != then[k])
     if plan.seeds[0] != before.seeds[0]:
         changed = f"the first seed, that of the tuning runs, was {before.seeds[0]}, is {plan.seeds[0]}"
@@ -236,7 +236,7 @@ def _continues(plan: SweepPlan, before: SweepPlan, *, part: bool = False) -> boo
     return rows and more and portable(smaller) == portable(before)
 
 
-def _joined(before: SweepPlan, plan: SweepPlan) -> SweepPlan:
+def _join_plans(before: SweepPlan, plan: SweepPlan) -> SweepPlan:
     """Return the plan with the rows and seeds of the one before, in its order unless ``plan`` has all of them."""
     rows = plan.rows if set(before.rows) <= set(plan.rows) else before.rows | plan.rows
     seeds = plan.seeds if set(before.seeds) <= set(plan.seeds) else tuple(dict.fromkeys((*before.seeds, *plan.seeds)))
@@ -282,7 +282,7 @@ def results_table(results: Results) -> Table:
         line = [row, number(mean(scores) if scores else None), number(spread(scores)) if len(scores) > 1 else "-"]
         chosen = "all diverged" if diverged else "not tuned yet" if rate is None else f"{rate:g}"
         chosen += "" if tuned else ", not tuned"
-        chosen += "+" if tuned and rate is not None and plan.confirm > 1 and not results.confirmed(row) else ""
+        chosen += "+" if tuned and rate is not None and plan.confirm > 1 and not results.is_confirmed(row) else ""
         line += [str(len(scores)), chosen + ("*" if edge else "")]
         line += [number(final[-1].get(key) if final else None, 0) for key in ("parameters", "tokens")]
         line += [number(mean(r["seconds"] for r in final) if final else None, 0)]

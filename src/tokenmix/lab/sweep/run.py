@@ -16,7 +16,7 @@ from statistics import median
 
 from ...errors import MixerError
 from ...system.files import whole_file, write_json
-from ...system.lock import locked
+from ...system.lock import hold_lock
 from ...system.machine import cpu_name, memory_available, pick_device
 from ...system.text import size
 from ..train import RunConfig
@@ -89,7 +89,7 @@ def sweep(
     jobs = Jobs(plan, threads, None if init is None else Path(init))
     check_plan(jobs, processes)
     out.mkdir(parents=True, exist_ok=True)
-    with locked(out, f"sweep: another sweep is running in {out}; wait until it ends, or give another --out."):
+    with hold_lock(out, f"sweep: another sweep is running in {out}; wait until it ends, or give another --out."):
         found = Results.open(file, plan, shared=shared)  # again, as another sweep may have ended in between
         queue = Queue(found, out, jobs, processes, tell)
         found.machine = found.machine or {"cpu": cpu_name(), "cores": os.cpu_count(), "threads": threads}
@@ -119,7 +119,7 @@ class Queue:
         self.running: list[Running] = []
         self.stale, self.due = True, 0.0  # of the curves and the page
 
-    def remaining(self) -> Iterator[Job]:
+    def remaining_jobs(self) -> Iterator[Job]:
         """Yield the runs that could start now: each row's rates and its first seed, then the other seeds of all rows.
 
         A sweep that is stopped early then has rows to compare, over the same seeds. The rates of a row run one after
@@ -144,8 +144,8 @@ class Queue:
         best = self.found.best_rate(row)
         assert best is not None  # every rate was tried
         if seed == self.plan.seeds[0]:
-            return self.found.leading(row)
-        return [best] if self.found.confirmed(row) else []
+            return self.found.leading_rates(row)
+        return [best] if self.found.is_confirmed(row) else []
 
     def final_steps(self, row: str) -> int:
         """Return the steps of a row's final runs."""
@@ -177,7 +177,7 @@ class Queue:
             with asked_to_stop() as asked:
                 while not asked():
                     while len(self.running) < self.processes:
-                        job = next(self.remaining(), None)
+                        job = next(self.remaining_jobs(), None)
                         if job is None:
                             break
                         self.running.append(self.start(job))
@@ -210,7 +210,7 @@ class Queue:
         began = time.monotonic()
         try:
             from .curves import draw_curves
-            from .page import write_sweep_page
+            from .sweep_page import write_sweep_page
         except ImportError:
             return
         draw_curves(self.found, self.out / "curves.png")
@@ -239,7 +239,7 @@ class Queue:
                 "run": str(folder.resolve()),
                 "outcome": str(outcome.resolve()),
                 "config": job.config.to_json(),
-                "cores": pinned(slot, self.jobs.threads) if self.processes > 1 else [],
+                "cores": slot_cores(slot, self.jobs.threads) if self.processes > 1 else [],
                 "limits": {} if probe else self.limits(job),
                 "test_bytes": self.plan.test_bytes if job.phase == "final" else None,
                 "lengths": self.plan.lengths if job.phase == "final" else (),
@@ -327,7 +327,7 @@ def middle_first(rates: tuple[float, ...]) -> list[float]:
     return sorted(ordered, key=lambda rate: abs(ordered.index(rate) - middle))
 
 
-def pinned(slot: int, threads: int) -> list[int]:
+def slot_cores(slot: int, threads: int) -> list[int]:
     """Return the cores of a slot; none if the machine has too few for each slot to have its own."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return cores[slot * threads : (slot + 1) * threads] if (slot + 1) * threads <= len(cores) else []

@@ -64,9 +64,9 @@ def run(config: RunConfig, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     task, lengths, test_bytes = task_of(config), tuple(job["lengths"]), job["test_bytes"]
     evaluate = partial(evaluate_run, folder, device=config.train.device, record=False)
     if job["final"]:
-        found |= task.tested(evaluate, test_bytes)
+        found |= task.score_test_split(evaluate, test_bytes)
     if lengths:
-        found |= task.beyond(config, lengths, evaluate, test_bytes)
+        found |= task.score_lengths(config, lengths, evaluate, test_bytes)
     length = task.streams(config) if job["final"] else None
     if length is None:
         return found

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...hosts.surgery.capture import adapters_by_site, captured, layer_losses, output_loss
-from ...hosts.surgery.quality import Quality, call_model, joined, predicts_next, score_rows, score_text
+from ...hosts.surgery.capture import adapters_by_site, capture_calls, layer_losses, output_loss
+from ...hosts.surgery.quality import Quality, call_model, join_qualities, predicts_next, score_rows, score_text
 from ...hosts.vit.checkpoints import read_json
 from ...system.checkpoint import list_steps, load_checkpoint, prune, save_checkpoint, sweep
 from ...system.config import Json
@@ -123,7 +123,7 @@ def distill(
         )
     except TypeError as why:
         raise MixerError(f"distill: {str(why).partition('() ')[2] or why}.") from None
-    run = _opened(Path(out), settings, student, resume)
+    run = _open_run(Path(out), settings, student, resume)
     with run.lock():
         worker = Distillation(teacher, student, adapters, data, valid, settings, run)
         if resume and list_steps(run.checkpoints):
@@ -144,7 +144,7 @@ def _check_batches(name: str, batches: Any) -> None:
     raise MixerError(f"distill: {name} must be a list of batches, or a function of the step, got {got}.")
 
 
-def _opened(out: Path, config: DistillConfig, student: nn.Module, resume: bool) -> RunDir:
+def _open_run(out: Path, config: DistillConfig, student: nn.Module, resume: bool) -> RunDir:
     device = next(student.parameters()).device
     if not (resume and (out / "config.json").is_file()):
         env = environment({"parameters": sum(p.numel() for p in student.parameters())}, device)
@@ -228,7 +228,7 @@ class Distillation:
         """Take one step of the current phase."""
         began, config = time.perf_counter(), self.config
         whole = self.step >= config.layer_steps
-        self._ready(whole)
+        self._prepare_phase(whole)
         batch = self._batch(self.data, self.step)
         loss = self._output_loss(batch) if whole else self._layer_loss(batch)
         loss.backward()
@@ -241,7 +241,7 @@ class Distillation:
         if self.step % config.log_every == 0 or self.step in (config.layer_steps, self.total):
             self._log(show, "outputs" if whole else "layers", unit)
 
-    def _ready(self, whole: bool) -> None:
+    def _prepare_phase(self, whole: bool) -> None:
         """Set training mode and the trained weights for a phase.
 
         Layers learn without dropout, because their targets have none.
@@ -277,10 +277,10 @@ class Distillation:
         show(self.step / self.total, line)
 
     def _batch(self, data: Data, step: int) -> Any:
-        return _to(data(step) if callable(data) else data[step % len(data)], self.device)
+        return _move_batch(data(step) if callable(data) else data[step % len(data)], self.device)
 
     def _layer_loss(self, batch: Any) -> Tensor:
-        with torch.no_grad(), captured(self.teacher, self.adapters) as calls:
+        with torch.no_grad(), capture_calls(self.teacher, self.adapters) as calls:
             call_model(self.teacher, batch)
         return torch.stack(list(layer_losses(self.adapters, calls).values())).mean()
 
@@ -309,8 +309,8 @@ class Distillation:
         outputs = 0.0
         causal = predicts_next(self.teacher)
         scores: tuple[list[Quality], list[Quality]] = ([], [])
-        for batch in (_to(b, self.device) for b in batches):
-            with captured(self.teacher, self.adapters) as calls:
+        for batch in (_move_batch(b, self.device) for b in batches):
+            with capture_calls(self.teacher, self.adapters) as calls:
                 wanted = call_model(self.teacher, batch)
             for name, loss in layer_losses(self.adapters, calls).items():
                 layers[name] = layers.get(name, 0.0) + float(loss) / len(batches)
@@ -320,7 +320,7 @@ class Distillation:
                 parts.append(score_rows(outcome, wanted, batch, causal))
         self.student.train(mode)
         line = {"kind": "eval", "split": "valid", "step": self.step, "output_loss": outputs, "layer_loss": layers}
-        teacher, student = joined(scores[0]), joined(scores[1])
+        teacher, student = join_qualities(scores[0]), join_qualities(scores[1])
         quality = {"measure": student.measure, "teacher": teacher.value, "student": student.value}
         line |= {"quality": quality | {"change": student.change(teacher)}}
         self.run.append(line | {"seconds": round(time.perf_counter() - began, 3)})
@@ -370,11 +370,11 @@ def quality_summary(first: dict[str, Any], last: dict[str, Any]) -> dict[str, An
     return {"measure": measure, **values, "change": last["change"], "text": text}
 
 
-def _to(batch: Any, device: torch.device) -> Any:
+def _move_batch(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Mapping):
-        return {k: _to(v, device) for k, v in batch.items()}
+        return {k: _move_batch(v, device) for k, v in batch.items()}
     if isinstance(batch, (tuple, list)):
-        return tuple(_to(v, device) for v in batch)
+        return tuple(_move_batch(v, device) for v in batch)
     return batch.to(device) if isinstance(batch, Tensor) else batch
 
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from ...errors import MixerError
-from ...models import evaluating
+from ...models import evaluation_mode
 from ...system.files import whole_file
 from ...system.machine import autocast
 from ..data.documents import DOCUMENT_SETS, open_documents
 from ..data.masking import corrupt_spans, mask_tokens
 from ..data.packing import PackedRows
-from ..data.pair_sampler import IGNORED, LengthBuckets, padded, pair_batch
+from ..data.pair_sampler import IGNORED, LengthBuckets, pad_rows, pair_batch
 from ..data.rows import Rows
 from ..data.sampler import MASK as ALL_BITS
 from ..data.sampler import mix64
@@ -28,7 +28,7 @@ from ..data.subwords import END, PAD, SPECIAL, START, Subwords
 from .config import RunConfig
 from .registry import TaskData
 from .subword_task import SubwordTask, check_source, check_subwords, read_tokenizer, token_count, token_loss, token_nats
-from .task import Inputs, read_by
+from .task import Inputs, call_model
 
 SHOWN, LIKELY = 8, 3
 """Texts of the validation split that a run writes at each evaluation, and guesses at each of their masks."""
@@ -231,7 +231,7 @@ class DocumentTask(SubwordTask):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return token_loss(outputs, targets)
 
-    def weight(self, targets: Tensor) -> int:
+    def count_targets(self, targets: Tensor) -> int:
         return token_count(targets)
 
     @torch.no_grad()
@@ -246,14 +246,14 @@ class DocumentTask(SubwordTask):
         pieces = [piece for document in documents for piece in document]
         order = sorted(range(len(pieces)), key=lambda i: len(pieces[i]))
         nats, count, right = 0.0, 0, 0
-        with evaluating(model):
+        with evaluation_mode(model):
             for at in range(0, len(order), self.train.eval_batch):
                 group = order[at : at + self.train.eval_batch]
                 generators = [torch.Generator().manual_seed(mix64(i) & ALL_BITS) for i in group]
                 inputs, targets = self.example([pieces[i] for i in group], generators)
                 targets = targets.to(device)
                 with autocast(device, self.train.precision):
-                    logits = read_by(model, inputs, device)
+                    logits = call_model(model, inputs, device)
                 nats += token_nats(logits, targets)
                 count += token_count(targets)
                 right += int((logits.argmax(-1) == targets).sum())
@@ -264,7 +264,7 @@ class DocumentTask(SubwordTask):
         seconds = time.perf_counter() - began
         return DocumentScore(nats / count, count, len(documents), seconds, right / count, per_byte)
 
-    def while_training(self) -> dict[str, Any]:
+    def eval_options(self) -> dict[str, Any]:
         return {"max_texts": self.train.eval_texts}
 
 
@@ -275,7 +275,7 @@ class NextTask(DocumentTask):
     writes, framed = "write", (True, False)
 
     def example(self, pieces: list[list[int]], generators: list[torch.Generator]) -> tuple[Tensor, Tensor]:
-        tokens, mask = padded(pieces)
+        tokens, mask = pad_rows(pieces)
         return tokens[:, :-1], tokens[:, 1:].masked_fill(~mask[:, 1:], IGNORED)
 
     def packed_example(self, rows: list[list[list[int]]], generator: torch.Generator) -> tuple[PackedBatch, Tensor]:
@@ -288,7 +288,7 @@ class NextTask(DocumentTask):
         return cast(DocumentDataConfig, config.data).max_tokens
 
     @classmethod
-    def continued(
+    def continue_text(
         cls, config: RunConfig, run: Path, model: Any, prompt: bytes, n: int | None, **sampling: Any
     ) -> bytes:
         if n is not None:
@@ -318,14 +318,14 @@ class MaskedTask(DocumentTask):
         self.starts_word = self.subwords.starts_word() if self.data.whole_words else None
 
     def example(self, pieces: list[list[int]], generators: list[torch.Generator]) -> tuple[MaskedBatch, Tensor]:
-        tokens, mask = padded(pieces)
+        tokens, mask = pad_rows(pieces)
         if len(generators) == 1:
             draws = torch.rand((3, *tokens.shape), generator=generators[0])
         else:
             draws = torch.zeros(3, *tokens.shape)
             for i, (piece, each) in enumerate(zip(pieces, generators, strict=True)):
                 draws[:, i, : len(piece)] = torch.rand(3, len(piece), generator=each)
-        hidden, targets = self.masked(tokens, draws)
+        hidden, targets = self.mask_batch(tokens, draws)
         chosen, said = chosen_of(targets)
         return MaskedBatch(hidden, mask, chosen), said
 
@@ -333,11 +333,11 @@ class MaskedTask(DocumentTask):
         self, rows: list[list[list[int]]], generator: torch.Generator
     ) -> tuple[PackedMaskedBatch, Tensor]:
         tokens, starts = packed_rows(rows, self.data.max_tokens)
-        hidden, targets = self.masked(tokens, torch.rand((3, *tokens.shape), generator=generator))
+        hidden, targets = self.mask_batch(tokens, torch.rand((3, *tokens.shape), generator=generator))
         chosen, said = chosen_of(targets)
         return PackedMaskedBatch(hidden, starts, chosen), said
 
-    def masked(self, tokens: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+    def mask_batch(self, tokens: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         """Hide tokens by the options of the config; see ``mask_tokens``."""
         data = self.data
         return mask_tokens(
@@ -355,7 +355,7 @@ class MaskedTask(DocumentTask):
         for i, document in enumerate(self.documents("valid", SHOWN)):
             batch, targets = self.example(document[:1], [torch.Generator().manual_seed(i)])
             words = self.subwords.pieces(batch.tokens[0].tolist())
-            guesses = likely(model, batch.tokens, batch.chosen[0], self.subwords, LIKELY)
+            guesses = likely_subwords(model, batch.tokens, batch.chosen[0], self.subwords, LIKELY)
             for at, target, guess in zip(batch.chosen[0].tolist(), targets[0].tolist(), guesses, strict=True):
                 said = ", ".join(f"{word} {share:.2f}" for word, share in guess)
                 words[at] += f"[{self.subwords.pieces([target])[0]}: {said}]"
@@ -382,7 +382,7 @@ class SpanTask(DocumentTask):
         return pair_batch(list(sources), list(targets))
 
     @classmethod
-    def translated(cls, config: RunConfig, run: Path, model: Any, text: str, **sampling: Any) -> str:
+    def translate_text(cls, config: RunConfig, run: Path, model: Any, text: str, **sampling: Any) -> str:
         subwords, most = read_tokenizer(run), cast(DocumentDataConfig, config.data).max_tokens
         tokens = subwords.encode_marked(text)
         check_source(tokens, most)
@@ -419,7 +419,9 @@ def chosen_of(targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def likely(model: Any, tokens: Tensor, places: Tensor, subwords: Subwords, n: int) -> list[list[tuple[str, float]]]:
+def likely_subwords(
+    model: Any, tokens: Tensor, places: Tensor, subwords: Subwords, n: int
+) -> list[list[tuple[str, float]]]:
     """Return the n most likely subwords at some places of a text by an encoder, and their probabilities.
 
     Args:
@@ -427,7 +429,7 @@ def likely(model: Any, tokens: Tensor, places: Tensor, subwords: Subwords, n: in
         places: (M,) indices.
     """
     device = next(model.parameters()).device
-    with evaluating(model):
+    with evaluation_mode(model):
         logits = model(tokens.to(device), chosen=places[None].to(device))[0].float()
     best = logits[:, : subwords.vocab].softmax(-1).topk(min(n, subwords.vocab))
     return [

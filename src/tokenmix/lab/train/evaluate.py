@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...models import evaluating
+from ...models import evaluation_mode
 from ...system.machine import autocast
 
 
@@ -98,8 +98,8 @@ def evaluate(
     device = next(model.parameters()).device
     length = min(seq_len, len(data) - 1)
     bits, count = torch.zeros(2, length, dtype=torch.float64, device=device)
-    with evaluating(model):
-        for batch in _batched(windows(len(data), seq_len, stride), batch_size):
+    with evaluation_mode(model):
+        for batch in _batch_items(windows(len(data), seq_len, stride), batch_size):
             nats, wanted = _score(model, data, batch, device, precision)
             bits += torch.where(wanted, nats, 0.0).double().sum(0) / math.log(2)
             count += wanted.sum(0)
@@ -132,7 +132,7 @@ def _score(
     return nats, torch.arange(nats.shape[1], device=device) >= first[:, None]
 
 
-def _batched(items: Iterator[tuple[int, int, int]], n: int) -> Iterator[list[tuple[int, int, int]]]:
+def _batch_items(items: Iterator[tuple[int, int, int]], n: int) -> Iterator[list[tuple[int, int, int]]]:
     batch: list[tuple[int, int, int]] = []
     for item in items:
         batch.append(item)

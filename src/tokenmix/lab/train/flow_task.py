@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ...errors import MixerError
-from ...models import evaluating
-from ...models.flow import noised, path_velocity, squared_errors
+from ...models import evaluation_mode
+from ...models.flow import add_noise, path_velocity, squared_errors
 from ...system.machine import autocast
 from ..data.augment import ImageSampler, as_bytes, eval_batches, moments
 from ..data.augment_ops import generator
@@ -21,7 +21,7 @@ from .config import RunConfig
 from .constant import Zeros
 from .image_data_config import ImageDataConfig
 from .image_tasks import ImageTask, write_grid
-from .task import read_by
+from .task import call_model
 
 DRAWS, HELD_OUT = 4, 5
 """Tell the draws of a step, and those of held-out images, from those of augmentation and masks, numbers 0 to 3."""
@@ -92,7 +92,7 @@ class FlowTask(ImageTask):
                 + f"set model.classes={classes}, or 0 for a model that is told no class."
             )
         self.check_samples()
-        options = {**self.sampling, **self.pixels, "image_size": self.model.image_size}
+        options = {**self.sampler_options, **self.pixels, "image_size": self.model.image_size}
         self.sampler = ImageSampler(self.images.split("train"), classes=classes, **options)
 
     @classmethod
@@ -139,7 +139,7 @@ class FlowTask(ImageTask):
     def example(self, images: Tensor, labels: Tensor, t: Tensor, noise: Tensor) -> tuple[NoisyImages, Tensor]:
         """Return what the model reads at times t (B,) with this noise, and the velocity that it is to predict."""
         classes = labels if self.model.classes else torch.zeros_like(labels)
-        return NoisyImages(noised(images, noise, t), t, classes), path_velocity(images, noise)
+        return NoisyImages(add_noise(images, noise, t), t, classes), path_velocity(images, noise)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return squared_errors(outputs, targets).mean()
@@ -159,12 +159,12 @@ class FlowTask(ImageTask):
         """
         began, device = time.perf_counter(), next(model.parameters()).device
         sums, zero, n = [0.0] * BUCKETS, 0.0, 0
-        with evaluating(model):
+        with evaluation_mode(model):
             for images, labels in self._held_out(split, max_images):
                 for k, (t, noise) in enumerate(held_out_draws(range(n, n + len(images)), images.shape[1:])):
                     inputs, targets = self.example(images, labels, t, noise)
                     with autocast(device, self.train.precision):
-                        said = read_by(model, inputs, device)
+                        said = call_model(model, inputs, device)
                     sums[k] += float(squared_errors(said.double(), targets.to(device)).sum())
                     zero += float(targets.double().square().flatten(1).mean(1).sum())
                 n += len(images)

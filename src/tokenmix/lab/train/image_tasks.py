@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import MixerError
-from ...models import evaluating
+from ...models import evaluation_mode
 from ...system.files import whole_file
 from ...system.machine import autocast
 from ..data.augment import ImageSampler, eval_batches, stream
 from ..data.bounds import Bounds
-from ..data.images import IMAGE_SETS, ImageData, open_images, shrunk
+from ..data.images import IMAGE_SETS, ImageData, open_images, shrink_images
 from ..data.inventory import Inventory
 from ..data.long_tail import FEW, MANY, SHOTS, class_counts, long_tailed, shots_of
 from ..data.pixels import PixelSampler, pixel_batches, to_pixels
@@ -171,11 +171,11 @@ class ImageTask(Task):
     def check_same(self, env: dict[str, Any]) -> None:
         check_unchanged("images", env.get("images"), self.images.describe())
 
-    def while_training(self) -> dict[str, Any]:
+    def eval_options(self) -> dict[str, Any]:
         return {"max_images": self.train.eval_images}
 
     @property
-    def sampling(self) -> dict[str, Any]:
+    def sampler_options(self) -> dict[str, Any]:
         """Return the options common to all samplers of training images."""
         data, train = self.data, self.train
         return {
@@ -209,7 +209,7 @@ class ClassifyTask(ImageTask):
                 + f"set model.classes={classes}."
             )
         options = {
-            **self.sampling,
+            **self.sampler_options,
             **self.pixels,
             "image_size": self.model.image_size,
             "smoothing": self.data.smoothing,
@@ -259,7 +259,7 @@ class ClassifyTask(ImageTask):
         return ClassScore(right / n, within / n, nats / n, n, sides, time.perf_counter() - began, **by_shots)
 
     @classmethod
-    def tested(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
+    def score_test_split(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
         return per_cent(evaluate(), "top1", *(f"top1_{shots}" for shots in SHOTS))
 
     def constant(self) -> Constant:
@@ -268,7 +268,7 @@ class ClassifyTask(ImageTask):
 
     def _answers(self, model: Any, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
         device = next(model.parameters()).device
-        with evaluating(model):
+        with evaluation_mode(model):
             for images, labels in batches:
                 with autocast(device, self.train.precision):
                     logits = model(images.to(device))
@@ -286,7 +286,7 @@ class DensityTask(ImageTask):
     def __init__(self, config: RunConfig, folder: Path | None = None):
         super().__init__(config, folder)
         self.check_samples()
-        self.sampler = PixelSampler(self.images.split("train"), size=self.model.size, **self.sampling)
+        self.sampler = PixelSampler(self.images.split("train"), size=self.model.size, **self.sampler_options)
 
     @classmethod
     def check_loss(cls, data: ImageDataConfig) -> None:
@@ -326,7 +326,7 @@ class DensityTask(ImageTask):
             "limit": max_images,
         }
         device, bits, n = next(model.parameters()).device, 0.0, 0
-        with evaluating(model):
+        with evaluation_mode(model):
             for tokens in pixel_batches(self.images.split(split), **options):
                 with autocast(device, self.train.precision):
                     bits += float(model.bits(tokens.to(device)).double().sum())
@@ -381,7 +381,7 @@ def open_set(data: ImageDataConfig, channels: int | None) -> ImageData:
     )
     if data.long_tail is not None:
         images = long_tailed(images, data.long_tail, largest=data.per_class)
-    return images if data.shrink == 1 else shrunk(images, data.shrink)
+    return images if data.shrink == 1 else shrink_images(images, data.shrink)
 
 
 def write_grid(path: Path, images: Tensor, *, columns: int = 8, scale: int = 4) -> None:

@@ -15,17 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import MixerError
-from ...models import evaluating
+from ...models import evaluation_mode
 from ...system.machine import autocast
 from ..data.labelled import LABELLED_SETS, open_labelled
-from ..data.pair_sampler import LengthBuckets, padded
+from ..data.pair_sampler import LengthBuckets, pad_rows
 from ..data.rows import Rows
 from ..data.subwords import END, START
 from .config import RunConfig
 from .registry import TaskData
 from .rundir import RunDir
-from .subword_task import SubwordTask, check_subwords, recorded
-from .task import Evaluate, per_cent, read_by
+from .subword_task import SubwordTask, check_subwords, recorded_texts
+from .task import Evaluate, call_model, per_cent
 
 LABELS = "labels.json"
 READ: dict[str, tuple[Rows, list[str]]] = {}
@@ -118,7 +118,7 @@ def read_labels(run: Path) -> Labels:
     Raises:
         MixerError: if they cannot be read, or are not those that the run was trained with.
     """
-    found, then = RunDir(run).read(LABELS), recorded(run).get("labels")
+    found, then = RunDir(run).read(LABELS), recorded_texts(run).get("labels")
     labels, texts = (found.get("labels"), found.get("texts")) if isinstance(found, dict) else (None, None)
     if not isinstance(labels, list) or texts not in (1, 2) or then not in (None, labels):
         was = "" if then is None else f": it was {', '.join(then[:20])}"
@@ -181,7 +181,7 @@ class LabelTask(SubwordTask):
         return config.override({"model.classes": len(labels_of(config))})
 
     def open_text(self) -> Rows:
-        rows, self.labels = opened(self.data)
+        rows, self.labels = open_texts(self.data)
         return rows
 
     def texts(self) -> Iterable[str]:
@@ -197,7 +197,7 @@ class LabelTask(SubwordTask):
     def tokens_of(self, rows: list[tuple[str, ...]]) -> list[list[int]]:
         """Return the tokens of each row: its start, its first text and an end, its second text and an end."""
         parts = [self.subwords.encode_all([row[i] for row in rows]) for i in range(len(rows[0]) - 1)] if rows else []
-        return [joined(list(texts), self.data.max_tokens) for texts in zip(*parts, strict=True)]
+        return [join_texts(list(texts), self.data.max_tokens) for texts in zip(*parts, strict=True)]
 
     def units(self) -> int:
         """Return the mean number of tokens per step, without padding."""
@@ -207,7 +207,7 @@ class LabelTask(SubwordTask):
     def batch(self, step: int) -> tuple[TextBatch, Tensor]:
         tokens, buckets = self.pool
         chosen, rows = buckets.rows(step), self.text.split("train")
-        return TextBatch(*padded([tokens[i] for i in chosen])), self.targets([rows[i] for i in chosen])
+        return TextBatch(*pad_rows([tokens[i] for i in chosen])), self.targets([rows[i] for i in chosen])
 
     def targets(self, rows: list[tuple[str, ...]]) -> Tensor:
         """Return the number of each row's label."""
@@ -228,11 +228,11 @@ class LabelTask(SubwordTask):
         tokens = self.tokens_of(rows)
         order = sorted(range(len(rows)), key=lambda i: len(tokens[i]))
         logits = torch.empty(len(rows), len(self.labels), dtype=torch.float64)
-        with evaluating(model):
+        with evaluation_mode(model):
             for at in range(0, len(order), self.train.eval_batch):
                 group = order[at : at + self.train.eval_batch]
                 with autocast(device, self.train.precision):
-                    found = read_by(model, TextBatch(*padded([tokens[i] for i in group])), device)
+                    found = call_model(model, TextBatch(*pad_rows([tokens[i] for i in group])), device)
                 logits[group] = found.double().cpu()
         wanted, said = self.targets(rows), logits.argmax(1)
         nats = float(F.cross_entropy(logits, wanted))
@@ -241,18 +241,18 @@ class LabelTask(SubwordTask):
         )
 
     @classmethod
-    def tested(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
+    def score_test_split(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
         return per_cent(evaluate(), "accuracy")
 
     @classmethod
     def label_names(cls, run: Path) -> list[str]:
         return read_labels(run).labels
 
-    def while_training(self) -> dict[str, Any]:
+    def eval_options(self) -> dict[str, Any]:
         return {"max_texts": self.train.eval_texts}
 
 
-def opened(data: LabelDataConfig) -> tuple[Rows, list[str]]:
+def open_texts(data: LabelDataConfig) -> tuple[Rows, list[str]]:
     """Open the labelled texts of a config, and return their labels too; what ``labels_of`` has just read is taken."""
     kept = READ.pop(repr((data, _state(data))), None)
     READ.clear()
@@ -262,7 +262,7 @@ def opened(data: LabelDataConfig) -> tuple[Rows, list[str]]:
 def labels_of(config: RunConfig) -> list[str]:
     """Return the labels of a config's data, whose rows are kept for the task that is opened next."""
     data = cast(LabelDataConfig, config.data)
-    state, found = _state(data), opened(data)
+    state, found = _state(data), open_texts(data)
     READ[repr((data, state))] = found
     return found[1]
 
@@ -275,7 +275,7 @@ def _state(data: LabelDataConfig) -> list[tuple[str, int, int, int]]:
     return [(name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats]
 
 
-def joined(texts: list[list[int]], most: int) -> list[int]:
+def join_texts(texts: list[list[int]], most: int) -> list[int]:
     """Return one text or two as one row: ``START``, the texts, and ``END`` after each.
 
     More than ``most`` tokens in all are cut from the end of the text that is longer.

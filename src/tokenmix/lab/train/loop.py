@@ -31,7 +31,7 @@ from .runs import eval_line, load_weights
 from .shards import of_parameters, save_shards
 from .sinks import Sink, open_sinks
 from .stopping import NAMES, asked_to_stop, resume_command
-from .task import Task, parts_of, read_by, zero_loss
+from .task import Task, call_model, parts_of, zero_loss
 from .tasks import open_task
 from .world import World
 
@@ -128,10 +128,10 @@ class Trainer:
                 at_end = self.done()  # asked once per step, as time may run out between two calls
                 if at_end or self.progress.step % self.config.train.log_every == 0:
                     self.log(show)
-                with self.untimed():
+                with self.pause_clock():
                     self.between_steps(at_end)
                     at_end = at_end or self.hopeless
-                    number = self.world.most(asked())
+                    number = self.world.all_reduce_max(asked())
                     if number and not at_end:
                         self.stop(signal.Signals(number))
         return self.summary()
@@ -154,14 +154,14 @@ class Trainer:
         if limits.steps is not None and self.progress.step >= limits.steps:
             return True
         late = limits.max_seconds is not None and self.seconds() >= limits.max_seconds
-        return bool(limits.max_seconds is not None and self.world.of_first(late))
+        return bool(limits.max_seconds is not None and self.world.broadcast(late))
 
     def seconds(self) -> float:
         """Return the training time so far, without evaluation, samples and checkpoints."""
         return self.progress.seconds + time.perf_counter() - self.tick
 
     @contextlib.contextmanager
-    def untimed(self) -> Iterator[None]:
+    def pause_clock(self) -> Iterator[None]:
         """Stop the clock of training time inside the block."""
         self.progress.seconds = self.seconds()
         yield
@@ -173,15 +173,19 @@ class Trainer:
         inputs, targets = self.task.batch(self.progress.step)
         parts, weight = config.train.accumulate, config.optim.aux_weight
         self.aux = {}
-        all_targets = self.task.weight(targets)
+        all_targets = self.task.count_targets(targets)
         self.world.begin(self.model, config.train.seed, self.progress.step)
         for part, of_part in zip(parts_of(inputs, parts), targets.chunk(parts), strict=True):
             x, y = self.world.share(part, of_part)
-            mine, of_all = self.task.weight(y), self.task.weight(of_part)
+            mine, of_all = self.task.count_targets(y), self.task.count_targets(of_part)
             held = mine / max(of_all, 1)
             y = y.to(self.device, non_blocking=True)
-            with aux_losses() as extra, autocast(self.device, config.train.precision), self.world.reading(self.model):
-                outputs = read_by(self.forward, x, self.device)
+            with (
+                aux_losses() as extra,
+                autocast(self.device, config.train.precision),
+                self.world.reading_share(self.model),
+            ):
+                outputs = call_model(self.forward, x, self.device)
             # a rank without a row of a short batch: a mean over no targets is NaN, and NaN times 0 too
             loss = self.task.loss(outputs, y) * (mine / all_targets) if mine else zero_loss(outputs)
             extra = {name: value if mine else torch.zeros_like(value) for name, value in extra.items()}
@@ -248,7 +252,7 @@ class Trainer:
         step, config = self.progress.step, self.config.train
         better = False
         if at_end or step % config.eval_every == 0:
-            with self.averaged():
+            with self.swap_in_average():
                 better = self.evaluate()
                 if self.world.first or self.world.sharded:
                     self.sample()
@@ -268,7 +272,7 @@ class Trainer:
             raise self.disk_error(f"the sample of step {step}", why) from why
 
     @contextlib.contextmanager
-    def averaged(self) -> Iterator[None]:
+    def swap_in_average(self) -> Iterator[None]:
         """Make the model hold the average of its weights inside the block, if the run keeps one."""
         if self.average is None:
             yield
@@ -278,13 +282,13 @@ class Trainer:
 
     def evaluate(self) -> bool:
         """Score the validation split and return whether it is the best score so far."""
-        p, result = self.progress, self.task.evaluate(self.model, "valid", **self.task.while_training())
+        p, result = self.progress, self.task.evaluate(self.model, "valid", **self.task.eval_options())
         line = eval_line("valid", p.step, result)
         for name, value in line.items():  # the update after the last loss may be the one that diverged
             if isinstance(value, float):
                 self.check_finite(f"{name.replace('_', ' ')} on the validation split", value)
         self.append_metrics(line)
-        score = self.world.of_first(getattr(result, self.task.metric))
+        score = self.world.broadcast(getattr(result, self.task.metric))
         better = self.task.better(score, p.best_score)
         if better:
             p.best_step, p.best_score = p.step, score

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import MixerError
-from ...models import evaluating
+from ...models import evaluation_mode
 from ...models.mae import hidden_patches, kept_count, pixel_loss, pixel_targets
 from ...system.machine import autocast
 from ..data.augment import ImageSampler, eval_batches
@@ -22,7 +22,7 @@ from .config import RunConfig
 from .constant import Zeros
 from .image_data_config import ImageDataConfig
 from .image_tasks import ImageTask
-from .task import read_by
+from .task import call_model
 
 MASKS = 3
 """Tells the draws of masks from those of augmentation, which have the numbers 0 to 2."""
@@ -75,7 +75,7 @@ class MaskedImageTask(ImageTask):
 
     def __init__(self, config: RunConfig, folder: Path | None = None):
         super().__init__(config, folder)
-        options = {**self.sampling, **self.pixels, "image_size": self.model.image_size}
+        options = {**self.sampler_options, **self.pixels, "image_size": self.model.image_size}
         self.sampler = ImageSampler(self.images.split("train"), classes=len(self.images.classes), **options)
         self.patches = prod(self.model.grid)
         self.kept = kept_count(self.patches, self.model.mask_ratio)
@@ -138,11 +138,11 @@ class MaskedImageTask(ImageTask):
             channels=self.model.channels,
             limit=max_images,
         )
-        with evaluating(model):
+        with evaluation_mode(model):
             for images, _ in batches:
                 inputs, targets = self.example(images, draws_of(range(n, n + len(images)), self.patches))
                 with autocast(device, self.train.precision):
-                    said = read_by(model, inputs, device)
+                    said = call_model(model, inputs, device)
                 total += len(images) * float(pixel_loss(said.double(), targets.to(device)))
                 blank += len(images) * float(targets.double().square().mean())
                 n += len(images)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...system.read_shards import is_sharded, placed
+from ...system.read_shards import is_sharded, take_share
 
 
 class Muon(torch.optim.Muon):
@@ -49,8 +49,8 @@ class Muon(torch.optim.Muon):
         buffers = [_part(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
         torch._foreach_lerp_(buffers, grads, 1 - momentum)
         updates = torch._foreach_lerp(grads, buffers, momentum) if group["nesterov"] else buffers
-        stack = torch.stack([_whole(u, like) for u, like in zip(updates, parameters, strict=True)])
-        directions = orthogonalized(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        stack = torch.stack([_gather_whole(u, like) for u, like in zip(updates, parameters, strict=True)])
+        directions = orthogonalize(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
         rows, columns = parameters[0].shape
         if group["adjust_lr_fn"] == "match_rms_adamw":
             ratio = 0.2 * max(rows, columns) ** 0.5
@@ -59,7 +59,7 @@ class Muon(torch.optim.Muon):
         parts = [_part(parameter) for parameter in parameters]
         moves = directions.to(parameters[0].dtype).unbind(0)
         torch._foreach_mul_(parts, 1 - lr * group["weight_decay"])
-        own = [_part(placed(move, like)) for move, like in zip(moves, parameters, strict=True)]
+        own = [_part(take_share(move, like)) for move, like in zip(moves, parameters, strict=True)]
         torch._foreach_add_(parts, own, alpha=-lr * ratio)
 
 
@@ -68,7 +68,7 @@ def _part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[no-any-return, attr-defined]  # a DTensor
 
 
-def _whole(part: Tensor, like: Tensor) -> Tensor:
+def _gather_whole(part: Tensor, like: Tensor) -> Tensor:
     """Return the whole of a tensor that is sharded as ``like`` is; ``part`` itself if that is not."""
     if not is_sharded(like):
         return part
@@ -80,7 +80,7 @@ def _whole(part: Tensor, like: Tensor) -> Tensor:
     ).full_tensor()
 
 
-def orthogonalized(stack: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+def orthogonalize(stack: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
     """Return matrices (n, rows, columns) with their singular values pushed towards 1, by Newton-Schulz steps."""
     a, b, c = coefficients
     tall = stack.shape[1] > stack.shape[2]

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from ...errors import MixerError
-from ...models import evaluating
+from ...models import evaluation_mode
 from ...system.files import whole_file
 from ...system.machine import autocast
-from ..data.dialogues import fitted
-from ..data.pair_sampler import LengthBuckets, PairBatch, padded, pair_batch
-from ..data.parallel import PARALLEL_SETS, ParallelText, open_parallel
+from ..data.dialogues import fit_parts
+from ..data.pair_sampler import LengthBuckets, PairBatch, pad_rows, pair_batch
 from ..data.subwords import END, Subwords
+from ..data.translations import PARALLEL_SETS, ParallelText, open_parallel
 from .config import RunConfig
 from .registry import TaskData
 from .subword_task import SubwordTask, check_source, check_subwords, read_tokenizer, token_count, token_loss, token_nats
-from .task import Evaluate, read_by
+from .task import Evaluate, call_model
 
 METRICS = ("bleu", "chrf", "rouge")
 
@@ -205,7 +205,7 @@ class PairTask(SubwordTask):
             sources, targets = (list(part) for part in zip(*self.text.split(split), strict=True))
             if self.text.dialogue:
                 count = self.subwords.counter()
-                sources = [fitted(source, self.data.max_tokens - 1, count) for source in sources]
+                sources = [fit_parts(source, self.data.max_tokens - 1, count) for source in sources]
             self.encoded[split] = self.subwords.encode_all(sources), self.subwords.encode_all(targets)
         return self.encoded[split]
 
@@ -223,7 +223,7 @@ class PairTask(SubwordTask):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return token_loss(outputs, targets, self.data.smoothing if torch.is_grad_enabled() else 0.0)
 
-    def weight(self, targets: Tensor) -> int:
+    def count_targets(self, targets: Tensor) -> int:
         return token_count(targets)
 
     @torch.no_grad()
@@ -254,11 +254,11 @@ class PairTask(SubwordTask):
         order = sorted(range(len(pairs)), key=lambda i: (len(sources[i]), len(targets[i])))
         groups = [order[i : i + self.train.eval_batch] for i in range(0, len(order), self.train.eval_batch)]
         nats, count, device = 0.0, 0, next(model.parameters()).device
-        with evaluating(model):
+        with evaluation_mode(model):
             for group in groups:
                 batch, said = pair_batch([sources[i] for i in group], [targets[i] for i in group])
                 with autocast(device, self.train.precision):
-                    logits = read_by(model, batch, device)
+                    logits = call_model(model, batch, device)
                 nats += token_nats(logits, said.to(device))
                 count += token_count(said)
         score: dict[str, Any] = {}
@@ -267,7 +267,7 @@ class PairTask(SubwordTask):
             if written is not None:
                 with whole_file(written) as f:
                     f.write("".join(text.replace("\n", " ") + "\n" for text in texts).encode())
-            score = {"beams": beams, **measured(self.data.metrics, texts, [target for _, target in pairs])}
+            score = {"beams": beams, **measure_texts(self.data.metrics, texts, [target for _, target in pairs])}
         return PairScore(nats / count, count, len(pairs), time.perf_counter() - began, **score)
 
     def write(self, model: Any, sources: list[list[int]], **options: Any) -> list[str]:
@@ -276,20 +276,20 @@ class PairTask(SubwordTask):
         return write_texts(model, self.subwords, sources, self.data.max_tokens, **given)
 
     @classmethod
-    def tested(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
+    def score_test_split(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
         """Score what the model writes for the sources of the test split."""
         score = evaluate()
         found = {name: getattr(score, name) for name in ("bleu", "chrf", "rouge_l")}
         return {name: round(value, 3) for name, value in found.items() if value is not None}
 
     @classmethod
-    def translated(cls, config: RunConfig, run: Path, model: Any, text: str, **sampling: Any) -> str:
+    def translate_text(cls, config: RunConfig, run: Path, model: Any, text: str, **sampling: Any) -> str:
         subwords, most = read_tokenizer(run), cast(PairDataConfig, config.data).max_tokens
         tokens = subwords.encode(text.strip())
         check_source(tokens, most)
         return write_texts(model, subwords, [tokens], most, **sampling)[0]
 
-    def while_training(self) -> dict[str, Any]:
+    def eval_options(self) -> dict[str, Any]:
         return {"beams": 0, "max_texts": self.train.eval_texts}
 
     def sample(self, model: Any, folder: Path, step: int) -> None:
@@ -319,14 +319,14 @@ def write_texts(
     order, device = sorted(range(len(sources)), key=lambda i: len(sources[i])), next(model.parameters()).device
     for at in range(0, len(order), rows):
         group = order[at : at + rows]
-        tokens, mask = padded([[*sources[i], END] for i in group])
+        tokens, mask = pad_rows([[*sources[i], END] for i in group])
         said = model.generate(tokens.to(device), most, source_mask=mask.to(device), **options)
         for i, row in zip(group, said.tolist(), strict=True):
             found[i] = subwords.decode(row[: row.index(END)] if END in row else row)
     return found
 
 
-def measured(metrics: tuple[str, ...], written: list[str], wanted: list[str]) -> dict[str, Any]:
+def measure_texts(metrics: tuple[str, ...], written: list[str], wanted: list[str]) -> dict[str, Any]:
     """Return the metrics of texts against the targets that were wanted, by the libraries of the field."""
     found: dict[str, Any] = {}
     try:

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import MixerError
-from ...models import evaluating
+from ...models import evaluation_mode
 from ...system.machine import autocast
 from ..data.inventory import Inventory
-from ..data.points import POINT_SETS, Cloud, Jitter, PointSampler, PointSet, open_points, stacked
+from ..data.points import POINT_SETS, Cloud, Jitter, PointSampler, PointSet, open_points, stack_clouds
 from .config import RunConfig
 from .registry import TaskData
-from .task import Inputs, Task, read_by
+from .task import Inputs, Task, call_model
 
 
 @dataclass(frozen=True)
@@ -141,10 +141,10 @@ class PointTask(Task):
         """Refuse options of point clouds that are out of range."""
         data: Any = config.data
         model: Any = config.model
-        if data.points < model.least():
+        if data.points < model.least_points():
             raise MixerError(
                 f"config: data.points={data.points}, but model.samples={list(model.samples)} and model.neighbours="
-                + f"{list(model.neighbours)} need clouds of at least {model.least()} points."
+                + f"{list(model.neighbours)} need clouds of at least {model.least_points()} points."
             )
 
     @classmethod
@@ -167,10 +167,10 @@ class PointTask(Task):
     def answers(self, model: Any, split: str) -> Iterator[tuple[list[Cloud], Tensor]]:
         """Yield the clouds of a split in batches, and the model's logits in float64."""
         device = next(model.parameters()).device
-        with evaluating(model):
-            for clouds in batched(self.set.held_out(split, self.data.points), self.train.eval_batch):
+        with evaluation_mode(model):
+            for clouds in batch_clouds(self.set.held_out(split, self.data.points), self.train.eval_batch):
                 with autocast(device, self.train.precision):
-                    logits = read_by(model, self.read_of(*stacked(clouds)[:2]), device)
+                    logits = call_model(model, self.read_of(*stack_clouds(clouds)[:2]), device)
                 yield clouds, logits.double().cpu()
 
     def read_of(self, points: Tensor, category: Tensor) -> Inputs:
@@ -222,7 +222,7 @@ class PartTask(PointTask):
         points, category, parts = self.sampler.batch(step)
         return PointBatch(points, category), parts
 
-    def weight(self, targets: Tensor) -> int:
+    def count_targets(self, targets: Tensor) -> int:
         return targets.numel()
 
     @torch.no_grad()
@@ -266,7 +266,7 @@ def part_iou(said: Tensor, wanted: Tensor, parts: tuple[int, ...]) -> float:
     return sum(found) / len(found)
 
 
-def batched(clouds: Iterator[Cloud], n: int) -> Iterator[list[Cloud]]:
+def batch_clouds(clouds: Iterator[Cloud], n: int) -> Iterator[list[Cloud]]:
     """Yield lists of up to n clouds."""
     found: list[Cloud] = []
     for cloud in clouds:

@@ -15,7 +15,7 @@ import torch
 
 from ...errors import MixerError
 from ...system.files import check_free, check_own, flush_to_disk, whole_file, whole_folder, write_json
-from ...system.lock import locked
+from ...system.lock import hold_lock
 from ...system.machine import cpu_name
 from ...system.version import __version__
 from ..data.records import bad_text, parse_records, read_records
@@ -135,7 +135,7 @@ class RunDir:
 
     def lock(self) -> contextlib.AbstractContextManager[None]:
         """Refuse a second process that would train in the same directory."""
-        return locked(
+        return hold_lock(
             self.path,
             f"{self.path}: another process is training in this directory; wait until it ends, or stop it.",
         )

@@ -19,9 +19,9 @@ from ...system.machine import pick_device
 from ..data.metrics_csv import append_csv
 from ..data.subwords import END, MASK, SPECIAL, START
 from .config import RunConfig, check_seed, check_unchanged
-from .document_task import DocumentDataConfig, likely
+from .document_task import DocumentDataConfig, likely_subwords
 from .flow_task import draw_images, in_turn
-from .label_task import LabelDataConfig, joined, read_labels
+from .label_task import LabelDataConfig, join_texts, read_labels
 from .rundir import RunDir
 from .subword_task import read_tokenizer
 from .tasks import open_task, task_of
@@ -147,7 +147,7 @@ def sample_run(
             f"{path} holds a model of kind {config.model.kind!r}, which generates no text; a language model does."
         )
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    return task.continued(config, Path(path), model, prompt, n, **sampling)
+    return task.continue_text(config, Path(path), model, prompt, n, **sampling)
 
 
 def translate_run(
@@ -176,7 +176,7 @@ def translate_run(
     task = task_of(config)
     if task.writes != "translate":
         raise MixerError(f"{path} holds a model of kind {config.model.kind!r}, not an encoder-decoder.")
-    return task.translated(config, Path(path), model, text, beams=beams, **sampling)
+    return task.translate_text(config, Path(path), model, text, beams=beams, **sampling)
 
 
 def fill_run(
@@ -206,7 +206,7 @@ def fill_run(
             f"sample: the text must have a {SPECIAL[MASK]} to fill in, and at most {most - 2} "
             + f"subwords, got {len(tokens) - 2} and {len(places)} masks; give it with --prompt."
         )
-    return likely(model, torch.tensor([tokens]), torch.tensor(places), words, n)
+    return likely_subwords(model, torch.tensor([tokens]), torch.tensor(places), words, n)
 
 
 @torch.no_grad()
@@ -228,7 +228,7 @@ def classify_run(
             + f"{len([text for text in texts if text.strip()])}; give --prompt, with a tab between two texts."
         )
     words = read_tokenizer(Path(path))
-    tokens = joined([words.encode(text.strip()) for text in texts], cast(LabelDataConfig, config.data).max_tokens)
+    tokens = join_texts([words.encode(text.strip()) for text in texts], cast(LabelDataConfig, config.data).max_tokens)
     shares = model(torch.tensor([tokens], device=next(model.parameters()).device))[0].float().softmax(-1).tolist()
     return sorted(zip(found.labels, shares, strict=True), key=lambda each: -each[1])
 

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import MixerError
-from ...models import evaluating
+from ...models import evaluation_mode
 from ...models.images import both_sides
 from ...models.segmentation import on_grid
 from ...system.machine import autocast
-from ..data.augment_masks import MaskAugment, MaskSampler, mask_batches, resized
+from ..data.augment_masks import MaskAugment, MaskSampler, mask_batches, resize_pair
 from ..data.bounds import MAX_PIXELS
-from ..data.masks import MASK_SETS, MaskData, coloured, open_masks
+from ..data.masks import MASK_SETS, MaskData, open_masks, paint_mask
 from ..data.pair_sampler import IGNORED
 from .config import RunConfig
 from .image_tasks import ImageTask, write_grid
@@ -90,7 +90,7 @@ class SegmentationTask(ImageTask):
             )
         self.check_samples()
         self.sampler = MaskSampler(
-            self.images.split("train"), image_size=self.model.image_size, **self.pixels, **self.sampling
+            self.images.split("train"), image_size=self.model.image_size, **self.pixels, **self.sampler_options
         )
 
     @classmethod
@@ -121,9 +121,9 @@ class SegmentationTask(ImageTask):
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         nats = F.cross_entropy(outputs.float(), targets, ignore_index=IGNORED, reduction="sum")
-        return nats / self.weight(targets)
+        return nats / self.count_targets(targets)
 
-    def weight(self, targets: Tensor) -> int:
+    def count_targets(self, targets: Tensor) -> int:
         return max(int((targets != IGNORED).sum()), 1)  # a batch without a class has a loss of 0
 
     @torch.no_grad()
@@ -161,7 +161,7 @@ class SegmentationTask(ImageTask):
         """Yield logits (classes, H, W) and mask (H, W) of each image, at the size of its mask."""
         device = next(model.parameters()).device
         options = {"batch_size": self.train.eval_batch, "image_size": size, "channels": self.model.channels}
-        with evaluating(model):
+        with evaluation_mode(model):
             for images, masks in mask_batches(self.images.split(split), limit=limit, **options, **self.pixels):
                 with autocast(device, self.train.precision):
                     found = model(images.to(device)).float()
@@ -179,15 +179,15 @@ class SegmentationTask(ImageTask):
             return
         size = both_sides(self.model.image_size, "sample")
         read = self.images.split("valid").read
-        pairs = [resized(image, mask, size) for image, mask in map(read, range(n))]
+        pairs = [resize_pair(image, mask, size) for image, mask in map(read, range(n))]
         found = [logits.argmax(0).cpu() for logits, _ in self._answers(model, "valid", size, n)]
-        predicted = [resized(pairs[0][0], labels, size)[1] for labels in found]
+        predicted = [resize_pair(pairs[0][0], labels, size)[1] for labels in found]
         masks = torch.stack([mask for _, mask in pairs] + predicted)
         images = torch.stack([image for image, _ in pairs])
         scale = max(256 // max(size), 1)
         write_grid(
             folder / f"step_{step:08d}.png",
-            torch.cat([images, coloured(masks, self.model.classes)]),
+            torch.cat([images, paint_mask(masks, self.model.classes)]),
             columns=n,
             scale=min(scale, 4),
         )

@@ -53,11 +53,11 @@ def save_shards(
             _write(temporary / stem, group)
         files = {
             name: entry
-            for each in world.said(json.dumps(_checked(temporary, world)))
+            for each in world.all_gather_text(json.dumps(_open_written(temporary, world)))
             for name, entry in json.loads(each).items()
         }
         if world.first:
-            files |= _own(temporary, groups["rng"], progress)
+            files |= _write_common(temporary, groups["rng"], progress)
             finish(folder, step, files)
         world.wait()
     except BaseException:
@@ -85,7 +85,7 @@ def _write(folder: Path, tensors: dict[str, Tensor]) -> None:
         ) from None
 
 
-def _checked(temporary: Path, world: World) -> dict[str, Any]:
+def _open_written(temporary: Path, world: World) -> dict[str, Any]:
     """Open this rank's share of the files that were written, and return what the manifest says of them."""
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -103,7 +103,7 @@ def _checked(temporary: Path, world: World) -> dict[str, Any]:
     return found
 
 
-def _own(temporary: Path, rng: dict[str, Tensor], progress: dict[str, Any]) -> dict[str, Any]:
+def _write_common(temporary: Path, rng: dict[str, Tensor], progress: dict[str, Any]) -> dict[str, Any]:
     """Write the files of the first rank."""
     from safetensors.torch import save
 

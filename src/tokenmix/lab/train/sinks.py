@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...errors import MixerError
-from ..data.metrics_csv import append_csv, flat, write_csv
+from ..data.metrics_csv import append_csv, flatten_metrics, write_csv
 from .config import TrainConfig
 from .rundir import RunDir
 
@@ -94,19 +94,19 @@ class TensorBoard:
         self.run, self.folder = run, run.path / "tensorboard"
         begun = any(self.folder.glob(EVENTS + "*"))
         wait_for_later_name(self.folder)
-        with self._named():
+        with self._name_folder():
             self.writer: Any = SummaryWriter(str(self.folder), purge_step=step + 1 if begun else None)
             for line in [] if begun else run.read_metrics():
                 self._scalars(line)
             self.writer.flush()
 
     def add(self, line: dict[str, Any]) -> None:
-        with self._named():
+        with self._name_folder():
             self._scalars(line)
             self.writer.flush()  # what is not flushed is lost to a kill
 
     def add_samples(self, step: int) -> None:
-        with self._named():
+        with self._name_folder():
             for file in sorted(self.run.samples.glob(f"step_{step:08d}.*")):
                 if file.suffix == ".png":
                     self.writer.file_writer.add_summary(_image(file), step)
@@ -116,17 +116,17 @@ class TensorBoard:
             self.writer.flush()
 
     def close(self) -> None:
-        with self._named():
+        with self._name_folder():
             self.writer.close()
 
     def _scalars(self, line: dict[str, Any]) -> None:
         group = line["split"] if line["kind"] == "eval" else line["kind"]
-        for name, value in flat(line).items():
+        for name, value in flatten_metrics(line).items():
             if name not in NO_SCALARS:
                 self.writer.add_scalar(f"{group}/{name.removeprefix('eval_')}", value, line["step"])
 
     @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
+    def _name_folder(self) -> Iterator[None]:
         """Give errors of the disk the name of the folder, which those of the writing thread lack."""
         try:
             yield

@@ -21,8 +21,8 @@ from .idle_settings import idle_settings
 from .loop import Trainer
 from .rundir import RunDir, differences, environment
 from .sinks import check_sinks
-from .stopping import says_what_is_left
-from .world import World, joined, restarted
+from .stopping import explain_interrupt
+from .world import World, join_ranks, was_restarted
 
 
 def train(
@@ -47,12 +47,12 @@ def train(
     check_can_save()
     check_sinks(config.train)
     RunConfig.from_json(config.to_json())  # as whoever opens the run will read it
-    with joined("train") as world_of:
-        if restarted() and (Path(out) / "config.json").is_file():
+    with join_ranks("train") as world_of:
+        if was_restarted() and (Path(out) / "config.json").is_file():
             return _resume(world_of, out, verbose=verbose, limits=limits)
         world, device = world_of(config), pick_device(config.train.device)
         check_free(out)
-        with says_what_is_left(Path(out)), torch_threads(config.train.threads):
+        with explain_interrupt(Path(out)), torch_threads(config.train.threads):
             trainer = Trainer(config, RunDir(out), device, verbose=verbose, limits=limits, world=world)
             env = environment(trainer.task.facts(), device)
             env |= {**trainer.facts, "score": trainer.task.score(), "resumed": []}
@@ -90,7 +90,7 @@ def resume(
         limits: as in ``train``.
     """
     check_can_save()
-    with joined("resume") as world_of:
+    with join_ranks("resume") as world_of:
         return _resume(world_of, out, from_step=from_step, changes=changes, verbose=verbose, limits=limits)
 
 
@@ -112,7 +112,7 @@ def _resume(
         warnings.warn(f"resume: {moved}", stacklevel=4)
     world, device = world_of(config), pick_device(config.train.device)
     lock = run.lock() if world.first else nullcontext()
-    with says_what_is_left(run.path), lock, torch_threads(config.train.threads or env.get("threads")):
+    with explain_interrupt(run.path), lock, torch_threads(config.train.threads or env.get("threads")):
         if world.first:
             sweep(run.checkpoints)
         step = from_step if from_step is not None else (pick_step(run.path) if list_steps(run.checkpoints) else 0)

@@ -31,7 +31,7 @@ def asked_to_stop(*, interrupts: bool = False) -> Iterator[Callable[[], int]]:
     came, owner = [0], os.getpid()
     usual = {signal.SIGTERM: signal.SIG_DFL} | ({signal.SIGINT: signal.default_int_handler} if interrupts else {})
 
-    def heard(number: int, _: FrameType | None) -> None:
+    def stop_after_step(number: int, _: FrameType | None) -> None:
         if os.getpid() == owner:
             came[0] = number
             signal.signal(number, usual[signal.Signals(number)])
@@ -44,7 +44,7 @@ def asked_to_stop(*, interrupts: bool = False) -> Iterator[Callable[[], int]]:
     main = threading.current_thread() is threading.main_thread()
     ours = [number for number, handler in usual.items() if main and signal.getsignal(number) is handler]
     for number in ours:
-        signal.signal(number, heard)
+        signal.signal(number, stop_after_step)
     try:
         yield lambda: came[0]
     finally:
@@ -53,7 +53,7 @@ def asked_to_stop(*, interrupts: bool = False) -> Iterator[Callable[[], int]]:
 
 
 @contextlib.contextmanager
-def says_what_is_left(path: Path) -> Iterator[None]:
+def explain_interrupt(path: Path) -> Iterator[None]:
     """Make a KeyboardInterrupt, and an error of memory, inside the block say what is saved of a run."""
     try:
         with in_memory(lambda why: f"{path}: {why}; {what_is_left(path)}. {LESS}"):

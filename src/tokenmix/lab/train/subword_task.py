@@ -30,7 +30,7 @@ def read_tokenizer(run: Path) -> Subwords:
         MixerError: if it is not the one that the run was trained with, whose numbers mean other texts.
     """
     check_own(run / TOKENIZER, run)
-    found, then = Subwords.load(run / TOKENIZER), recorded(run)
+    found, then = Subwords.load(run / TOKENIZER), recorded_texts(run)
     if then and then.get("tokenizer") != found.sha256:
         raise MixerError(
             f"{run / TOKENIZER} changed since the run began: sha256 was {str(then.get('tokenizer'))[:16]}..., "
@@ -39,7 +39,7 @@ def read_tokenizer(run: Path) -> Subwords:
     return found
 
 
-def recorded(run: Path) -> dict[str, Any]:
+def recorded_texts(run: Path) -> dict[str, Any]:
     """Return what a run's env.json records of its texts, see ``SubwordTask.same``; empty if it records nothing."""
     found: dict[str, Any] = RunDir(run).env().get("texts", {}) if (run / "env.json").is_file() else {}
     return found

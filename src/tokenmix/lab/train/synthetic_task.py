@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import MixerError
-from ...models import evaluating
+from ...models import evaluation_mode
 from ...system.machine import autocast
 from ..data.characters import CHARACTER_TASKS, CHARACTERS, text_of
 from ..data.recall import IGNORED
@@ -92,7 +92,7 @@ class _Answers(NamedTuple):
 
 
 @contextmanager
-def _passes(model: Any, passes: int | None) -> Iterator[None]:
+def _set_passes(model: Any, passes: int | None) -> Iterator[None]:
     """Set the number of passes of a looped model inside the block; None leaves it as it is."""
     if passes is None:
         yield
@@ -251,7 +251,7 @@ class SyntheticTask(Task):
         if lengths is None and samples is not None:
             raise MixerError("eval: samples is the number of sequences for each of lengths, which was not given.")
         parts = self._by_size(model, split, lengths, samples or 100) if lengths else {(): self.split(split)}
-        with evaluating(model), _passes(model, passes):
+        with evaluation_mode(model), _set_passes(model, passes):
             found = {sizes: self._answers(model, *rows) for sizes, rows in parts.items()}
         answers = list(found.values())
         targets, sequences = sum(a.targets for a in answers), sum(a.sequences for a in answers)
@@ -309,14 +309,14 @@ class SyntheticTask(Task):
         return tokens, targets
 
     @classmethod
-    def continued(
+    def continue_text(
         cls, config: RunConfig, run: Path, model: Any, prompt: bytes, n: int | None, **sampling: Any
     ) -> bytes:
         most = 2 * len(prompt) + 8 if n is None else n
         return answer(model, cast(SyntheticDataConfig, config.data).task, prompt, most, **sampling)
 
     @classmethod
-    def beyond(
+    def score_lengths(
         cls, config: RunConfig, lengths: tuple[int, ...], evaluate: Evaluate, test_bytes: int | None
     ) -> dict[str, Any]:
         """Return the share of exact answers at these sizes and their pairs, where the largest is beyond training."""

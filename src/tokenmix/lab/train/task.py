@@ -28,7 +28,7 @@ def parts_of(inputs: Inputs, n: int) -> list[Inputs]:
     return [type(inputs)(*part) for part in zip(*(tensor.chunk(n) for tensor in inputs), strict=True)]
 
 
-def read_by(model: Any, inputs: Inputs, device: torch.device) -> Any:
+def call_model(model: Any, inputs: Inputs, device: torch.device) -> Any:
     """Return what a model makes of its inputs, moved to its device."""
     if isinstance(inputs, Tensor):
         return model(inputs.to(device, non_blocking=True))
@@ -44,7 +44,9 @@ def zero_loss(outputs: Tensor) -> Tensor:
 def check_unchanged(what: str, then: dict[str, Any] | None, now: dict[str, Any]) -> None:
     """Refuse data whose facts are not those that a run recorded, but for its name: a folder may have moved."""
     told = {key: (then.get(key), now.get(key)) for key in {**then, **now} if key != "name"} if then else {}
-    changed = [f"{key} was {_shown(old)}, now {_shown(new)}" for key, (old, new) in told.items() if old != new]
+    changed = [
+        f"{key} was {_shorten_fact(old)}, now {_shorten_fact(new)}" for key, (old, new) in told.items() if old != new
+    ]
     if changed:
         raise MixerError(
             f"the {what} {now['name']} changed since this run began: {'; '.join(changed)}; restore the old ones, or "
@@ -52,7 +54,7 @@ def check_unchanged(what: str, then: dict[str, Any] | None, now: dict[str, Any])
         )
 
 
-def _shown(fact: Any) -> str:
+def _shorten_fact(fact: Any) -> str:
     return f"{fact[:16]}..." if isinstance(fact, str) and len(fact) > 16 else str(fact)
 
 
@@ -199,7 +201,7 @@ class Task(ABC):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Compute the mean loss in nats."""
 
-    def weight(self, targets: Tensor) -> int:
+    def count_targets(self, targets: Tensor) -> int:
         """Return how many of the targets the loss is a mean of; by default each row counts alike."""
         return len(targets)
 
@@ -211,7 +213,7 @@ class Task(ABC):
     def evaluate(self, model: Any, split: str, /, *args: Any, **options: Any) -> Any:
         """Score the model on a split, or on the part of it that the options select."""
 
-    def while_training(self) -> dict[str, Any]:
+    def eval_options(self) -> dict[str, Any]:
         """Return the options of the evaluations during training."""
         return {}
 
@@ -221,7 +223,7 @@ class Task(ABC):
 
     def floor(self) -> float:
         """Return the score of that model on validation, as models are scored in training."""
-        found: float = getattr(self.evaluate(self.constant(), "valid", **self.while_training()), self.metric)
+        found: float = getattr(self.evaluate(self.constant(), "valid", **self.eval_options()), self.metric)
         return found
 
     def yardsticks(self) -> dict[str, float]:
@@ -229,7 +231,7 @@ class Task(ABC):
         return {}
 
     @classmethod
-    def tested(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
+    def score_test_split(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
         """Return what a sweep records of the test split for a final run; by default nothing.
 
         Args:
@@ -239,7 +241,7 @@ class Task(ABC):
         return {}
 
     @classmethod
-    def beyond(
+    def score_lengths(
         cls, config: RunConfig, lengths: tuple[int, ...], evaluate: Evaluate, test_bytes: int | None
     ) -> dict[str, Any]:
         """Score a run beyond the lengths of its training: as "beyond", and in detail.
@@ -269,14 +271,14 @@ class Task(ABC):
         return []
 
     @classmethod
-    def continued(
+    def continue_text(
         cls, config: RunConfig, run: Path, model: Any, prompt: bytes, n: int | None, **sampling: Any
     ) -> bytes:
         """Return a prompt and what a run's language model writes after it; see ``sample_run``."""
         raise NotImplementedError
 
     @classmethod
-    def translated(cls, config: RunConfig, run: Path, model: Any, text: str, **sampling: Any) -> str:
+    def translate_text(cls, config: RunConfig, run: Path, model: Any, text: str, **sampling: Any) -> str:
         """Return what a run's encoder-decoder writes for a source; see ``translate_run``."""
         raise NotImplementedError
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...errors import MixerError
 from ...mixers import Mixer, state_bytes
-from ...models import build_model, evaluating
+from ...models import build_model, evaluation_mode
 from ...positions.rotary import rescaled
 from ...system.files import whole_file
 from ..data import CORPORA, Bounds, Corpus, Sampler, open_corpus
@@ -135,7 +135,7 @@ class TextTask(Task):
         wide = torch.promote_types(outputs.dtype, torch.float32)
         return F.cross_entropy(outputs.to(wide).flatten(0, 1), targets.flatten())
 
-    def weight(self, targets: Tensor) -> int:
+    def count_targets(self, targets: Tensor) -> int:
         return targets.numel()
 
     def train_fields(self, loss: float) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class TextTask(Task):
         return {"gzip -9": round(gzip_score(bytes(valid.tolist())), 4)}
 
     @classmethod
-    def tested(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
+    def score_test_split(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
         if test_bytes is None:
             return {}
         options: dict[str, Any] = {"split": "test", "max_bytes": test_bytes}
@@ -185,7 +185,7 @@ class TextTask(Task):
         return {"test": whole.bits_per_byte, "by_context": parts.by_context}
 
     @classmethod
-    def beyond(
+    def score_lengths(
         cls, config: RunConfig, lengths: tuple[int, ...], evaluate: Evaluate, test_bytes: int | None
     ) -> dict[str, Any]:
         """Score bytes with more context than ``data.seq_len``, from the next power of two on, in bits.
@@ -211,14 +211,14 @@ class TextTask(Task):
         return {"train.eval_bytes": min(config.train.eval_bytes or 1 << 30, 4 * config.train.eval_batch * 256)}
 
     @classmethod
-    def continued(
+    def continue_text(
         cls, config: RunConfig, run: Path, model: Any, prompt: bytes, n: int | None, **sampling: Any
     ) -> bytes:
         if n is None:
             n = 500 if model.max_len is None else max(1, min(500, model.max_len - len(prompt)))
         return continue_bytes(model, prompt, n, **sampling)
 
-    def while_training(self) -> dict[str, Any]:
+    def eval_options(self) -> dict[str, Any]:
         return {"stride": self.train.stride, "max_bytes": self.train.eval_bytes}
 
     def sample(self, model: Any, folder: Path, step: int) -> None:
@@ -267,6 +267,6 @@ def streaming_cost(model: Any, context: int = 1024) -> dict[str, int]:
         return {}
     length = min(context, model.max_len or context)
     device = next(model.parameters()).device
-    with evaluating(model):
+    with evaluation_mode(model):
         _, state = model.extend(torch.zeros(1, length, dtype=torch.long, device=device), model.init_state(1))
     return {"state_bytes_per_row": state_bytes(state), "state_context": length}

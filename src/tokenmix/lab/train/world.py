@@ -65,7 +65,7 @@ class World:
         """Return this rank's share of a batch."""
         return inputs, targets
 
-    def reading(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    def reading_share(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which ``model`` reads this rank's share of each sequence."""
         return contextlib.nullcontext()
 
@@ -76,15 +76,15 @@ class World:
     def sum_gradients(self, model: nn.Module) -> None:
         """Sum every gradient over all ranks."""
 
-    def of_first(self, number: float) -> float:
+    def broadcast(self, number: float) -> float:
         """Broadcast a number from the first rank."""
         return number
 
-    def most(self, number: int) -> int:
+    def all_reduce_max(self, number: int) -> int:
         """Return the maximum of a number over all ranks."""
         return number
 
-    def said(self, text: str) -> list[str]:
+    def all_gather_text(self, text: str) -> list[str]:
         """All-gather a text; return one for each rank."""
         return [text]
 
@@ -159,7 +159,7 @@ class Joined(World):
         rows = batch.tensor_split(self.dp)[self.rank // self.cp]
         return rows.tensor_split(self.cp, 1)[self.rank % self.cp] if self.cp > 1 else rows
 
-    def reading(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    def reading_share(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self.mesh is None else context_parallel(model, self.mesh["cp"])
 
     def total(self, number: Tensor) -> Tensor:
@@ -176,19 +176,19 @@ class Joined(World):
         if not self.sharded:
             sum_gradients(model)
 
-    def of_first(self, number: float) -> float:
+    def broadcast(self, number: float) -> float:
         found = torch.tensor([number], dtype=torch.float64)
         dist.broadcast(found, 0)
         return found.item()
 
-    def most(self, number: int) -> int:
+    def all_reduce_max(self, number: int) -> int:
         found = torch.tensor([number])
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return int(found)
 
-    def said(self, text: str) -> list[str]:
+    def all_gather_text(self, text: str) -> list[str]:
         mine = text.encode()
-        longest = self.most(len(mine))
+        longest = self.all_reduce_max(len(mine))
         every = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.ranks)]
         dist.all_gather(every, torch.tensor([*mine.ljust(longest)], dtype=torch.uint8))
         return [bytes(each.tolist()).decode().rstrip() for each in every]
@@ -225,7 +225,7 @@ def _check_tokens(world: Joined, config: RunConfig, task: Task, model: nn.Module
         _refuse(world, f"need a token each, got data.seq_len={config.data.seq_len} for {cp} of them")  # type: ignore[attr-defined]
     if getattr(config.model, "sample_positions", None) is not None:
         _refuse(world, "cannot sample positions of a share; set context_parallel to 1")
-    with world.reading(model):  # refuses mixers whose sequences cannot be shared
+    with world.reading_share(model):  # refuses mixers whose sequences cannot be shared
         pass
 
 
@@ -235,13 +235,13 @@ def _mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
     return init_device_mesh("cpu", shape, mesh_dim_names=names)
 
 
-def restarted() -> bool:
+def was_restarted() -> bool:
     """Return whether torchrun has started this process again after one of its group was lost."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 @contextlib.contextmanager
-def joined(who: str) -> Iterator[Any]:
+def join_ranks(who: str) -> Iterator[Any]:
     """Join the processes that torchrun started; within this block an error of one ends all, each with one line.
 
     Where the surrounding program has initialised torch.distributed, its processes are used, and stay joined.
@@ -259,25 +259,25 @@ def joined(who: str) -> Iterator[Any]:
     if not given.isdecimal() or int(given) < 2:
         yield lambda config: World()
         return
-    store = _met(who, given)
+    store = _rendezvous(who, given)
     try:
         yield Joined
     except BaseException as why:
-        lost = _lost(why)
+        lost = _is_peer_lost(why)
         if not lost:
             _note(store, f"rank {dist.get_rank()} stopped: {_line(why)}")
         rank = dist.get_rank()
         with contextlib.suppress(Exception):
             dist.destroy_process_group()  # which the others notice at their next exchange
         if lost:
-            raise MixerError(f"{who}: {_noted(store, rank) or _without_word(why)}") from None
+            raise MixerError(f"{who}: {_first_failure(store, rank) or _without_word(why)}") from None
         _part(store, int(given))
         raise
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _met(who: str, ranks: str) -> Any:
+def _rendezvous(who: str, ranks: str) -> Any:
     """Meet the other processes where the environment says; return the store that all of them can write to."""
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=REACHING))
@@ -295,7 +295,7 @@ def _met(who: str, ranks: str) -> Any:
         ) from None
 
 
-def _lost(why: BaseException) -> bool:
+def _is_peer_lost(why: BaseException) -> bool:
     """Return whether an error says that another process is gone."""
     return isinstance(why, dist.DistError) or (isinstance(why, RuntimeError) and "gloo" in str(why).lower())
 
@@ -314,7 +314,7 @@ def _note(store: Any, text: str) -> None:
         store.compare_set("failed", "", text)
 
 
-def _noted(store: Any, rank: int) -> str:
+def _first_failure(store: Any, rank: int) -> str:
     """Return what the first rank to fail said, "" if none did."""
     with contextlib.suppress(Exception):
         store.add("parted", 1)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from ...functional import aft_chunk as chunk
 from ...functional.layout.positions import gather_tokens, last_valid
-from ...functional.sums.filtered import capped
+from ...functional.sums.filtered import cap_keys
 from ...functional.sums.gates import Gate, check_gate
-from ...functional.sums.outside import Filters
+from ...functional.sums.window import Filters
 from ..base import Mixer, register_state, token_positions
 from .history import join_rings
 from .options import at_least, check_spread
@@ -158,7 +158,7 @@ def join_ring_states(
     if only_near:
         return ring
     far = chunk.merge_past((earlier.m, earlier.num, earlier.den), (later.m, later.num, later.den), heads=heads)
-    m, num, den = chunk.absorb(far, capped(both.keys, divide), both.values, left, heads=heads)
+    m, num, den = chunk.absorb(far, cap_keys(both.keys, divide), both.values, left, heads=heads)
     return ring._replace(m=m, num=num, den=den)
 
 

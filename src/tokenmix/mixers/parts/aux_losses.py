@@ -34,12 +34,12 @@ def aux_losses() -> Iterator[dict[str, Tensor]]:
     third as "name.2". A nested block collects for itself alone. A pass that checkpointing computes again adds nothing.
     """
     losses: dict[str, Tensor] = {}
-    with _opened(losses):
+    with _open_block(losses):
         yield losses
 
 
 @contextmanager
-def _opened(losses: dict[str, Tensor] | None) -> Iterator[None]:
+def _open_block(losses: dict[str, Tensor] | None) -> Iterator[None]:
     _set_open([*_blocks.open, losses])
     try:
         yield
@@ -52,13 +52,13 @@ def _set_open(blocks: list[dict[str, Tensor] | None]) -> None:
 
 
 @contextmanager
-def _collecting(collects: bool) -> Iterator[None]:
+def _collect_losses(collects: bool) -> Iterator[None]:
     """Compute the losses inside the block, or not, without handing them out."""
-    with _opened({} if collects else None):
+    with _open_block({} if collects else None):
         yield
 
 
-SETTINGS.append(Setting(partial(getattr, _blocks, "collects"), _collecting))  # read for every token: no frame
+SETTINGS.append(Setting(partial(getattr, _blocks, "collects"), _collect_losses))  # read for every token: no frame
 
 
 def add_aux_loss(name: str, compute: Callable[[], Tensor]) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...functional.aft_chunk import merge_faded
-from ...functional.aft_forget import limited
+from ...functional.aft_forget import clamp_finite
 from ...functional.layout.masks import valid_mask
 from ...functional.layout.positions import position_gaps
 from ...functional.sums.gates import Gate
@@ -109,7 +109,7 @@ class ConvolvedAFT(Segmented):
     def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of the functional form for this input: (positional, keyword)."""
         x, positions, key_mask = inputs.x, inputs.positions, inputs.key_mask
-        qkv = self._projected(x)
+        qkv = self._project_tokens(x)
         if self.conv is not None:
             qkv = self.conv(qkv, positions=positions, key_mask=key_mask)
         gaps = None
@@ -122,7 +122,7 @@ class ConvolvedAFT(Segmented):
         options = {"causal": self.causal, "key_mask": key_mask, **self.options()}
         return (*self._split(x, qkv), *self.weights(x, gaps)), options
 
-    def _projected(self, x: Tensor) -> Tensor:
+    def _project_tokens(self, x: Tensor) -> Tensor:
         """Return queries, keys and values side by side (B, T, 3 D); 2 D without queries."""
         if self.gate is None:
             return torch.cat([self.k_proj(x), self.v_proj(x)], -1)
@@ -158,7 +158,7 @@ class ConvolvedAFT(Segmented):
     def halo(self):
         return self.kernel_size - 1
 
-    def behind(self, halo, empty):
+    def state_from_halo(self, halo, empty):
         ring = self.mix_chunk(halo.x, empty, positions=halo.positions, key_mask=halo.valid)[1]
         return ring._replace(m=empty.m, num=empty.num, den=empty.den, last=empty.last)
 
@@ -175,7 +175,7 @@ class ConvolvedAFT(Segmented):
         if g is None:
             return x.new_zeros(x.shape[0], *self.sums, self.dim, dtype=torch.float64), None
         mask = valid.view(*valid.shape, *[1] * (g.ndim - 2))
-        fade = limited(g)[:, 0] if self.by_distance else torch.where(mask, limited(g), 0.0).sum(1)
+        fade = clamp_finite(g)[:, 0] if self.by_distance else torch.where(mask, clamp_finite(g), 0.0).sum(1)
         if self.sums:  # of heads (B, H, R), for every feature of a head (B, R, D)
             fade = fade.transpose(1, 2).repeat_interleave(self.dim // fade.shape[1], 2)
         return (None, fade) if self.by_distance else (fade, None)
@@ -190,7 +190,7 @@ class ConvolvedAFT(Segmented):
         return ring_chunk(self, x, state, positions=positions, key_mask=key_mask, pairs=False)
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
-        qkv, past = self._projected(x), (state.m, state.num, state.den)
+        qkv, past = self._project_tokens(x), (state.m, state.num, state.den)
         if self.conv is not None:
             qkv, state = self.conv(qkv, positions=positions, key_mask=valid, state=state, holes=holes)
         gaps, last = position_gaps(positions, valid, state.last) if self.by_distance else (None, state.last)

@@ -28,7 +28,7 @@ class KernelState(NamedTuple):
 
 def over_context(q: Tensor, a: Tensor, state: KernelState) -> Tensor:
     """Return the output of queries over completed sums."""
-    return sums.joined_heads(sums.read(a, sums.whole(state)), q)
+    return sums.joined_heads(sums.read(a, sums.as_total(state)), q)
 
 
 def kernel_cost(T: int, dim: int, heads: int, features: int, *, drawn: bool) -> MixingCost:

@@ -56,7 +56,7 @@ def empty_window(batch: int, width: int, length: int, *, device: Any, dtype: tor
     )
 
 
-def joined(state: Any, valid: Tensor, positions: Tensor, **tokens: Tensor) -> Any:
+def append_tokens(state: Any, valid: Tensor, positions: Tensor, **tokens: Tensor) -> Any:
     """Append new tokens to a state, in its own dtype.
 
     Args:
@@ -79,7 +79,7 @@ def without_first(state: Any, n: int) -> Any:
     )
 
 
-def newest(state: Any, length: int, *, holes: bool = False) -> Any:
+def keep_newest(state: Any, length: int, *, holes: bool = False) -> Any:
     """Return the state with its last ``length`` tokens.
 
     Args:
@@ -105,13 +105,13 @@ def join_rings(earlier: Any, later: Any) -> tuple[Any, Any, Tensor]:
         The joined ring, in the fields of ``later``; all tokens of both; and which of those are valid and left.
     """
     size = later.valid.shape[1]
-    all_tokens = joined(
+    all_tokens = append_tokens(
         earlier,
         later.valid,
         later.positions,
         **{name: getattr(later, name) for name in ("keys", "values") if name in later._fields},
     )
-    ring = newest(all_tokens, size, holes=True)
+    ring = keep_newest(all_tokens, size, holes=True)
     kept = {name: getattr(ring, name) for name in ("keys", "values", "valid", "positions") if name in ring._fields}
     return later._replace(**kept), all_tokens, last_valid(all_tokens.valid, size)[2]
 

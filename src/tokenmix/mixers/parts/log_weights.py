@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...functional.attention import ROWS
 from ...functional.sums.nonfinite import clean
-from ...kernels.backend import exporting
+from ...kernels.backend import is_exporting
 from ...kernels.precision import at_least_float32
 from ...positions import ContentPositions, PairPositions
 
@@ -29,12 +29,12 @@ def log_weights(
     if not plain and rows.stride(0) == 0 == cols.stride(0):  # the same in all rows
         rows, cols = rows[:1], cols[:1]
 
-    def between(start: int, stop: int) -> Tensor:
+    def rows_between(start: int, stop: int) -> Tensor:
         if plain:
             return bias((start, stop), cols.shape[1], dtype, rows.device)
         return bias(rows[:, start:stop], cols, dtype)
 
-    return between(0, rows.shape[1]) if exporting() or rows.shape[1] <= ROWS else between
+    return rows_between(0, rows.shape[1]) if is_exporting() or rows.shape[1] <= ROWS else rows_between
 
 
 def content_log_weights(
@@ -59,7 +59,7 @@ def content_log_weights(
     if rows.stride(0) == 0 == cols.stride(0):
         rows, cols = rows[:1], cols[:1]
 
-    def between(start: int, stop: int) -> Tensor:
+    def rows_between(start: int, stop: int) -> Tensor:
         seen = torch.ones(1, stop - start, S, dtype=torch.bool, device=q.device)
         seen = seen.tril(start + S - T) if causal else seen
         for mask in (None if key_mask is None else key_mask[:, None], attn_mask):
@@ -67,4 +67,4 @@ def content_log_weights(
                 seen = seen & (mask if mask.shape[-2] == 1 else mask[..., start:stop, :])
         return bias(q[:, :, start:stop], k, rows[:, start:stop], cols, seen)
 
-    return between(0, T) if exporting() or T <= ROWS else between
+    return rows_between(0, T) if is_exporting() or T <= ROWS else rows_between

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...positions.grid import regrown, resize_rows
+from ...positions.grid import replacing_parameter, resize_rows
 from ..base import token_positions
-from .hands_out import HandsOut
+from .weights_on_call import WeightsOnCall
 
 
-class PairBias(HandsOut):
+class PairBias(WeightsOnCall):
     """A bias per pair of positions: w = weight (rows, cols), or u v^T with u (rows, rank), v (cols, rank).
 
     Its tensors are read by calling it, so that module hooks see the call.
@@ -66,11 +66,11 @@ class PairBias(HandsOut):
         It has no batch axis where the positions of every row are the indices, which is cheapest.
         """
         if positions is None and key_mask is None:
-            return self._leading(x.shape[1], x.shape[1] if context is None else context.shape[1], x.device)
+            return self._leading_factors(x.shape[1], x.shape[1] if context is None else context.shape[1], x.device)
         return self.select(*pair_positions_of(x, context, positions, key_mask))
 
-    def _leading(self, T: int, S: int, device: torch.device) -> Tensor | tuple[Tensor, Tensor]:
-        u, v = self.on(device)
+    def _leading_factors(self, T: int, S: int, device: torch.device) -> Tensor | tuple[Tensor, Tensor]:
+        u, v = self.factors_on(device)
         return u[:T, :S] if v is None else (u[:T], v[:S])
 
     def select(self, rows: Tensor, cols: Tensor) -> Tensor | tuple[Tensor, Tensor]:
@@ -79,7 +79,7 @@ class PairBias(HandsOut):
         Returns:
             (B, T, S), or factors (B, T, r) and (B, S, r).
         """
-        u, v = self.on(rows.device)
+        u, v = self.factors_on(rows.device)
         return u[rows[:, :, None], cols[:, None, :]] if v is None else (F.embedding(rows, u), F.embedding(cols, v))
 
     def table(self, rows: Tensor, cols: Tensor) -> Tensor:
@@ -87,11 +87,11 @@ class PairBias(HandsOut):
         w = self.select(rows, cols)
         return w[0].double() @ w[1].double().transpose(-1, -2) if isinstance(w, tuple) else w.double()
 
-    def handed(self) -> tuple[Tensor, Tensor | None]:
+    def weights_on_call(self) -> tuple[Tensor, Tensor | None]:
         """Return the factors, or the table and None."""
         return (self.weight, None) if self.rank is None else (self.u, self.v)
 
-    def on(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    def factors_on(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
         """Return the same through a call, which hooks see; refuse tensors on another device."""
         u, v = self()
         if self.rank == 0:  # no numbers: a state dict that is assigned leaves these where the mixer was built
@@ -107,12 +107,14 @@ class PairBias(HandsOut):
             raise MixerError(f"resize needs positive lengths, got {rows} and {cols}.")
         with torch.no_grad():
             if self.rank is None:
-                self.weight = regrown(self.weight, _stretched(_stretched(self.weight, rows).T, cols).T)
+                self.weight = replacing_parameter(
+                    self.weight, _interpolate_table(_interpolate_table(self.weight, rows).T, cols).T
+                )
             elif self.rank == 0:
                 self.u, self.v = self.u.new_empty(rows, 0), self.v.new_empty(cols, 0)
             else:
-                self.u = regrown(self.u, _stretched(self.u, rows))
-                self.v = regrown(self.v, _stretched(self.v, cols))
+                self.u = replacing_parameter(self.u, _interpolate_table(self.u, rows))
+                self.v = replacing_parameter(self.v, _interpolate_table(self.v, cols))
 
     def resize_grid(self, old: tuple[int, int], new: tuple[int, int], prefix: int) -> None:
         """Interpolate rows and columns as images.
@@ -122,13 +124,15 @@ class PairBias(HandsOut):
         """
         with torch.no_grad():
             if self.rank is None:
-                self.weight = regrown(
+                self.weight = replacing_parameter(
                     self.weight, resize_rows(resize_rows(self.weight, old, new, prefix).T, old, new, prefix).T
                 )
             elif self.rank == 0:
                 self.resize(prefix + prod(new), prefix + prod(new))
             else:
-                self.u, self.v = (regrown(table, resize_rows(table, old, new, prefix)) for table in (self.u, self.v))
+                self.u, self.v = (
+                    replacing_parameter(table, resize_rows(table, old, new, prefix)) for table in (self.u, self.v)
+                )
 
 
 def pair_positions_of(
@@ -141,5 +145,5 @@ def pair_positions_of(
     return token_positions(x, None) if positions is None else positions, token_positions(context, key_mask)
 
 
-def _stretched(table: Tensor, length: int) -> Tensor:
+def _interpolate_table(table: Tensor, length: int) -> Tensor:
     return F.interpolate(table.T[None], size=length, mode="linear", align_corners=False)[0].T.contiguous()

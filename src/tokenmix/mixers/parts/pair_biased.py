@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...functional.sums.band import causal_sums
-from ...functional.sums.gates import Gate, gated
+from ...functional.sums.gates import Gate, apply_gate
 from ...functional.sums.softmax import Sums, over_visible, split_heads64
 from ...functional.sums.weights import Dense
 from ...positions import PairPositions, build_pair_positions
@@ -140,5 +140,5 @@ class FullBlocks(KeyBlocks, PairBiased):
         w = self.log_weights(positions, block.positions, torch.float64)[:, None]
         return causal_sums(k, v, Dense(w)) if causal else over_visible(k, v, w)
 
-    def weighed(self, q: Tensor, y: Tensor) -> Tensor:
-        return gated(q, y, self.gate)
+    def gate_means(self, q: Tensor, y: Tensor) -> Tensor:
+        return apply_gate(q, y, self.gate)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...functional.layout.blocks import LEAST
 from ...positions import PairPositions, build_pair_positions
 from ..base import chunk_positions, token_positions
-from .history import HistoryState, joined
+from .history import HistoryState, append_tokens
 from .shared import valid_mask
 
 
@@ -27,7 +27,7 @@ def build_distance_bias(mixer: Any, spec: dict[str, Any] | None, heads: int) -> 
     return bias
 
 
-def added(bias: PairPositions | None, x: Tensor) -> dict[str, Any]:
+def bias_options(bias: PairPositions | None, x: Tensor) -> dict[str, Any]:
     """Return the bias of the logits of x as arguments of a functional form, empty without a bias."""
     return {} if bias is None else {"added": lambda far: bias(far, None, x.dtype)}
 
@@ -48,9 +48,11 @@ def history_step(
     """
     query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)
     q, k, v = mixer.q_proj(x), mixer.k_proj(x), mixer.v_proj(x)
-    options = {**options, **added(mixer.bias, x)}
+    options = {**options, **bias_options(mixer.bias, x)}
     first = state.keys.shape[1] == 0 and positions is None
-    state = joined(state, valid_mask(x, key_mask), query_positions, keys=k, values=v)._replace(position=next_position)
+    state = append_tokens(state, valid_mask(x, key_mask), query_positions, keys=k, values=v)._replace(
+        position=next_position
+    )
     if first:
         y = form(q, k, v, causal=True, key_mask=key_mask, **options)
     else:
@@ -90,7 +92,7 @@ class BlockCost:
         size = min(max(back, ahead, LEAST), self.T)
         return self.blocks(size, -(-max(back, ahead) // size))
 
-    def dilated(self, reach: int, d: int) -> Pairs:
+    def count_dilated(self, reach: int, d: int) -> Pairs:
         """Count a window in each of d residue classes."""
         one = BlockCost(-(-self.T // d)).band(reach, reach)
         return Pairs(d * one.pairs, one.copies)
@@ -108,11 +110,11 @@ class BlockCost:
         """Count all pairs within each block."""
         return self.blocks(size, 0)
 
-    def shared(self, keys: int) -> Pairs:
+    def count_shared(self, keys: int) -> Pairs:
         """Count all queries over the same keys."""
         return Pairs(self.T * keys, 0)
 
-    def chosen(self, size: int, count: int) -> Pairs:
+    def count_chosen(self, size: int, count: int) -> Pairs:
         """Count blocks of queries over ``count`` chosen blocks each."""
         n = -(-self.T // size)
         return Pairs(n * size * count * size, count)

@@ -15,10 +15,10 @@ from ...functional.layout.heads import by_head
 from ...functional.layout.masks import valid_mask as valid_mask
 from ...functional.layout.positions import first_true
 from ...functional.short_conv import in_a_row
-from ...kernels.backend import watched
+from ...kernels.backend import is_intercepted
 from ..base import Mixer, State, chunk_positions
-from .hands_out import ReadLinear
 from .options import check_heads
+from .weights_on_call import ReadLinear
 
 NOWHERE = -(1 << 62)  # below every position
 
@@ -79,7 +79,7 @@ def check_rising_after(mixer: Mixer, positions: Tensor | None, key_mask: Tensor 
     check_positions(mixer, positions, key_mask, rising=True, past=past)
 
 
-def rising(positions: Tensor, key_mask: Tensor | None) -> bool:
+def ascend(positions: Tensor, key_mask: Tensor | None) -> bool:
     """Return whether the positions (B, T) of valid tokens rise along each row and are 0 or above."""
     valid = valid_mask(positions, key_mask)
     before = F.pad(torch.where(valid, positions.long(), -1).cummax(1).values, (1, -1), value=-1)
@@ -151,7 +151,7 @@ def ring_chunk(
     holes = ring and key_mask is not None and has_holes(state.valid, key_mask)
     beside = query_positions, valid_mask(x, key_mask)
     mix_piece = partial(mixer._mix_piece, holes=True) if holes else mixer._mix_piece
-    whole = torch.is_grad_enabled() and not (pairs or holes or watched())
+    whole = torch.is_grad_enabled() and not (pairs or holes or is_intercepted())
     if whole and in_a_row(torch.cat([state.valid, beside[1]], 1), torch.cat([state.positions, beside[0]], 1)):
         y, state = mix_piece(x, state, *beside)
     else:

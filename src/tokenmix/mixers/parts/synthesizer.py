@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from ... import functional
 from ...functional.synthesizer import Tables, with_added
 from ...positions import PairPositions, build_pair_positions
-from ...positions.grid import regrown
+from ...positions.grid import replacing_parameter
 from ..base import Mixer, chunk_positions, register_state, token_positions
 from ..cost import MixingCost
-from .hands_out import HandsOut
 from .options import at_least
 from .shared import valid_mask
+from .weights_on_call import WeightsOnCall
 
 
-class DenseTables(HandsOut):
+class DenseTables(WeightsOnCall):
     """W2 (G, e, N) and b2 (G, N) of the dense form; G is the number of heads, or 1 if they share.
 
     W2 starts uniform within 1 / sqrt(e), as in torch's Linear; b2 starts at 0.
@@ -39,22 +39,22 @@ class DenseTables(HandsOut):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def handed(self) -> Tables:
+    def weights_on_call(self) -> Tables:
         """Return the tables as ``functional.synthesizer_dense`` takes them."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     def resize(self, max_len: int) -> None:
         """Interpolate along positions."""
-        self.weight = regrown(self.weight, _stretched(self.weight, max_len))
+        self.weight = replacing_parameter(self.weight, _interpolate_table(self.weight, max_len))
         if self.bias is not None:
-            self.bias = regrown(self.bias, _stretched(self.bias[None], max_len)[0])
+            self.bias = replacing_parameter(self.bias, _interpolate_table(self.bias[None], max_len)[0])
 
     def flops(self, T: int) -> tuple[int, int]:
         """Compute the FLOPs of the logits of T tokens: all of them, and those in matrix products."""
         n = 2 * T * self.heads * self.weight.shape[1] * T
         return n, n
 
-    def kept(self, T: int) -> int:
+    def kept_numbers(self, T: int) -> int:
         """Count the numbers kept for the backward pass, without the logits."""
         return 2 * T * self.heads * self.weight.shape[1]
 
@@ -63,7 +63,7 @@ class DenseTables(HandsOut):
         return self.heads * T * T
 
 
-class RandomTable(HandsOut):
+class RandomTable(WeightsOnCall):
     """R (G, N, N) ~ N(0, init_std): a parameter, or a buffer that is saved but not trained."""
 
     weight: Tensor
@@ -84,15 +84,15 @@ class RandomTable(HandsOut):
         """Draw R again, also where it is a buffer."""
         nn.init.normal_(self.weight, std=self.init_std)
 
-    def handed(self) -> Tables:
+    def weights_on_call(self) -> Tables:
         """Return the table as ``functional.random_logits`` takes it."""
         return (self.weight,)
 
     def resize(self, max_len: int) -> None:
         """Interpolate along the positions of queries and of keys."""
-        table = _stretched(_stretched(self.weight, max_len).mT, max_len).mT
+        table = _interpolate_table(_interpolate_table(self.weight, max_len).mT, max_len).mT
         if self.trainable:
-            self.weight = regrown(self.weight, table)
+            self.weight = replacing_parameter(self.weight, table)
         else:
             self.weight = table.contiguous()
 
@@ -100,7 +100,7 @@ class RandomTable(HandsOut):
         """Return 0 and 0: the logits are looked up."""
         return 0, 0
 
-    def kept(self, T: int) -> int:
+    def kept_numbers(self, T: int) -> int:
         """Return 0: the table is a parameter."""
         return 0
 
@@ -109,7 +109,7 @@ class RandomTable(HandsOut):
         return self.weight.shape[0] * T * T
 
 
-class FactorizedDenseTables(HandsOut):
+class FactorizedDenseTables(WeightsOnCall):
     """W_A (G, e, a) and W_B (G, e, b) with biases b_A and b_B; a = factor, b = ceil(N / a).
 
     They start like W2 and b2 of the dense form.
@@ -133,7 +133,7 @@ class FactorizedDenseTables(HandsOut):
             if bias is not None:
                 nn.init.zeros_(bias)
 
-    def handed(self) -> Tables:
+    def weights_on_call(self) -> Tables:
         """Return the tables as ``functional.synthesizer_factorized_dense`` takes them."""
         if self.bias_a is None or self.bias_b is None:
             return self.weight_a, self.weight_b
@@ -142,9 +142,9 @@ class FactorizedDenseTables(HandsOut):
     def resize(self, max_len: int) -> None:
         """Keep a, and interpolate B along its b = ceil(max_len / a) steps of a positions each."""
         b = -(-max_len // self.factor)
-        self.weight_b = regrown(self.weight_b, _stretched(self.weight_b, b))
+        self.weight_b = replacing_parameter(self.weight_b, _interpolate_table(self.weight_b, b))
         if self.bias_b is not None:
-            self.bias_b = regrown(self.bias_b, _stretched(self.bias_b[None], b)[0])
+            self.bias_b = replacing_parameter(self.bias_b, _interpolate_table(self.bias_b[None], b)[0])
 
     def flops(self, T: int) -> tuple[int, int]:
         """Compute the FLOPs of the logits of T tokens: all of them, and those in matrix products.
@@ -154,7 +154,7 @@ class FactorizedDenseTables(HandsOut):
         maps = 2 * T * self.heads * self.weight_a.shape[1] * (self.factor + -(-T // self.factor))
         return maps + self.logit_size(T), maps
 
-    def kept(self, T: int) -> int:
+    def kept_numbers(self, T: int) -> int:
         """Count the numbers kept for the backward pass, without the logits."""
         return T * self.heads * (2 * self.weight_a.shape[1] + self.factor + -(-T // self.factor))
 
@@ -163,7 +163,7 @@ class FactorizedDenseTables(HandsOut):
         return self.heads * T * T
 
 
-class FactorizedRandomTables(HandsOut):
+class FactorizedRandomTables(WeightsOnCall):
     """R1 and R2 (G, N, k), normal.
 
     Their deviation is such that the entries of R = R1 R2^T have standard deviation init_std.
@@ -181,20 +181,22 @@ class FactorizedRandomTables(HandsOut):
         for factor in (self.r1, self.r2):
             nn.init.normal_(factor, std=(self.init_std / factor.shape[-1] ** 0.5) ** 0.5)
 
-    def handed(self) -> Tables:
+    def weights_on_call(self) -> Tables:
         """Return the factors as ``functional.synthesizer_factorized_random`` takes them."""
         return self.r1, self.r2
 
     def resize(self, max_len: int) -> None:
         """Interpolate both factors along positions."""
-        self.r1, self.r2 = (regrown(factor, _stretched(factor.mT, max_len).mT) for factor in (self.r1, self.r2))
+        self.r1, self.r2 = (
+            replacing_parameter(factor, _interpolate_table(factor.mT, max_len).mT) for factor in (self.r1, self.r2)
+        )
 
     def flops(self, T: int) -> tuple[int, int]:
         """Compute the FLOPs of R1 R2^T, once for the whole batch."""
         n = 2 * T * T * self.r1.shape[0] * self.r1.shape[-1]
         return n, n
 
-    def kept(self, T: int) -> int:
+    def kept_numbers(self, T: int) -> int:
         """Return 0: the factors are parameters."""
         return 0
 
@@ -206,7 +208,7 @@ class FactorizedRandomTables(HandsOut):
 Part = DenseTables | RandomTable | FactorizedDenseTables | FactorizedRandomTables
 
 
-def _stretched(table: Tensor, length: int) -> Tensor:
+def _interpolate_table(table: Tensor, length: int) -> Tensor:
     """Interpolate (G, e, N) linearly to (G, e, length), so that position i moves to i * length / N."""
     return F.interpolate(table.detach(), size=length, mode="linear", align_corners=False).contiguous()
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...kernels.precision import at_least_float32
-from ...kernels.recompute import recomputing, remembers_settings
+from ...kernels.recompute import is_recomputing, remembers_settings
 from ...kernels.tokenwise import rms_norm
 
 
@@ -66,20 +66,20 @@ class TokenBatchNorm(nn.Module):
         """
         wide = at_least_float32(x)
         mean, var = (
-            self._measured(wide, key_mask)
+            self._measure_batch(wide, key_mask)
             if self.training
             else (self.running_mean.to(wide.dtype), self.running_var.to(wide.dtype))
         )
         y = (wide - mean) * torch.rsqrt(var + self.eps) * self.weight.to(wide.dtype) + self.bias.to(wide.dtype)
         return y.to(x.dtype)
 
-    def _measured(self, x: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _measure_batch(self, x: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         valid = torch.ones_like(x[..., :1], dtype=torch.bool) if key_mask is None else key_mask[..., None]
         n = valid.sum().to(x.dtype)
         count = n.clamp_min(1.0)
         mean = torch.where(valid, x, 0.0).sum((0, 1)) / count
         var = torch.where(valid, x - mean, 0.0).square().sum((0, 1)) / count
-        if recomputing():
+        if is_recomputing():
             return mean, var
         with torch.no_grad():
             step = self.momentum * n.clamp_max(1.0)  # a batch without valid tokens changes nothing

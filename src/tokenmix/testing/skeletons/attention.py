@@ -39,7 +39,7 @@ from torch import Tensor
 from ..functional.layout.checks import check_qkv
 from ..functional.layout.heads import by_head, join_heads
 from ..functional.layout.masks import allowed, zero_masked
-from ..functional.sums.nonfinite import hides
+from ..functional.sums.nonfinite import guard_nonfinite
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import at_least_float32, exact
 from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer, register_state
@@ -48,7 +48,7 @@ from ..mixers.parts.shared import add_projections, largest_dot, valid_mask
 
 
 @exact
-@hides("k", "v", asks="q")
+@guard_nonfinite("k", "v", asks="q")
 def NAME(
     q: Tensor,
     k: Tensor,

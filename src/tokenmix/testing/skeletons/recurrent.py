@@ -46,7 +46,7 @@ from ..errors import MixerError
 from ..functional.layout.checks import check_qkv
 from ..functional.layout.heads import by_head, join_heads
 from ..functional.layout.masks import zero_masked
-from ..functional.sums.nonfinite import hides, honest_chunk
+from ..functional.sums.nonfinite import guard_nonfinite, propagate_nonfinite_chunk
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import at_least_float32, exact
 from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer, register_state
@@ -55,7 +55,7 @@ from ..mixers.parts.shared import add_projections
 
 
 @exact
-@hides("k", "v", "keep", asks="q")
+@guard_nonfinite("k", "v", "keep", asks="q")
 def NAME(
     q: Tensor,
     k: Tensor,
@@ -100,7 +100,7 @@ def next_tokens(
     def form(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> tuple[Tensor, tuple[Tensor]]:
         return step_through(q, k, v, keep, memory, heads=heads, key_mask=key_mask)
 
-    return honest_chunk(form, q, k, v, keep, key_mask=key_mask)
+    return propagate_nonfinite_chunk(form, q, k, v, keep, key_mask=key_mask)
 
 
 def step_through(

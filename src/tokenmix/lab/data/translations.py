@@ -36,7 +36,7 @@ class ParallelText(Rows):
     Args:
         name: of the set, for reports.
         splits: pairs of train, valid and test.
-        dialogue: whether sources are the turns of a dialogue, of which old ones may be left out (``fitted``).
+        dialogue: whether sources are the turns of a dialogue, of which old ones may be left out (``fit_parts``).
     """
 
     dialogue: bool = False
@@ -80,7 +80,7 @@ def open_parallel(
     if languages is not None and (len(languages) != 2 or len(set(languages)) < 2):
         raise MixerError(f"data.languages must be two names that differ, source and target, got {list(languages)}.")
     if source in MADE and target is None:
-        return _alone(source, list(MADE[source]()), split)
+        return _split_by_source(source, list(MADE[source]()), split)
     path = Path(source).expanduser()
     if not path.exists():
         raise MixerError(
@@ -89,11 +89,13 @@ def open_parallel(
         )
     found = Inventory(str(path))
     if target is not None:
-        return _alone(path.name, _zipped(path, Path(target).expanduser(), found), split, found)
+        return _split_by_source(path.name, _zip_lines(path, Path(target).expanduser(), found), split, found)
     if path.is_dir():
         return _folder(path, languages, version)
     if is_table(path):
-        return _alone(path.name, read_columns(path, languages or SIDES, found, unnamed=languages is None), split, found)
+        return _split_by_source(
+            path.name, read_columns(path, languages or SIDES, found, unnamed=languages is None), split, found
+        )
     if is_dialogues(path):
         dialogues = read_dialogues(path)
         found.count("files")
@@ -108,7 +110,7 @@ def open_parallel(
     )
 
 
-def _alone(
+def _split_by_source(
     name: str, pairs: list[Row], split: tuple[float, ...] | None, inventory: Inventory | None = None
 ) -> ParallelText:
     """Split pairs by their source."""
@@ -118,7 +120,7 @@ def _alone(
     return ParallelText(name, splits, inventory)
 
 
-def _zipped(source: Path, target: Path, inventory: Inventory) -> list[Row]:
+def _zip_lines(source: Path, target: Path, inventory: Inventory) -> list[Row]:
     left, right = read_lines(source), read_lines(target)
     if len(left) != len(right):
         raise MixerError(
@@ -134,7 +136,7 @@ def _folder(folder: Path, languages: tuple[str, ...] | None, version: str | None
     """Open a folder: two files of lines for each split where there are such, else a table or a file of dialogues."""
     endings, found = _endings(folder), Inventory(str(folder))
     by_line = len(endings) == 2 if languages is None else set(languages) <= set(endings)
-    if not by_line and (whole := _whole(folder, version)):
+    if not by_line and (whole := _two_sided_files(folder, version)):
         return _whole_splits(folder, whole, languages, version, found)
     if languages is None and not by_line:
         what = f"files for {', '.join(endings)}" if endings else "no train files"
@@ -143,7 +145,7 @@ def _folder(folder: Path, languages: tuple[str, ...] | None, version: str | None
         )
     wanted = languages or endings
     files = {name: _pair_of_files(folder, name, wanted) for name in SPLIT_NAMES}
-    splits = {name: _zipped(*pair, found) for name, pair in files.items()}
+    splits = {name: _zip_lines(*pair, found) for name, pair in files.items()}
     tell_splits(found, splits)
     leave_rest(found, folder, [file for pair in files.values() for file in pair])
     return ParallelText(f"{folder.resolve().name}, {'-'.join(wanted)}", splits, found)
@@ -168,7 +170,7 @@ def _whole_splits(
     return ParallelText(name, told, found, dialogue=True)
 
 
-def _whole(folder: Path, version: str | None) -> dict[str, Path]:
+def _two_sided_files(folder: Path, version: str | None) -> dict[str, Path]:
     """Return the file of each split of a folder whose files hold both sides; empty if its train files do not."""
     found = {}
     for split, starts in SPLIT_NAMES.items():

@@ -10,7 +10,7 @@ from ...errors import MixerError
 from ...system.files import whole_file
 from .advice import Advice
 from .candidates import OWN
-from .text import about, candidate_tables, comparison_tables, findings, setting, shares_table
+from .text import about, candidate_tables, comparison_tables, describe_setting, findings, shares_table
 
 
 def write_page(advice: Advice, out: Path | str) -> Path:
@@ -29,7 +29,7 @@ def write_page(advice: Advice, out: Path | str) -> Path:
         curves=curves(advice),
         facts=_facts(advice),
         notes=[
-            setting(advice) + ".",
+            describe_setting(advice) + ".",
             "Shares, times and memory hold for this machine, this load and this number of threads.",
         ],
     )
@@ -98,7 +98,7 @@ def _lines(
     at: list[int], lines: dict[str, Any], x: str, y: str, caption: str, *, log: bool = False, zero: bool = False
 ) -> Any:
     """Draw a line chart with lengths in octaves."""
-    from ..report.figures import COLOURS, STYLES, Picture, both
+    from ..report.figures import COLOURS, STYLES, Picture, render_both
 
     def draw(ax: Any) -> None:
         for i, (name, values) in enumerate(lines.items()):
@@ -131,7 +131,9 @@ def _lines(
         for name, values in lines.items()
     )
     return Picture(
-        *both(draw, (6.4, 4.2)), alt=f"Line chart of {y} at lengths {', '.join(map(str, at))}. {ends}.", caption=caption
+        *render_both(draw, (6.4, 4.2)),
+        alt=f"Line chart of {y} at lengths {', '.join(map(str, at))}. {ends}.",
+        caption=caption,
     )
 
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from .claim import VERDICTS, Claim, Number, Paper, Value, written
-from .dotted import located
-from .ours import measured_elsewhere, outcomes, recorded, tried
+from .claim import VERDICTS, Claim, Number, Paper, Value, write_value
+from .dotted import locate_code
+from .ours import count_verdicts, measured_elsewhere, outcomes, recorded_values
 
 DOCS = Path(__file__).resolve().parents[4] / "docs"
 
@@ -45,8 +45,8 @@ def page(papers: tuple[Paper, ...]) -> str:
 def overview(papers: tuple[Paper, ...]) -> str:
     """Return the table of sources with their verdicts counted."""
     named = [(f"[`{paper.key}`](#{paper.key}): {paper.title}", paper) for paper in papers]
-    numbers = {name: paper.verdicts(recorded(paper)) for name, paper in named}
-    trials = {name: found for name, paper in named if (found := tried(paper))}
+    numbers = {name: paper.verdicts(recorded_values(paper)) for name, paper in named}
+    trials = {name: found for name, paper in named if (found := count_verdicts(paper))}
     return "\n\n".join([_counts("source", numbers, VERDICTS), _counts("in small models", trials, VERDICTS[:4])])
 
 
@@ -60,7 +60,7 @@ def section(paper: Paper) -> str:
     """Return the section of one source."""
     about = ", ".join(part for part in (paper.authors, f"arXiv {paper.arxiv}" if paper.arxiv else "") if part)
     head = f"## {paper.key}\n\n{paper.title}{f' ({about})' if about else ''}."
-    ours = recorded(paper)
+    ours = recorded_values(paper)
     return "\n\n".join([head, *(part for claim in paper.claims for part in _claim(paper, claim, ours))])
 
 
@@ -69,17 +69,17 @@ def _claim(paper: Paper, claim: Claim, ours: dict[str, Value]) -> list[str]:
     parts = [f"### {paper.key}: {claim.section}", claim.says]
     if claim.equation:
         parts.append(f"```text\n{claim.equation}\n```")
-    where = [f"Code: `tokenmix.{claim.code}` in `src/{located(claim.code)[0]}`."] if claim.code else []
+    where = [f"Code: `tokenmix.{claim.code}` in `src/{locate_code(claim.code)[0]}`."] if claim.code else []
     command = paper.command(claim)
     parts += [" ".join([*where, *([f"Run: `{command}`."] if command else [])])] if where or command else []
     rows = [row(claim, number, ours) for number in claim.numbers]
     parts.append("\n".join(["| number | printed | ours | verdict |", "|---|---|---|---|", *rows]))
     reasons = [f"- {number.name}: {number.why}." for number in claim.numbers if number.why]
     parts += ["\n".join(reasons)] if reasons else []
-    return [*parts, *_small(claim)]
+    return [*parts, *_small_models_text(claim)]
 
 
-def _small(claim: Claim) -> list[str]:
+def _small_models_text(claim: Claim) -> list[str]:
     """Return what small models say of a claim, and where."""
     place = f"[{title(claim.small)}]({claim.small})" if claim.small else ""
     if not claim.trials:
@@ -101,7 +101,7 @@ def row(claim: Claim, number: Number, ours: dict[str, Value]) -> str:
     value = ours.get(f"{claim.section}: {number.name}")
     name = f"{number.name} ({number.source})" if number.source else number.name
     printed = with_unit(number.printed, number.unit)
-    cells = [name, f"[{printed}]" if number.derived else printed, shown(number, value), number.verdict(value)]
+    cells = [name, f"[{printed}]" if number.derived else printed, value_text(number, value), number.verdict(value)]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
@@ -110,10 +110,10 @@ def with_unit(text: str, unit: str) -> str:
     return f"{text} {unit}".strip() if any(c.isdigit() for c in text) else text
 
 
-def shown(number: Number, value: Value | None) -> str:
+def value_text(number: Number, value: Value | None) -> str:
     """Return our value as text; one from ``benchmarks/results`` stands in brackets, with its file."""
     if value is not None:
-        return with_unit(written(number.printed, value), number.unit if not isinstance(value, str) else "")
+        return with_unit(write_value(number.printed, value), number.unit if not isinstance(value, str) else "")
     if number.result:
         found = measured_elsewhere(number.result)
         return f"[{found:.2f}, {number.result.partition(':')[0]}]" if found is not None else number.result

@@ -1,6 +1,6 @@
 """Tables for pages, from results recorded with ``--json`` or by ``benchmarks/{whole,image}_models.py``.
 
-``python -m tokenmix.lab.bench.page RESULTS PAGE...`` updates the tables of pages. A page asks for a result by name,
+``python -m tokenmix.lab.bench.bench_page RESULTS PAGE...`` updates tables of pages. A page asks for a result by name,
 ``<!-- speed: NAME -->`` to ``<!-- /speed -->``.
 """
 

@@ -103,8 +103,8 @@ def model_data(model: Explained) -> dict[str, Any]:
         "unordered_loss": model.unordered_loss,
         "loss": model.loss,
         "parameters": model.parameters,
-        "source": _entered(model.source),
-        "target": None if model.target is model.source else _entered(model.target),
+        "source": _entered_json(model.source),
+        "target": None if model.target is model.source else _entered_json(model.target),
         "choices": model.choices,
         "chances": model.chances,
         "classes": model.classes,
@@ -113,7 +113,7 @@ def model_data(model: Explained) -> dict[str, Any]:
     }
 
 
-def _entered(entered: Entered) -> dict[str, Any]:
+def _entered_json(entered: Entered) -> dict[str, Any]:
     return {
         "pieces": entered.pieces,
         "ids": entered.ids,

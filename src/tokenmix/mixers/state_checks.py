@@ -113,11 +113,11 @@ def checked_state(mixer: Any, x: Tensor, state: Any) -> Any:
         except (AttributeError, IndexError):
             fits = False
         if not fits:
-            return _converted(mixer, x, state, kind)
+            return _convert_state(mixer, x, state, kind)
     return state
 
 
-def _converted(mixer: Any, x: Tensor, state: Any, kind: Kind) -> Any:
+def _convert_state(mixer: Any, x: Tensor, state: Any, kind: Kind) -> Any:
     """Convert the state's floating point tensors, or raise MixerError with the reason why the state does not match."""
     lengths: dict[str, int] = {}
     for field, a in zip(kind.fields, state, strict=True):
@@ -136,10 +136,10 @@ def _converted(mixer: Any, x: Tensor, state: Any, kind: Kind) -> Any:
             )
         if a.device != x.device:
             mixer.refuse(f"expects its state on {x.device}, where x is, got {field.name} on {a.device}")
-    return kind.type(*(_widened(field, a) for field, a in zip(kind.fields, state, strict=True)))
+    return kind.type(*(_cast_field(field, a) for field, a in zip(kind.fields, state, strict=True)))
 
 
-def _widened(field: Field, a: Tensor) -> Tensor:
+def _cast_field(field: Field, a: Tensor) -> Tensor:
     """Return a tensor of a state in the field's dtype.
 
     The scale of sums over no keys is ``FLOOR``, which half precision rounds to -inf, and -inf minus itself is NaN.
@@ -156,7 +156,7 @@ def _kind_of(mixer: Any, dtype: torch.dtype) -> Kind | None:
     names = getattr(empty, "_fields", ())
     if not names or not all(isinstance(a, Tensor) for a in empty):
         return None
-    grows, groups = not mixer.causal or _grows(mixer), mixer.state_lengths()
+    grows, groups = not mixer.causal or _state_grows(mixer), mixer.state_lengths()
     fields = []
     for name, a in zip(names, empty, strict=True):
         axis = next((i for i in range(1, a.ndim) if a.shape[i] == 0), 0) if grows else 0
@@ -167,7 +167,7 @@ def _kind_of(mixer: Any, dtype: torch.dtype) -> Kind | None:
     return Kind(type(empty), tuple(fields))
 
 
-def _grows(mixer: Any) -> bool:
+def _state_grows(mixer: Any) -> bool:
     """Return whether the state of a causal mixer grows with the sequence, according to its cost formula."""
     try:
         return mixer.mixing_cost(1).state != mixer.mixing_cost(1 << 20).state

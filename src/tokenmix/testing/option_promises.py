@@ -55,7 +55,7 @@ def refuses_wrong_options(s: Subject) -> None:
             if name in kinds or not (
                 isinstance(value, int) and value >= LARGE
             ):  # without an annotation nothing caps it before memory is allocated
-                _one(s, name, value, right=_right(value, kinds.get(name, Any)))
+                _check_value(s, name, value, right=_right(value, kinds.get(name, Any)))
 
 
 def _annotations(s: Subject) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def _right(value: Any, kind: Any) -> bool:
     """Return whether an annotation allows a value."""
     if isinstance(value, float) and not isfinite(value):
         return kind is Any
-    for each in _plain(kind):
+    for each in _member_types(kind):
         plain = typing.get_origin(each) or each
         if plain is Any or not isinstance(plain, type):
             return True
@@ -78,16 +78,16 @@ def _right(value: Any, kind: Any) -> bool:
     return False
 
 
-def _plain(kind: Any) -> tuple[Any, ...]:
+def _member_types(kind: Any) -> tuple[Any, ...]:
     """Split a union into its members, and replace a Literal by the types of its values."""
     if typing.get_origin(kind) in (typing.Union, UnionType):
-        return tuple(each for member in typing.get_args(kind) for each in _plain(member))
+        return tuple(each for member in typing.get_args(kind) for each in _member_types(member))
     if typing.get_origin(kind) is typing.Literal:
         return tuple(type(value) for value in typing.get_args(kind))
     return (kind,)
 
 
-def _one(s: Subject, name: str, value: Any, *, right: bool) -> None:
+def _check_value(s: Subject, name: str, value: Any, *, right: bool) -> None:
     given = f"{name}={value!r}"
     try:
         mixer: Any = s.raw(**{name: value}) if name != "dim" else s.cls(value, **s.options)

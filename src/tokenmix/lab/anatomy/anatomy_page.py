@@ -23,7 +23,7 @@ HOW = {
 }
 
 
-class Part(NamedTuple):
+class Section(NamedTuple):
     """A section of the page."""
 
     heading: str
@@ -72,11 +72,11 @@ def lead(anatomy: Anatomy) -> list[str]:
     return lines + [f"Note: {note}." for note in subject.notes]
 
 
-def parts(anatomy: Anatomy) -> list[Part]:
+def parts(anatomy: Anatomy) -> list[Section]:
     """Return the sections in order."""
     alike = anatomy.redundancy
     return [
-        Part(
+        Section(
             "Norms",
             [
                 "An outlier is a patch whose token has a norm far above the others' after the last layer. In the paper "
@@ -85,7 +85,7 @@ def parts(anatomy: Anatomy) -> list[Part]:
             [],
             draw.norm_pictures(anatomy),
         ),
-        Part(
+        Section(
             "Were outliers redundant?",
             [
                 "Right after the patch embedding, the paper's outliers resemble their neighbours more than other "
@@ -95,7 +95,7 @@ def parts(anatomy: Anatomy) -> list[Part]:
             [],
             draw.redundancy_pictures(anatomy),
         ),
-        Part(
+        Section(
             "What single tokens tell",
             [
                 "Linear probes read one token. In the paper, outliers tell less of their position and their pixels "
@@ -104,7 +104,7 @@ def parts(anatomy: Anatomy) -> list[Part]:
             [*_probe_tables(anatomy.probes), *_class_tables(anatomy.classified)],
             [],
         ),
-        Part(
+        Section(
             "Where tokens look",
             [
                 f"Weights of the last layer: {HOW[anatomy.how]}. Maps with outliers have single bright patches; with "
@@ -113,13 +113,13 @@ def parts(anatomy: Anatomy) -> list[Part]:
             [],
             draw.look_pictures(anatomy),
         ),
-        Part(
+        Section(
             "Objects without labels",
             [
                 f"LOST on the {anatomy.features} of the {'output' if anatomy.features == 'tokens' else 'last layer'}: "
                 "the patch that resembles the fewest others is the seed, and the object grows from it. With outliers, "
                 "seeds fall on them.",
-                *_everything(anatomy),
+                *_whole_image_warning(anatomy),
             ],
             [],
             draw.object_pictures(anatomy),
@@ -127,13 +127,13 @@ def parts(anatomy: Anatomy) -> list[Part]:
     ]
 
 
-def _everything(anatomy: Anatomy) -> list[str]:
+def _whole_image_warning(anatomy: Anatomy) -> list[str]:
     """Return a warning where objects are whole images."""
     whole = sum(bool(found.mask.all()) for found in anatomy.objects)
     if not whole:
         return []
     return [
-        f"In {whole} of {anatomy.shown} images the object is the whole image, since its patches' products are hardly "
+        f"In {whole} of {anatomy.n_drawn} images the object is the whole image, since its patches' products are hardly "
         "ever negative. A negative --shift, or other --features, tells patches apart.",
     ]
 
