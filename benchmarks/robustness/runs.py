@@ -202,7 +202,8 @@ def sigterm() -> str:
     ):
         time.sleep(0.01)
     child.terminate()
-    said = "".join(c for c in child.communicate()[1] if not c.isdigit()).strip().replace(str(Path.cwd()), ".")
+    lines = child.communicate()[1].strip().replace(str(Path.cwd()), ".").splitlines() or [""]
+    said = "".join(c for c in lines[-1] if not c.isdigit())
     end = f"dies of signal {-child.returncode}" if child.returncode < 0 else f"exit code {child.returncode}"
     return f"{end}, says {said[:90]!r}, checkpoints: {len(list(Path('run/checkpoints').glob('step_*')))}"
 
