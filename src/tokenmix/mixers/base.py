@@ -350,7 +350,12 @@ class Mixer(InputChecks, metaclass=Checked):
         """
         if state is None:
             self.refuse("extend needs a state; start with init_state")
-        return self._enter(Entry(self._extend, state), x, positions, key_mask)
+        if called_with_hooks(self):
+            seen: tuple[Tensor, State] = self(
+                x, positions=positions, key_mask=key_mask, entry=Entry(self._extend, state)
+            )
+            return seen
+        return self._extend(x, state, positions, key_mask)
 
     @property
     def has_segments(self) -> bool:
