@@ -15,6 +15,7 @@ from ...mixers.attention import Attention
 from ..cache_names import CACHE_NAMES, given_cache
 from ..patch_grid import PatchGrid
 from ..torch import MultiheadMixer
+from .families import FAMILIES
 from .masks import Read, read_mask, refuse_packed, window_mask
 from .sites import Site
 
@@ -92,7 +93,7 @@ class HFAdapter(Adapter):
         super().__init__(mixer, site, spec, origin)
         self.layer_idx = site.layer
         self.dropout = nn.Dropout(dropout)
-        self.offset_projections = accept_offsets(mixer) if site.family == "detr" else ()
+        self.offset_projections = accept_offsets(mixer) if FAMILIES[site.family].adds_positions else ()
 
     def forward(
         self,
@@ -119,10 +120,12 @@ class HFAdapter(Adapter):
             if hasattr(value, "get_seq_length"):
                 known = f"got a cache as {name}, and knows {', '.join(CACHE_NAMES)}"
                 raise MixerError(f"{self.site.name}: {known}; this version of transformers has a new name for it.")
-        added = (position_embeddings, encoder_position_embeddings) if self.site.family == "detr" else (None, None)
+        family = FAMILIES[self.site.family]
+        added = (position_embeddings, encoder_position_embeddings) if family.adds_positions else (None, None)
         if self.site.cross:
             context = encoder_hidden_states if key_value_states is None else key_value_states
-            mask = encoder_attention_mask if self.site.family == "gpt2" else attention_mask
+            masks = {"attention_mask": attention_mask, "encoder_attention_mask": encoder_attention_mask}
+            mask = masks[family.context_mask]
             return self.dropout(self._attend_context(hidden_states, context, mask, added, cache)), None
         if attention_mask is None:
             refuse_packed(position_ids, self.site.name)
@@ -290,3 +293,9 @@ def is_adapter(module: nn.Module) -> bool:
 def adapters_of(model: nn.Module) -> dict[str, Any]:
     """Return every adapter of a model by name."""
     return {name: module for name, module in model.named_modules() if is_adapter(module)}
+
+
+def site_name(name: str, adapter: Any) -> str:
+    """Return the name of the module whose attention an adapter called ``name`` replaces, which may be around it."""
+    first = next(iter(adapter.origin[0]))
+    return name.removesuffix(first).removesuffix(".")

@@ -15,11 +15,10 @@ from ...mixers.registration import load_mixer
 from ..conversion_report import Entry
 from ..rotary import rotary_spec
 from .adapters import HFAdapter, TimmAdapter, torch_adapter
+from .families import FAMILIES, Family
 from .sites import Site
 from .weights import Weight, carry, dropped_entries, softmax_weights
 
-REPLACED_PARTS = {"bert": ("self", "output.dense")}
-"""Family -> the parts of a site that are replaced, the mixer's first; for other families the site itself."""
 MAX_PARAMETERS = 1 << 26
 """Parameters of a mixer beyond which its size is taken for a mistake, if attention has far fewer."""
 
@@ -30,33 +29,29 @@ def adapter_for(
     """Return the replacement of each module, by ``id``, and the report on the tensors."""
     if site.obstacle is not None:
         raise MixerError(site.obstacle)
-    module: Any = model.get_submodule(site.name)
+    module, family = model.get_submodule(site.name), FAMILIES[site.family]
     found = softmax_weights(site, module)
     spec = spec_for_site(spec, site, module, found)
     mixer = _build_mixer(spec, site, found["v_proj.weight"].value)
     entries = carry(mixer, spec["name"], found, site) if init == "copy" else _all_new(mixer, found)
-    inside = REPLACED_PARTS.get(site.family, ("",))
-    parts = {path: module.get_submodule(path) for path in inside}
+    parts = {path: module.get_submodule(path) for path in family.parts}
     origin = {path: _without_weights(part) for path, part in parts.items()}
-    if site.family == "torch":
+    adapter: nn.Module
+    if isinstance(module, nn.MultiheadAttention):
         adapter = torch_adapter(module, mixer, site, spec, origin)
     else:
-        adapter = (TimmAdapter if site.family == "timm" else HFAdapter)(
-            mixer, site, spec, origin, _residual_dropout(site, module)
-        )
-    news = {id(parts[inside[0]]): adapter.train(module.training)} | {
-        id(parts[path]): nn.Identity() for path in inside[1:]
-    }
-    place = f"{inside[0]}.mixer" if inside[0] else "mixer"
+        kind = TimmAdapter if family.library == "timm" else HFAdapter
+        adapter = kind(mixer, site, spec, origin, _residual_dropout(family, module))
+    first, *others = family.parts
+    news = {id(parts[first]): adapter.train(module.training)} | {id(parts[path]): nn.Identity() for path in others}
+    place = f"{first}.mixer".lstrip(".")
     return news, [e if e.status == "dropped" else replace(e, name=f"{place}.{e.name}") for e in entries]
 
 
-def _residual_dropout(site: Site, module: Any) -> float:
+def _residual_dropout(family: Family, module: nn.Module) -> float:
     """Return the dropout rate that the module itself applies to its output; elsewhere the layer does that."""
-    kept = {"gpt2": "resid_dropout", "timm": "proj_drop", "modernbert": "out_drop"}.get(site.family)
-    if kept:
-        return float(getattr(getattr(module, kept), "p", 0.0))  # ModernBERT's is an Identity if the rate is 0
-    return float(getattr(module, "residual_dropout", 0.0))
+    kept = getattr(module, family.dropout, 0.0)
+    return float(getattr(kept, "p", 0.0) if isinstance(kept, nn.Module) else kept)
 
 
 def _all_new(mixer: Mixer, found: dict[str, Weight]) -> list[Entry]:
@@ -77,7 +72,7 @@ def spec_for_site(spec: dict[str, Any], site: Site, module: Any, found: dict[str
     wanted: dict[str, Any] = {"heads": site.heads}
     if site.grid is not None:
         wanted["ndim"] = 2
-    elif site.family == "timm" and "ndim" in known and "ndim" not in spec:
+    elif FAMILIES[site.family].library == "timm" and "ndim" in known and "ndim" not in spec:
         unknown = "mixes grids, and how the tokens of this model lie is unknown"
         raise MixerError(f"{name} {unknown}; ndim=1 in the spec mixes them as a sequence")
     if "max_len" in MIXERS[name].required_options(spec) and site.max_len is not None:
@@ -118,7 +113,7 @@ def _eps(norm: Any) -> float:
 def _build_mixer(spec: dict[str, Any], site: Site, like: torch.Tensor) -> Mixer:
     """Build the mixer on the site's device and in its dtype."""
     options = {"causal": site.causal, **spec}
-    if site.family != "torch" and bool(options["causal"]) != site.causal:
+    if FAMILIES[site.family].library != "torch" and bool(options["causal"]) != site.causal:
         is_so = "causal, and another mixer would read the future" if site.causal else "not causal"
         raise MixerError(f"attention here is {is_so}; leave causal={spec['causal']!r} out of the spec")
     if MIXERS[spec["name"]].causal_only and not options["causal"]:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ...errors import MixerError
 from ..cache_names import CACHE_NAMES
 from ..patch_grid import find_patch_embedding
-from .adapters import adapters_of
-from .build import REPLACED_PARTS
+from .adapters import adapters_of, site_name
+from .families import FAMILIES
 from .masks import read_mask
 
 
@@ -28,10 +28,7 @@ class Call(NamedTuple):
 
 def adapters_by_site(student: nn.Module) -> dict[str, Any]:
     """Return the adapter at each site, in the model's order."""
-    found = {}
-    for name, adapter in adapters_of(student).items():
-        path = REPLACED_PARTS.get(adapter.site.family, ("",))[0]
-        found[name.removesuffix(path).removesuffix(".")] = adapter
+    found = {site_name(name, adapter): adapter for name, adapter in adapters_of(student).items()}
     if not found:
         raise MixerError("distill: the student has no replaced attention; replace_mixers makes one.")
     return found
@@ -49,8 +46,8 @@ def capture_calls(teacher: nn.Module, adapters: Mapping[str, Any]) -> Iterator[d
         if found is not None and found not in watched:  # the mixers are called on the teacher's patches
             watched.add(found)
             handles.append(found.register_forward_hook(adapter.patches.note))
-        inside = REPLACED_PARTS.get(adapter.site.family, ("",))
-        first, last = (_module(teacher, name, path) for path in (inside[0], inside[-1]))
+        parts = list(adapter.origin[0])
+        first, last = (_module(teacher, name, path) for path in (parts[0], parts[-1]))
         handles.append(
             first.register_forward_pre_hook(
                 lambda m, args, kw, name=name: entered.update({name: (args, kw)}), with_kwargs=True
@@ -107,9 +104,10 @@ def layer_losses(adapters: Mapping[str, Any], calls: Mapping[str, Call]) -> dict
 
 def _valid_tokens(adapter: Any, call: Call, y: Tensor) -> Tensor | None:
     """Return the mask of valid tokens (B, T); None: all are valid."""
-    if adapter.site.cross or adapter.site.family in ("timm", "vit"):
+    library = FAMILIES[adapter.site.family].library
+    if adapter.site.cross or adapter.site.grid is not None or library == "timm":
         return None
-    if adapter.site.family == "torch":
+    if library == "torch":
         mask = call.options.get("key_padding_mask")
         if mask is None or y.ndim != 3:
             return None

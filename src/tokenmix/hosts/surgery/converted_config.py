@@ -10,7 +10,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ...errors import MixerError
-from .adapters import adapters_of
+from .adapters import adapters_of, site_name
 
 CONVERTED = "tokenmix_converted"
 """The model_type in the config.json of such a folder; transformers refuses it where nobody has registered it."""
@@ -131,12 +131,13 @@ def _rebuilt_config(kind: type) -> Any:
 def describe_mixers(model: Any) -> None:
     """Let the configs of all models of transformers in ``model`` name the mixers that replace their attention."""
     done: set[int] = set()
+    adapters = {site_name(name, adapter): adapter for name, adapter in adapters_of(model).items()}
     for path, module in list(model.named_modules()):
         config = getattr(module, "config", None)
         if not isinstance(module, PreTrainedModel) or id(config) in done:
             continue
         start = f"{path}." if path else ""
-        mixers = {n.removeprefix(start): a.spec for n, a in _sites(model).items() if n.startswith(start)}
+        mixers = {n.removeprefix(start): a.spec for n, a in adapters.items() if n.startswith(start)}
         kind = type(config).__mro__[2] if isinstance(config, WithMixers) else type(config)
         new = copy.copy(config)  # another model may hold the same one
         new.__class__ = with_mixers(kind) if mixers else kind
@@ -147,9 +148,3 @@ def describe_mixers(model: Any) -> None:
             if part.__dict__.get("config") is config:
                 part.config = new
         done.add(id(new))
-
-
-def _sites(model: Any) -> dict[str, Any]:
-    """Return the adapters by the names of the modules that ``replace_mixers`` replaced."""
-    found = adapters_of(model)
-    return {n.removesuffix(".self") if a.site.family == "bert" else n: a for n, a in found.items()}

@@ -14,7 +14,8 @@ from ...export.inputs import Port, image_example, masked_example, token_example
 from ...mixers.attention import Attention
 from ..cache_names import CACHE_NAMES
 from .adapters import adapters_of
-from .sites import find_attention, first_position
+from .families import first_position
+from .sites import find_attention
 
 OTHERWISE = "torch.onnx.export(model, args, 'model.onnx', dynamo=True) takes inputs of any kind"
 SHORT = 5

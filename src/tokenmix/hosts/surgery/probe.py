@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ...errors import MixerError
 from ..patch_grid import tensors_of
 from .build import adapter_for
+from .families import FAMILIES
 from .masks import window_mask
 from .sites import Site, unknown_attention
 from .swap import swap_modules
@@ -125,7 +126,7 @@ def _compare_module(model: nn.Module, site: Site, module: nn.Module) -> str | No
     if wanted is None or got is None or wanted.shape != got.shape:
         shape = None if wanted is None else tuple(wanted.shape)
         raise MixerError(f"its {_kind(module)} gives {shape} for tokens of shape {tuple(x.shape)}")
-    if site.family == "torch" and not getattr(module, "batch_first", True):
+    if FAMILIES[site.family].library == "torch" and not getattr(module, "batch_first", True):
         wanted, got = wanted.transpose(0, 1), got.transpose(0, 1)
     off = float((wanted - got)[valid].abs().max() / wanted[valid].abs().max().clamp_min(1e-30))
     if not off <= ALLOWED:
@@ -160,8 +161,8 @@ def _kind(module: nn.Module) -> str:
 def _difference(site: Site, module: nn.Module, off: float) -> str:
     """Describe how a module differs from softmax attention: extra parts, or the difference of its outputs."""
     used = {slot.tensor(leaf) for slot in slots(site, module).values() for leaf in ("weight", "bias")}
-    ours = ("output.LayerNorm.",) if site.family == "bert" else ()
-    more = [n for n, _ in module.named_parameters() if n not in used and not n.startswith(ours or ("\0",))]
+    kept = FAMILIES[site.family].kept
+    more = [n for n, _ in module.named_parameters() if n not in used and not n.startswith(kept)]
     if more:
         return f"it has {', '.join(more[:4])}"
     settings = (*vars(module).items(), *vars(getattr(module, "config", None) or nn.Module()).items())
@@ -211,7 +212,8 @@ def _call(
     """Return how the host calls such a module, and the tokens (2, T) whose outputs count."""
     known, options = inspect.signature(type(module).forward).parameters, dict[str, Any]()
     valid = torch.ones(2, TOKENS, dtype=torch.bool, device=x.device)
-    if site.family == "torch":
+    family = FAMILIES[site.family]
+    if family.library == "torch":
         other = context if site.cross else x
         args = [x, other, other]
         return [a if module.batch_first else a.transpose(0, 1) for a in args], {"need_weights": False}, valid
@@ -226,7 +228,7 @@ def _call(
         mask = torch.zeros(allowed.shape, device=x.device).masked_fill(~allowed, torch.finfo(torch.float32).min)
         options["attention_mask" if "attention_mask" in known else "attn_mask"] = mask
     for name, tokens in (("position_embeddings", x), ("encoder_position_embeddings", context)):
-        if name in known and site.family == "detr":
+        if name in known and family.adds_positions:
             options[name] = drawn(*tokens.shape)
         elif name in known:
             options[name] = _rotary(model, site, x, module)
