@@ -12,6 +12,7 @@ from torch import nn
 from ...errors import MixerError
 from ...mixers import MIXERS, Mixer, build_mixer, is_softmax, mixer_options
 from ...mixers.registration import load_mixer
+from ...types import Options, Record, Spec
 from ..conversion_report import Entry
 from ..rotary import rotary_spec
 from .adapters import HFAdapter, TimmAdapter, torch_adapter
@@ -23,9 +24,7 @@ MAX_PARAMETERS = 1 << 26
 """Parameters of a mixer beyond which its size is taken for a mistake, if attention has far fewer."""
 
 
-def adapter_for(
-    model: nn.Module, site: Site, spec: dict[str, Any], init: str
-) -> tuple[dict[int, nn.Module], list[Entry]]:
+def adapter_for(model: nn.Module, site: Site, spec: Spec, init: str) -> tuple[dict[int, nn.Module], list[Entry]]:
     """Return the replacement of each module, by ``id``, and the report on the tensors."""
     if site.obstacle is not None:
         raise MixerError(site.obstacle)
@@ -61,7 +60,7 @@ def _all_new(mixer: Mixer, found: dict[str, Weight]) -> list[Entry]:
     ] + dropped_entries(found, set())
 
 
-def spec_for_site(spec: dict[str, Any], site: Site, module: Any, found: dict[str, Weight]) -> dict[str, Any]:
+def spec_for_site(spec: Spec, site: Site, module: Any, found: dict[str, Weight]) -> Spec:
     """Fill in from the site the options that the mixer has and the spec leaves open."""
     name = spec["name"]
     if load_mixer(name) is None:
@@ -69,7 +68,7 @@ def spec_for_site(spec: dict[str, Any], site: Site, module: Any, found: dict[str
     if "dim" in spec:
         raise MixerError(f"dim is the model's; leave it out of the spec {spec!r}")
     known = mixer_options(MIXERS[name])
-    wanted: dict[str, Any] = {"heads": site.heads}
+    wanted: Options = {"heads": site.heads}
     if site.grid is not None:
         wanted["ndim"] = 2
     elif FAMILIES[site.family].library == "timm" and "ndim" in known and "ndim" not in spec:
@@ -95,7 +94,7 @@ def spec_for_site(spec: dict[str, Any], site: Site, module: Any, found: dict[str
     return {option: value for option, value in wanted.items() if option in known} | spec
 
 
-def _rope(module: Any) -> dict[str, Any]:
+def _rope(module: Any) -> Record:
     """Return the rotary parameters of this layer; Gemma 3 and ModernBERT have one set per kind of layer."""
     rules, kinds = module.config.rope_parameters, getattr(module.config, "layer_types", None)
     return rules.get(kinds[module.layer_idx], rules) if kinds else rules
@@ -110,7 +109,7 @@ def _eps(norm: Any) -> float:
     return torch.finfo(norm.weight.dtype).eps if eps is None else float(eps)
 
 
-def _build_mixer(spec: dict[str, Any], site: Site, like: torch.Tensor) -> Mixer:
+def _build_mixer(spec: Spec, site: Site, like: torch.Tensor) -> Mixer:
     """Build the mixer on the site's device and in its dtype."""
     options = {"causal": site.causal, **spec}
     if FAMILIES[site.family].library != "torch" and bool(options["causal"]) != site.causal:
@@ -140,14 +139,14 @@ def _build_mixer(spec: dict[str, Any], site: Site, like: torch.Tensor) -> Mixer:
         return _try_build(options, site).to(like.dtype)
 
 
-def _try_build(options: dict[str, Any], site: Site) -> Mixer:
+def _try_build(options: Options, site: Site) -> Mixer:
     known = mixer_options(MIXERS[options["name"]])
     return build_mixer(dim=site.dim, **{n: v for n, v in options.items() if n != "causal" or "causal" in known or v})
 
 
 def _without_weights(module: nn.Module) -> nn.Module:
     """Copy a module to the meta device, without its numbers; configs are shared, not copied."""
-    memo: dict[int, Any] = {
+    memo: dict[int, object] = {
         id(p): nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad) for p in module.parameters()
     }
     memo |= {id(b): b.to("meta") for b in module.buffers()}

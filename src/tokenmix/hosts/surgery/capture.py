@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import MixerError
+from ...types import Options
 from ..cache_names import CACHE_NAMES
 from ..patch_grid import find_patch_embedding
 from .adapters import adapters_of, site_name
@@ -22,7 +23,7 @@ class Call(NamedTuple):
     """Hold one call of an attention module: its arguments, and the (B, T, D) it added to the residual stream."""
 
     args: tuple[Any, ...]
-    options: dict[str, Any]
+    options: Options
     output: Tensor
 
 
@@ -37,7 +38,7 @@ def adapters_by_site(student: nn.Module) -> dict[str, Any]:
 @contextmanager
 def capture_calls(teacher: nn.Module, adapters: Mapping[str, Any]) -> Iterator[dict[str, Call]]:
     """Record calls of the teacher inside the context: site -> its last call."""
-    entered: dict[str, Any] = {}
+    entered: dict[str, tuple[tuple[Any, ...], Options]] = {}
     calls: dict[str, Call] = {}
     handles = []
     watched = set()
@@ -76,7 +77,7 @@ def _module(teacher: nn.Module, name: str, path: str) -> nn.Module:
         raise MixerError(f"distill: the teacher has no module {name!r}; {hint}.") from None
 
 
-def _call(entered: tuple[tuple[Any, ...], dict[str, Any]], y: Any) -> Call:
+def _call(entered: tuple[tuple[Any, ...], Options], y: Tensor | tuple[Tensor, ...]) -> Call:
     args, options = entered
     # whole sequences: the student needs no state
     options = {k: None if k in CACHE_NAMES else v for k, v in options.items()}
@@ -119,7 +120,7 @@ def _valid_tokens(adapter: Any, call: Call, y: Tensor) -> Tensor | None:
     ).key_mask
 
 
-def output_loss(student: Any, teacher: Any, keep: Tensor | None, temperature: float) -> Tensor:
+def output_loss(student: object, teacher: object, keep: Tensor | None, temperature: float) -> Tensor:
     """Compute tau^2 KL(softmax(z' / tau) || softmax(z / tau)) over tokens or rows.
 
     z are the logits, z' the teacher's (Hinton et al. 2015, arXiv 1503.02531). Models without logits are compared by
@@ -137,7 +138,7 @@ def output_loss(student: Any, teacher: Any, keep: Tensor | None, temperature: fl
     return temperature**2 * F.kl_div(z, wanted, log_target=True, reduction="batchmean")
 
 
-def final_output(outputs: Any) -> tuple[Tensor, bool]:
+def final_output(outputs: object) -> tuple[Tensor, bool]:
     """Return the tensor to compare from a model's output, and whether it holds logits."""
     for name in ("logits", "last_hidden_state"):
         found = getattr(outputs, name, None)

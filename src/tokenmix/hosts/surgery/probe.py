@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
+from ...types import Options
 from ..patch_grid import tensors_of
 from .build import adapter_for
 from .families import FAMILIES
@@ -35,7 +36,7 @@ class Proofs:
 
     def __init__(self, model: nn.Module):
         self.model = model
-        self.found: dict[Any, str | None] = {}
+        self.found: dict[object, str | None] = {}
         self.unproven: dict[str, list[str]] = {}
         self.unknown = unknown_attention(model)
 
@@ -78,9 +79,9 @@ def _obstacle(module: nn.Module) -> str | None:
     return None
 
 
-def _likeness(module: nn.Module, site: Site) -> Any:
+def _likeness(module: nn.Module, site: Site) -> tuple[object, ...]:
     """Return a key that is equal for modules with the same computation and different weights."""
-    parts: list[Any] = [replace(site, name="", layer=None), _layer_type(module), id(getattr(module, "config", None))]
+    parts: list[object] = [replace(site, name="", layer=None), _layer_type(module), id(getattr(module, "config", None))]
     if sum(p.numel() for p in module.parameters()) <= SMALL:
         parts.append(site.name)
     for name, part in module.named_modules():
@@ -91,7 +92,7 @@ def _likeness(module: nn.Module, site: Site) -> Any:
     return tuple(parts)
 
 
-def _layer_type(module: Any) -> str | None:
+def _layer_type(module: nn.Module) -> str | None:
     kinds, index = getattr(getattr(module, "config", None), "layer_types", None), getattr(module, "layer_idx", None)
     return kinds[index] if kinds and index is not None and index < len(kinds) else None
 
@@ -113,8 +114,8 @@ def _compare_module(model: nn.Module, site: Site, module: nn.Module) -> str | No
             pieces, _ = adapter_for(holder, here, {"name": "attention"}, "copy")
         except MixerError as why:
             return str(why).rstrip(".")
-        ours: Any = swap_modules(holder, pieces, inplace=False).get_submodule("site").eval()
-        theirs: Any = holder.get_submodule("site")
+        ours = swap_modules(holder, pieces, inplace=False).get_submodule("site").eval()
+        theirs = holder.get_submodule("site")
         x, context = draw_tensor(2, TOKENS, site.dim), draw_tensor(2, TOKENS + 2, site.dim)
         try:
             args, options, valid = _call(model, site, theirs, x, context, draw_tensor)
@@ -146,7 +147,7 @@ def check_weights(site: Site, module: nn.Module) -> None:
             raise MixerError(f"its {_kind(module)} has no matrix {slot.weight}: {part or slot.weight} is {kind}")
 
 
-def _part(module: nn.Module, name: str) -> Any:
+def _part(module: nn.Module, name: str) -> nn.Module | None:
     try:
         return module.get_submodule(name)
     except AttributeError:
@@ -182,9 +183,9 @@ def _isolate_computation(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _drawn_anew(module: nn.Module, drawn: Any) -> nn.Module:
+def _drawn_anew(module: nn.Module, drawn: Callable[..., Tensor]) -> nn.Module:
     """Copy a module with random weights, without hooks; its config is a copy that computes on any device."""
-    memo: dict[int, Any] = {}
+    memo: dict[int, object] = {}
     for p in module.parameters():
         values = drawn(*p.shape)
         values = values * SPREAD / p.shape[-1] ** 0.5 if p.ndim > 1 else 0.5 + values.sigmoid()
@@ -207,8 +208,8 @@ def _drawn_anew(module: nn.Module, drawn: Any) -> nn.Module:
 
 
 def _call(
-    model: nn.Module, site: Site, module: Any, x: Tensor, context: Tensor, drawn: Any
-) -> tuple[list[Tensor], dict[str, Any], Tensor]:
+    model: nn.Module, site: Site, module: Any, x: Tensor, context: Tensor, drawn: Callable[..., Tensor]
+) -> tuple[list[Tensor], Options, Tensor]:
     """Return how the host calls such a module, and the tokens (2, T) whose outputs count."""
     known, options = inspect.signature(type(module).forward).parameters, dict[str, Any]()
     valid = torch.ones(2, TOKENS, dtype=torch.bool, device=x.device)
@@ -235,7 +236,7 @@ def _call(
     return [x], options, valid
 
 
-def _rotary(model: nn.Module, site: Site, x: Tensor, module: Any) -> Any:
+def _rotary(model: nn.Module, site: Site, x: Tensor, module: nn.Module) -> Any:
     """Return cosines and sines by the host's own module."""
     parts = site.name.split(".")
     owners = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts) - 1, -1, -1)]

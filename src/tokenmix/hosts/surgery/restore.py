@@ -103,7 +103,7 @@ def _assemble_parts(parts: dict[str, nn.Module]) -> nn.Module:
     return whole
 
 
-def _config(model: nn.Module, name: str, default: Any) -> Any:
+def _config(model: nn.Module, name: str, default: object) -> Any:
     """Return the config of the model that contains a site, so that later changes to it take effect there."""
     parents = name.split(".")
     for depth in range(len(parents) - 1, -1, -1):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...mixers import MIXERS
+from ...mixers import MIXERS, Mixer
 from ...mixers.facts import QKVO
 from ..conversion_report import Entry
 from .families import FAMILIES
@@ -98,7 +97,7 @@ def softmax_weights(site: Site, module: nn.Module) -> dict[str, Weight]:
 
 
 @torch.no_grad()
-def carry(mixer: Any, name: str, found: dict[str, Weight], site: Site) -> list[Entry]:
+def carry(mixer: Mixer, name: str, found: dict[str, Weight], site: Site) -> list[Entry]:
     """Fill the tensors that the mixer called ``name`` takes over.
 
     Returns:
@@ -144,7 +143,7 @@ def _fit_tensor(source: Weight, tensor: Tensor, ours: str, part: str, site: Site
 
 
 @torch.no_grad()
-def write_back(mixer: Any, site: Site, module: nn.Module) -> list[Entry]:
+def write_back(mixer: Mixer, site: Site, module: nn.Module) -> list[Entry]:
     """Fill a host's softmax attention from a mixer that has its four projections."""
     ours, entries, done = mixer.state_dict(), [], set()
     state = module.state_dict()
