@@ -25,6 +25,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "tokenmix"
 LIBRARY = [
     "errors",
+    "types",
     "system",
     "reference",
     "kernels",

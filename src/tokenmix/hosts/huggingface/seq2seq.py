@@ -12,6 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 
 from ...errors import MixerError
+from ...types import Options
 from ..cache_names import returned_cache
 from .cache import as_output, input_cache
 from .configuration import TokenMixConfig
@@ -40,7 +41,7 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, FiniteGenerationMixin):
     def __init__(self, config: TokenMixConfig):
         cross = config.cross_mixers or [{"name": "attention"}]
         super().__init__(config.but(is_encoder_decoder=True, cross_mixers=cross, is_causal=None))
-        alone: dict[str, Any] = {"is_encoder_decoder": False, "tie_word_embeddings": False}
+        alone: Options = {"is_encoder_decoder": False, "tie_word_embeddings": False}
         mixers, layers = config.encoder_mixers or config.mixers, config.encoder_layers or config.num_hidden_layers
         self.encoder = TokenMixModel(
             self.config.but(**alone, is_causal=False, cross_mixers=None, mixers=mixers, num_hidden_layers=layers)
@@ -52,11 +53,11 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, FiniteGenerationMixin):
             self.config.use_cache = self.generation_config.use_cache = False
         self.post_init()
 
-    def get_encoder(self, *args: Any, **kwargs: Any) -> TokenMixModel:
+    def get_encoder(self, *args: object, **kwargs: object) -> TokenMixModel:
         """Return the encoder, which ``generate()`` calls once."""
         return self.encoder
 
-    def get_decoder(self, *args: Any, **kwargs: Any) -> TokenMixModel:
+    def get_decoder(self, *args: object, **kwargs: object) -> TokenMixModel:
         """Return the decoder."""
         return self.decoder
 
