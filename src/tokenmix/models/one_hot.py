@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from itertools import product
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -214,7 +213,7 @@ def largest_taps(kernel: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return taps - kernel.shape[-1] // 2, weight, torch.where(total > 0, top / total.clamp_min(1e-300), 1.0)
 
 
-def to_gather(module: Any) -> Any:
+def to_gather(module: nn.Module) -> nn.Module:
     """Copy an ``AFTConv``, or a model, with a ``OneHotConv`` in place of every AFT-conv.
 
     One tap of each head's filter remains and is read by index. ``kept`` of each layer says how much of its filters

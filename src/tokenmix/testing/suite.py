@@ -6,10 +6,11 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers import MIXERS
+from ..types import Options
 from . import (
     batching,
     defaults,
@@ -152,11 +153,11 @@ NEVER_WAIVED = frozenset(_table(*_WHO_SEES_WHOM, equality.nothing_to_attend, equ
 
 def check_mixer(
     target: str | type[nn.Module],
-    options: dict[str, Any] | None = None,
+    options: Options | None = None,
     *,
     dim: int = 8,
-    reference: Callable[..., Any] | None = None,
-    functional: Callable[..., Any] | None = None,
+    reference: Callable[..., Tensor] | None = None,
+    functional: Callable[..., Tensor] | None = None,
     grid: tuple[int, ...] | None = None,
     prefix: int = 0,
     promises: Iterable[str] | None = None,
@@ -196,7 +197,7 @@ def check_mixer(
 
 
 def find_subject(
-    target: str | type[nn.Module], options: dict[str, Any] | None, *, dim: int, seed: int, **more: Any
+    target: str | type[nn.Module], options: Options | None, *, dim: int, seed: int, **more: Any
 ) -> Subject:
     """Build the Subject of a target, a PlainSubject where it is no Mixer."""
     if isinstance(target, str) and target not in MIXERS:

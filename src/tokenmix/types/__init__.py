@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+__all__ = ["Options", "Record", "Spec"]
+
 Options: TypeAlias = dict[str, Any]
 """Options by name: the keyword arguments of a constructor or a function."""
 Spec: TypeAlias = dict[str, Any]
