@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ... import functional
@@ -28,6 +28,7 @@ from ...system.machine import torch_threads
 from ...testing.inputs import adversarial_keys, noise
 from ...testing.measure import SIZE, TOLERANCE, Measure, adversarial_cases, cast, largest
 from ...testing.subject import roles
+from ...types import Options
 from .cases import ATTENTION, SDPA, BenchSubject, build, first_of, fused_attention, is_causal, op_args
 from .flops import Setting
 from .peers import PEERS
@@ -118,7 +119,7 @@ def _op(subject: BenchSubject, s: Setting) -> Verdict:
         return Verdict(True, 0.0, 0.0, "", _path(form, args, options), f"exactness is not checked: {waived}")
     run = (lambda q, k, v, **_: fused_attention(q, k, v, s.heads, options["causal"])) if subject.name == SDPA else form
 
-    def call_eager(given: tuple, how: dict[str, Any]) -> Tensor:
+    def call_eager(given: tuple, how: Options) -> Tensor:
         return form(*given, **{**how, "backend": "eager"})
 
     of, logit = roles(form), type(mixer).largest_logit
@@ -132,12 +133,12 @@ def _op(subject: BenchSubject, s: Setting) -> Verdict:
     return Verdict(worst[0] <= worst[1], *worst, _path(run, cast(args, s.torch_dtype), options))
 
 
-def _path(run: Callable[..., Tensor], args: tuple, options: dict[str, Any]) -> str:
+def _path(run: Callable[..., Tensor], args: tuple, options: Options) -> str:
     with torch.no_grad():
         return _path_of(lambda: run(*args, **options))
 
 
-def _path_of(run: Callable[[], Any], *, decoding: bool = False) -> str:
+def _path_of(run: Callable[[], object], *, decoding: bool = False) -> str:
     """Return the fused operators that a call runs, or "eager".
 
     A call that decodes returns the kernels for a few tokens; these do not run while operators are watched.
@@ -157,8 +158,8 @@ def _steps_seen() -> Iterator[set[str]]:
     """Record the kernels for a few tokens, which are not operators."""
     seen: set[str] = set()
 
-    def note_kernel(kernel: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def call(*args: Any, **given: Any) -> Any:
+    def note_kernel(kernel: Callable[..., object], name: str) -> Callable[..., object]:
+        def call(*args: object, **given: object) -> object:
             seen.add(f"step_{name} in C")
             return kernel(*args, **given)
 
@@ -212,7 +213,7 @@ def _stream(subject: BenchSubject, s: Setting) -> Verdict:
 def _against_itself(
     subject: BenchSubject,
     s: Setting,
-    layer: Any,
+    layer: nn.Module,
     run: Callable[..., Tensor],
     exact: Callable[..., Tensor] | None,
     note: str = "",

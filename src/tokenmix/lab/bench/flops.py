@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,13 +71,13 @@ def work_of(read: float, written: float, flops: float, backward: bool) -> Work:
     return Work(2 * read + written, written + read, 3 * flops, held) if backward else Work(read, written, flops, held)
 
 
-def causal_share(mixer: Any, T: int) -> float:
+def causal_share(mixer: Mixer, T: int) -> float:
     """Return the part of a mixer's formula that its causal form computes: weighing pairs, it skips those ahead."""
     weighs_pairs = "T^2" in mixer.about.time or type(mixer).__name__ in ("Local", "AFTLocal")
     return (T + 1) / (2 * T) if mixer.causal and weighs_pairs else 1.0
 
 
-def op_work(mixer: Any, leaves: list[Tensor], s: Setting) -> Work:
+def op_work(mixer: Mixer, leaves: list[Tensor], s: Setting) -> Work:
     """Return the work of an operation: each argument is read once and the output written once.
 
     Backward reads the arguments again with the output's gradient, and writes their gradients.
@@ -89,7 +88,7 @@ def op_work(mixer: Any, leaves: list[Tensor], s: Setting) -> Work:
     return work_of(read, wrote, flops, s.backward)
 
 
-def mixing_flops(mixer: Any, T: int) -> float:
+def mixing_flops(mixer: Mixer, T: int) -> float:
     """Return the FLOPs by the mixer's formula, 0 where it has none."""
     try:
         return float(mixer.mixing_cost(T).flops)
@@ -97,7 +96,7 @@ def mixing_flops(mixer: Any, T: int) -> float:
         return 0.0
 
 
-def layer_work(layer: Any, s: Setting) -> Work:
+def layer_work(layer: nn.Module, s: Setting) -> Work:
     """Return the work of the projections and the mixing: x and the parameters are read, y is written.
 
     Of peers only the Linear layers are counted.

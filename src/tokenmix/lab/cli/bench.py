@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
@@ -223,7 +223,7 @@ def check_positive(**given: float) -> None:
             raise MixerError(f"bench: --{option} must be a positive number, got {number}.")
 
 
-def _check_known(option: str, value: Any, known: tuple[str, ...]) -> None:
+def _check_known(option: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
         raise MixerError(f"bench: --{option} {value} is unknown; choose {', '.join(known)}.")
 

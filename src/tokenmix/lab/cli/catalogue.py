@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
+from ...types import Record
 from .output import wrap_text
 
 CAPABILITIES = ("causal", "streaming", "context", "attn_mask", "grid", "export")
@@ -20,7 +20,7 @@ SETS = {
 """Kind of data -> the table of ``tokenmix.lab.data`` that names its sets."""
 
 
-def catalogue() -> dict[str, Any]:
+def catalogue() -> Record:
     """Return the mixers, recipes, models and sets of data of this version."""
     from ...mixers import MIXERS, mixer_options, state_growth
     from ...models import MODELS
@@ -49,7 +49,7 @@ def catalogue() -> dict[str, Any]:
     return {"mixers": mixers, "recipes": recipes, "models": list(MODELS), **sets}
 
 
-def catalogue_text(found: dict[str, Any]) -> str:
+def catalogue_text(found: Record) -> str:
     """Return the catalogue as text."""
     lines = wrap_text("", "mixers, with their capabilities and options; options shown without a value are required", 0)
     for name, m in found["mixers"].items():
@@ -67,7 +67,7 @@ def catalogue_text(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _mixer_lines(name: str, m: dict[str, Any]) -> list[str]:
+def _mixer_lines(name: str, m: Record) -> list[str]:
     """Return the lines about one mixer, at least one for each fact."""
     options = ", ".join(k if v == "required" else f"{k}={v!r}" for k, v in m["options"].items())
     facts = [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
-from typing import Any
 
 from ...system.version import __version__
+from ...types import Record
 from .extras import EXTRAS, installed_version, try_extras, versions
 from .output import wrap_text
 
@@ -19,7 +19,7 @@ ISAS = {
 FIX = "reinstall tokenmix and torch, or report this with the output of `tokenmix doctor --json`"
 
 
-def diagnose() -> dict[str, Any]:
+def diagnose() -> Record:
     """Return the state of this installation; ``broken`` lists what fails, each with its fix."""
     import torch
 
@@ -57,7 +57,7 @@ def diagnose() -> dict[str, Any]:
     }
 
 
-def _kernels() -> dict[str, dict[str, Any]]:
+def _kernels() -> dict[str, Record]:
     """Return for the C and Triton kernels whether they can be used, or why not, and which operators have them."""
     from ...kernels import cpu, triton
     from ...kernels.operator import OPERATORS
@@ -79,7 +79,7 @@ def _kernels() -> dict[str, dict[str, Any]]:
     }
 
 
-def _kernel_lines(found: dict[str, dict[str, Any]]) -> list[str]:
+def _kernel_lines(found: dict[str, Record]) -> list[str]:
     cpu, triton = found["cpu"], found["triton"]
     said = {
         "C": (cpu, f"{ISAS.get(cpu['isa'], cpu['isa'])}, built from {cpu['hash']}"),
@@ -112,7 +112,7 @@ def _trials() -> dict[str, str]:
     return found
 
 
-def diagnosis_text(found: dict[str, Any]) -> str:
+def diagnosis_text(found: Record) -> str:
     """Return the diagnosis as text."""
     lines = [
         f"tokenmix {found['tokenmix']}, torch {found['torch']}, python {found['python']}",

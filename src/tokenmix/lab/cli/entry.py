@@ -13,12 +13,14 @@ import sys
 import warnings
 from dataclasses import fields
 from itertools import takewhile
+from types import ModuleType
 from typing import Any
 
 from ...errors import MixerError
 from ...system.memory import KINDS, lack_of_memory
 from ...system.text import printable
 from ...system.version import __version__
+from ...types import Options
 from .output import say
 
 OVERRIDE = re.compile(r"--([a-z_-]+(?:\.[a-z0-9_-]+)+)(?:=(.*))?", re.DOTALL)
@@ -97,7 +99,7 @@ def _dispatch(argv: list[str]) -> int:
         return chosen.run(changes) if argv[0] in CHANGING else chosen.run()
 
 
-def _parse(tyro: Any, verbs: dict[str, Any], argv: list[str]) -> Any:
+def _parse(tyro: ModuleType, verbs: dict[str, type], argv: list[str]) -> Any:
     """Return the verb with its options, or the exit code of --help."""
     from .fields import meant_field, unknown_option
     from .look import LOOKS
@@ -122,7 +124,7 @@ def _parse(tyro: Any, verbs: dict[str, Any], argv: list[str]) -> Any:
         raise MixerError(f"{name}: {body}; see `tokenmix {name} --help`.") from None
 
 
-def take_overrides(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
+def take_overrides(argv: list[str]) -> tuple[list[str], Options]:
     """Separate the verb's own options from ``--a.b value`` and ``--a.b=value``, which set fields of the config.
 
     Returns:
@@ -134,7 +136,7 @@ def take_overrides(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
     from .fields import check_json
 
     rest: list[str] = []
-    changes: dict[str, Any] = {}
+    changes: Options = {}
     items = iter(argv)
     for item in items:
         match = OVERRIDE.fullmatch(item)
@@ -156,5 +158,5 @@ def _one_line(why: Exception) -> str:
     return " ".join(str(why).split())
 
 
-def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
+def _show_warning(message: Warning | str, *where: object, **more: object) -> None:
     print(f"warning: {printable(str(message))}", file=sys.stderr)

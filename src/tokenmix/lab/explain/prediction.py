@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -193,7 +192,7 @@ def _classes(model: Encoder, words: Tokenizer, tokens: Tensor) -> Choices:
 
 
 def _embed_tokens(model: LM | Encoder, words: Tokenizer, tokens: Tensor) -> Entered:
-    pieces: Any = getattr(words, "in_context", words.pieces)
+    pieces: Callable[[list[int]], list[str]] = getattr(words, "in_context", words.pieces)
     ids, embedded = tokens[0].tolist(), model.embed(tokens)[0]
     return Entered(pieces(ids), ids, embedded, _position_terms(model, tokens))
 
