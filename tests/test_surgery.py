@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from perturb import perturb_mixers
 from surgery_models import DECODERS, IMAGES, MAKERS, TRANSLATORS, make, padded, shared
 from tokenmix import MIXERS, MixerError, functional
-from tokenmix.hosts.huggingface.cache import as_output
+from tokenmix.hosts.huggingface.cache import name_cache_output
 from tokenmix.hosts.surgery import find_attention, replace_mixers, restore
 
 TIGHT = 1e-5
@@ -218,11 +218,11 @@ def test_a_cache_is_continued_in_chunks():
     ids = padded("left")[0][:1]
     whole, past, parts = new(ids).logits, None, []
     for chunk in ids.split([4, 1, 3, 1], 1):
-        y = new(chunk, use_cache=True, **as_output(past))
+        y = new(chunk, use_cache=True, **name_cache_output(past))
         past, parts = y.past_key_values, [*parts, y.logits]
     assert (torch.cat(parts, 1) - whole).abs().max() <= TIGHT * whole.abs().max()
     with pytest.raises(MixerError, match="model.layers.0.self_attn: this cache holds keys and values of another"):
-        new(ids, **as_output(shared("llama")(ids).past_key_values))
+        new(ids, **name_cache_output(shared("llama")(ids).past_key_values))
     with pytest.raises(MixerError, match="got a cache as later_name, and knows cache, past_key_values"):
         new.model.layers[0].self_attn(torch.zeros(1, 2, 32), later_name=past)
     with pytest.raises(MixerError, match="static cache"):

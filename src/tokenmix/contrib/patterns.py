@@ -156,10 +156,12 @@ def _fixed_blocks(
     """Compute ``fixed`` where index = position."""
     one, two = _halves(prepare_blocks(q, k, v, heads, key_mask, added), heads, merged)
     near = blockwise(*one, stride, 0, 0, lambda rows, cols: cols <= rows if causal else (cols >= 0) & (rows >= 0))
-    return merge_heads(_join_parts(near, _summaries(two, stride, columns, causal=causal, merged=merged), merged), q)
+    return merge_heads(
+        _join_parts(near, _attend_summaries(two, stride, columns, causal=causal, merged=merged), merged), q
+    )
 
 
-def _summaries(r: Ready, stride: int, columns: int, *, causal: bool, merged: bool) -> PartialSums:
+def _attend_summaries(r: Ready, stride: int, columns: int, *, causal: bool, merged: bool) -> PartialSums:
     """Attend from all queries to the last ``columns`` positions of every block.
 
     The own block is excluded where another part covers it.

@@ -168,7 +168,7 @@ def input_cache(who: str, cache: Cache | None, past_key_values: Cache | None) ->
     return given_cache(who, cache=cache, past_key_values=past_key_values)
 
 
-def as_output(cache: Cache | None) -> Options:
+def name_cache_output(cache: Cache | None) -> Options:
     """Return a cache under its name in the outputs of the installed transformers."""
     return {OUTPUT_NAME: cache}
 

@@ -20,7 +20,7 @@ from ...positions import LearnedPositions, SinusoidalPositions
 from ...system.properties import named_errors
 from ...types import Options
 from ..cache_names import returned_cache
-from .cache import TokenMixStateLayer, as_output, input_cache, state_layers
+from .cache import TokenMixStateLayer, input_cache, name_cache_output, state_layers
 from .configuration import TokenMixConfig
 from .generation import FiniteGenerationMixin
 from .initialization import refuse_missing_weights, refuse_options, reinitialize
@@ -160,7 +160,7 @@ class TokenMixModel(TokenMixPreTrainedModel):
             )
         if kept is not None:
             kept[0][0].advance(chunk.place)
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), **as_output(cache))
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), **name_cache_output(cache))
 
     def _refuse_unknown(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, given: Options) -> None:
         who = type(self).__name__
@@ -302,7 +302,7 @@ class TokenMixForCausalLM(TokenMixPreTrainedModel, FiniteGenerationMixin):
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_options)
         return CausalLMOutputWithPast(
-            loss=loss, logits=logits, hidden_states=out.hidden_states, **as_output(returned_cache(out))
+            loss=loss, logits=logits, hidden_states=out.hidden_states, **name_cache_output(returned_cache(out))
         )
 
 

@@ -14,7 +14,7 @@ from transformers.utils import can_return_tuple
 from ...errors import MixerError
 from ...types import Options
 from ..cache_names import returned_cache
-from .cache import as_output, input_cache
+from .cache import input_cache, name_cache_output
 from .configuration import TokenMixConfig
 from .generation import FiniteGenerationMixin
 from .modeling import TokenMixModel, TokenMixPreTrainedModel, select_tokens
@@ -132,7 +132,7 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, FiniteGenerationMixin):
             if labels is None
             else self.loss_function(logits, labels.contiguous(), vocab_size=self.config.vocab_size, **loss_options)
         )
-        found = {**as_output(returned_cache(out)), "decoder_hidden_states": out.hidden_states}
+        found = {**name_cache_output(returned_cache(out)), "decoder_hidden_states": out.hidden_states}
         found |= {
             "encoder_last_hidden_state": encoder_outputs.last_hidden_state,
             "encoder_hidden_states": getattr(encoder_outputs, "hidden_states", None),

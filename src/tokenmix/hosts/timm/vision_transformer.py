@@ -176,7 +176,7 @@ def _grid(img_size: int | tuple[int, int], patch_size: int | tuple[int, int]) ->
     return height // down, width // right
 
 
-def _cfg(config: ViTConfig) -> Options:
+def _describe_for_timm(config: ViTConfig) -> Options:
     """Return timm's metadata of a model: the preprocessing of images, and the names of its first and last layer.
 
     There are no weights to download.
@@ -215,7 +215,7 @@ MODEL_NAMES: dict[str, str] = {
 Names with ``mixer`` have softmax attention by default, for your own ``mixers=``.
 """
 
-default_cfgs = generate_default_cfgs({name: _cfg(MODELS[model]) for name, model in MODEL_NAMES.items()})
+default_cfgs = generate_default_cfgs({name: _describe_for_timm(MODELS[model]) for name, model in MODEL_NAMES.items()})
 
 
 def _register(name: str, model: str) -> None:

@@ -37,7 +37,7 @@ class TheirViT(ProbedModel):
 
         hooks = [getattr(module, name).register_forward_hook(partial(note, name)) for name in parts]
         try:
-            tokens = self._tokens(images)
+            tokens = self._read_tokens(images)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -54,7 +54,7 @@ class TheirViT(ProbedModel):
             scale = module.scale if self.site.family == "timm" else module.scaling
             return (scale * q.double() @ k.double().mT).softmax(-1).mean(1), "softmax"
 
-    def _tokens(self, images: Tensor) -> Tensor:
+    def _read_tokens(self, images: Tensor) -> Tensor:
         try:
             if self.site.family == "timm":
                 tokens: Tensor = self.model.forward_features(images)

@@ -181,7 +181,7 @@ def _layer(subject: BenchSubject, s: Setting) -> Verdict:
         return first_of(module(x, **place))
 
     unlike = subject.name in PEERS and PEERS[subject.name].unlike
-    return _against_itself(
+    return _compare_with_float64(
         subject,
         s,
         layer,
@@ -206,11 +206,11 @@ def _stream(subject: BenchSubject, s: Setting) -> Verdict:
             out.append(y)
         return torch.cat(out, 1)
 
-    return _against_itself(subject, s, layer, run, exact=lambda module, x: module(x))
+    return _compare_with_float64(subject, s, layer, run, exact=lambda module, x: module(x))
 
 
 @torch.no_grad()
-def _against_itself(
+def _compare_with_float64(
     subject: BenchSubject,
     s: Setting,
     layer: nn.Module,
