@@ -68,9 +68,9 @@ def _modern_across(spec: dict[str, Any]) -> dict[str, Any]:
 
 def _modern_options(spec: dict[str, Any]) -> dict[str, Any]:
     cls = load_mixer(spec["name"])
-    return {} if cls is None else cls.modern_options
+    return {} if cls is None else cls.facts.modern_options
 
 
 def _knows_positions(spec: dict[str, Any]) -> bool:
     cls = load_mixer(spec["name"])
-    return cls is not None and cls.knows_positions
+    return cls is not None and cls.facts.knows_positions

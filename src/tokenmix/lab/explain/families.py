@@ -27,6 +27,7 @@ from ...mixers.aft_reach import AFTReach
 from ...mixers.external import SlotMemory
 from ...mixers.hydra import Hydra
 from ...mixers.linear import LinearAttention
+from ...mixers.parts.weights_on_call import child_weights
 from ...mixers.synthesizer import (
     SynthesizerDense,
     SynthesizerFactorizedDense,
@@ -76,7 +77,7 @@ def family(mixer: Mixer, ends: Ends, args: tuple[Any, ...], options: dict[str, A
         ends: what the mixer reads.
         args, options: those of its functional form for that; empty if it has none.
     """
-    kind = mixer.about.kind
+    kind = mixer.facts.about.kind
     if kind in ("fixed pattern", "learned pattern"):
         return Family("pattern")
     return Family("kernel") if kind == "kernel" else Family("other")
@@ -205,7 +206,7 @@ def _(mixer: SynthesizerRandom, ends: Ends, args: Any, options: Any) -> Family:
 @family.register
 def _(mixer: SynthesizerFactorizedRandom, ends: Ends, args: Any, options: Any) -> Family:
     T = ends[0].shape[1]
-    logits = synth.factorized_random_logits(ends[0], mixer.read(mixer.logits, ends[0]), T, T)
+    logits = synth.factorized_random_logits(ends[0], child_weights(mixer, mixer.logits, ends[0]), T, T)
     return _synthesizer("synthesizer_random", mixer, logits, options)
 
 
