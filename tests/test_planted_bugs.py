@@ -316,7 +316,7 @@ BUGS = [
     ),
     Bug(
         "autocast reaches into the forms",
-        function("tokenmix.kernels.precision", "casting", lambda right, device: False),
+        function("tokenmix.kernels.precision", "is_autocast_on", lambda right, device: False),
         ("runs_under_autocast",),
         "transformer_xl",
     ),
