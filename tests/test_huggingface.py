@@ -19,7 +19,7 @@ from tokenmix.hosts import huggingface as host
 from tokenmix.hosts.huggingface import layers
 from tokenmix.hosts.huggingface.cache import OUTPUT_NAME, name_cache_output
 from tokenmix.hosts.surgery import replace_mixers
-from tokenmix.mixers import MIXERS, Mixer
+from tokenmix.mixers import MIXERS, Facts, Mixer
 
 SEQ2SEQ = {
     "encoder_mixers": [{"name": "fourier"}, {"name": "attention"}],
@@ -425,7 +425,7 @@ def test_lora_on_the_projections(tmp_path):
 class Still(Mixer):
     """A causal mixer that cannot stream."""
 
-    supports_causal = True
+    facts = Facts(causal=True)
 
     def mix(self, inputs):
         x = inputs.x

@@ -16,6 +16,7 @@ from surgery_models import DECODERS, IMAGES, MAKERS, TRANSLATORS, make, padded, 
 from tokenmix import MIXERS, MixerError, functional
 from tokenmix.hosts.huggingface.cache import name_cache_output
 from tokenmix.hosts.surgery import find_attention, replace_mixers, restore
+from tokenmix.mixers import required_options
 
 TIGHT = 1e-5
 CORE: list[Any] = [
@@ -236,17 +237,17 @@ NEEDS: dict[str, dict[str, Any]] = {"aft_local": {"window": 3}, "aft_conv": {"he
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit", "timm", "transformer"])
 def test_every_mixer_that_fits_runs_and_learns(name, mixer):
     pattern = "encoder.*" if name == "transformer" else "*"
-    needs_length = "max_len" in MIXERS[mixer].required_options()
+    needs_length = "max_len" in required_options(MIXERS[mixer])
     spec = {
         "name": mixer,
         **NEEDS.get(mixer, {}),
         **({"max_len": 12} if name == "transformer" and needs_length else {}),
     }
-    if name in DECODERS and not MIXERS[mixer].supports_causal:
+    if name in DECODERS and not MIXERS[mixer].facts.causal:
         with pytest.raises(MixerError, match=rf"{mixer} has no causal form, and attention here is causal"):
             replace_mixers(shared(name, 0.3), {pattern: spec})
         return
-    if name not in DECODERS and MIXERS[mixer].causal_only:
+    if name not in DECODERS and MIXERS[mixer].facts.causal_only:
         with pytest.raises(MixerError, match=rf"{mixer} has only a causal form, and attention here sees both sides"):
             replace_mixers(shared(name, 0.3), {pattern: spec})
         return
@@ -265,7 +266,7 @@ def test_every_mixer_that_fits_runs_and_learns(name, mixer):
 
 
 def test_a_mixer_without_streaming_says_how_to_generate():
-    names = [n for n, cls in MIXERS.items() if cls.supports_causal and not cls.supports_streaming]
+    names = [n for n, cls in MIXERS.items() if cls.facts.causal and not cls.facts.streaming]
     for mixer in names[:1]:
         new, _ = replace_mixers(make("gpt2"), {"name": mixer, **NEEDS.get(mixer, {})}, seed=0)
         ids = padded("left")[0]

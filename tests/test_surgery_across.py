@@ -20,7 +20,7 @@ from tokenmix.hosts.huggingface.cache import TokenMixStateLayer, name_cache_outp
 from tokenmix.hosts.surgery import replace_mixers
 from tokenmix.mixers import state_bytes
 
-ACROSS = [name for name, cls in MIXERS.items() if cls.supports_context]
+ACROSS = [name for name, cls in MIXERS.items() if cls.facts.context]
 NEEDS: dict[str, dict[str, Any]] = {"aft_local": {"window": 3}, "local": {"window": 4}}
 WHERE = {
     "bart": "*encoder_attn",

@@ -36,7 +36,7 @@ from ..functional.layout.blocks import (
 from ..functional.layout.positions import Positions, in_order
 from ..kernels.backend import Backend
 from ..kernels.precision import exact
-from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer
+from ..mixers.base import QKVO, About, Arguments, Facts, Inputs, Mixer
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import empty_history
 from ..mixers.parts.options import at_least
@@ -225,11 +225,15 @@ class Strided(Mixer):
         MixerError: if an option is out of its range.
     """
 
-    supports_causal = supports_streaming = supports_attn_mask = True
-    fixed_when_traced = True
-    about = About("Child et al. 2019, arXiv 1904.10509", "fixed pattern", "T (l + T / l) D", "T (l + T / l) H")
-    form = staticmethod(strided)
-    carries = QKVO
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        attn_mask=True,
+        fixed_when_traced=True,
+        about=About("Child et al. 2019, arXiv 1904.10509", "fixed pattern", "T (l + T / l) D", "T (l + T / l) H"),
+        form=strided,
+        carries=QKVO,
+    )
 
     def __init__(
         self,
@@ -307,11 +311,15 @@ class Fixed(Mixer):
         MixerError: if an option is out of its range.
     """
 
-    supports_causal = supports_streaming = supports_attn_mask = True
-    fixed_when_traced = True
-    about = About("Child et al. 2019, arXiv 1904.10509", "fixed pattern", "T (l + c T / l) D", "T (l + c T / l) H")
-    form = staticmethod(fixed)
-    carries = QKVO
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        attn_mask=True,
+        fixed_when_traced=True,
+        about=About("Child et al. 2019, arXiv 1904.10509", "fixed pattern", "T (l + c T / l) D", "T (l + c T / l) H"),
+        form=fixed,
+        carries=QKVO,
+    )
 
     def __init__(
         self,

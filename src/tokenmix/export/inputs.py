@@ -152,7 +152,7 @@ def check_exportable(model: object) -> None:
 def _decode_port(model: nn.Module, chunk: int) -> Port:
     who = type(model).__name__
     if isinstance(model, Mixer) and not model.capabilities.streaming:
-        why = "was built with causal=False" if model.supports_streaming else "has no streaming form"
+        why = "was built with causal=False" if model.facts.streaming else "has no streaming form"
         raise MixerError(f"export: {who} {why}, so there is no decode step; export the whole sequence.")
     if not isinstance(model, (Mixer, LM, ImageDensity)):
         raise MixerError(f"export: {who} reads whole images and has no decode step; leave decode out.")

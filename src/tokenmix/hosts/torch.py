@@ -240,7 +240,7 @@ class MultiheadMixer(nn.Module):
         if able:
             return allowed
         instead = (
-            "build it with causal=True for the causal mask" if self.mixer.supports_causal else "it has no causal form"
+            "build it with causal=True for the causal mask" if self.mixer.facts.causal else "it has no causal form"
         )
         why = f"{name} weighs no pairs of tokens and takes no attn_mask"
         _require(allowed.all(), f"{why}; {instead}, use key_padding_mask for padding; {_who_weighs_pairs()}")
@@ -346,7 +346,7 @@ def _as_allowed_pairs(mask: Tensor, name: str) -> Tensor:
 
 
 def _who_weighs_pairs() -> str:
-    return f"these take any attn_mask: {', '.join(name for name, cls in MIXERS.items() if cls.supports_attn_mask)}"
+    return f"these take any attn_mask: {', '.join(name for name, cls in MIXERS.items() if cls.facts.attn_mask)}"
 
 
 def _softmax_weights(

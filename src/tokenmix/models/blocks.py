@@ -167,7 +167,7 @@ class Block(nn.Module):
     @property
     def streams(self) -> bool:
         """Return whether this block can continue from a state."""
-        return self.mixer.capabilities.streaming and (self.cross is None or self.cross.keeps_context)
+        return self.mixer.capabilities.streaming and (self.cross is None or self.cross.capabilities.keeps_context)
 
     def after_mixing(self, x: Tensor) -> Tensor:
         """Apply the MLP's half of the block."""
@@ -200,7 +200,7 @@ class Block(nn.Module):
 def check_form(who: str, name: object, *, causal: bool) -> None:
     """Refuse a mixer without the form, causal or bidirectional, that a model needs; unknown names pass."""
     cls = load_mixer(name)
-    if cls is not None and causal not in cls.causal_forms():
+    if cls is not None and causal not in cls.facts.causal_forms():
         needs = "no causal form, which this model needs"
         lacks = needs if causal else "only a causal form, and the tokens of this model see both sides"
         raise MixerError(f"{who}: {name} has {lacks}; `tokenmix list` says what each mixer can.")
@@ -214,8 +214,8 @@ def build_cross_mixer(dim: int, spec: Spec, max_len: int) -> Mixer:
     """
     spec = complete_spec(spec, max_len)
     cls = load_mixer(spec["name"])
-    if cls is not None and not cls.supports_context:
-        able = ", ".join(name for name, each in MIXERS.items() if each.supports_context)
+    if cls is not None and not cls.facts.context:
+        able = ", ".join(name for name, each in MIXERS.items() if each.facts.context)
         raise MixerError(
             f"Block: {spec['name']} mixes a sequence with itself and cannot be a cross mixer; choose among {able}."
         )
@@ -265,7 +265,7 @@ def complete_spec(spec: Spec, max_len: int, grid: tuple[int, ...] | None = None)
     if cls is None:
         return dict(spec)
     open_ones: Options = {"max_len": max_len}
-    if grid is not None and cls.supports_grid:
+    if grid is not None and cls.facts.grid:
         open_ones["ndim"] = len(grid)
         if "grid_size" in mixer_options(cls) and spec.get("window") is None:
             open_ones |= {"grid_size": list(grid), "max_len": None}  # a position on a grid has two coordinates, not one

@@ -29,7 +29,7 @@ def _by_values(mixer: Mixer, x: Tensor, context: Tensor | None, given: Options) 
     """Compute (D, T, S) from unit values at each source in turn, in one batch; None where these do not sum to the
     output.
     """
-    form = mixer.functional_form()
+    form = mixer.facts.functional_form()
     names = [] if form is None else list(inspect.signature(form).parameters)
     if form is None or "v" not in names:
         return None

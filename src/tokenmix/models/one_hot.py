@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..functional.sums.gates import Gate, apply_gate, check_gate
 from ..functional.sums.softmax import Sums, merge_heads, products, ratio_of, split_heads64
-from ..mixers import Mixer
+from ..mixers import Facts, Mixer
 from ..mixers.aft_conv import AFTConv
 from ..mixers.base import Arguments, Inputs
 from ..mixers.cost import MixingCost
@@ -39,8 +39,7 @@ class OneHotConv(Mixer):
             nothing is lost.
     """
 
-    supports_grid = True
-    about = AFTConv.about._replace(time="T D")
+    facts = Facts(grid=True, about=AFTConv.facts.about._replace(time="T D"))
 
     def __init__(self, mixer: AFTConv):
         super().__init__(mixer.dim)

@@ -69,9 +69,9 @@ def _modern_across(spec: Spec) -> Spec:
 
 def _modern_options(spec: Spec) -> Options:
     cls = load_mixer(spec["name"])
-    return {} if cls is None else cls.modern_options
+    return {} if cls is None else cls.facts.modern_options
 
 
 def _knows_positions(spec: Spec) -> bool:
     cls = load_mixer(spec["name"])
-    return cls is not None and cls.knows_positions
+    return cls is not None and cls.facts.knows_positions

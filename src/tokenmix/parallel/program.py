@@ -77,7 +77,7 @@ def check_scan(who: str, scan: object) -> None:
 
 def check_shares(mixer: Mixer) -> None:
     """Refuse a mixer that has neither segments nor blocks of keys."""
-    if not mixer.has_segments and not mixer.has_key_blocks:
+    if not mixer.capabilities.segments and not mixer.capabilities.key_blocks:
         mixer.refuse(
             "has neither segments nor blocks of keys here, so ranks cannot share its sequences; causal mixers whose "
             "state is a sum or a window have segments, causal attention and AFT-full have blocks"
@@ -118,7 +118,7 @@ def mix_share(mixer: Mixer, share: Share, rank: int, ranks: int, *, scan: Scan |
     begin = (0, *(s for s in share.starts if s > 0))
     parts = [share.part(*cut) for cut in zip(begin, (*begin[1:], L), strict=True)]
     cut, last = bool(share.starts), parts[-1]
-    if isinstance(mixer, KeyBlocks) and mixer.has_key_blocks:
+    if isinstance(mixer, KeyBlocks) and mixer.capabilities.key_blocks:
         first = yield from _over_blocks(mixer, parts, share.starts, rank, ranks)
         return _join_outputs([*first, *_outputs(mixer, parts[len(first) :], None)]) if L else x
     assert isinstance(mixer, Segmented)

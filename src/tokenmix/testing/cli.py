@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import MixerError
-from ..mixers import MIXERS, mixer_options
+from ..mixers import MIXERS, mixer_options, required_options
 from ..system.config import nearest
 from ..types import Options
 from .device import on_device
@@ -67,7 +67,7 @@ def _check(target: str, given: Options, json: bool, reference: str | None, verbo
     if json:
         print(json_text.dumps([r.as_dict() for r in reports], indent=1))
     if refused:
-        refused += "" if given else " A class that has only a causal form states causal_only = True."
+        refused += "" if given else " A class that has only a causal form states facts = Facts(causal_only=True)."
         print(f"not checked: {refused}", file=sys.stderr if json else sys.stdout)
     return 1 if any(r.failures for r in reports) else 0
 
@@ -76,7 +76,7 @@ def _forms(cls: type[nn.Module], options: Options) -> list[Options]:
     """Return the options as given, or with each causal form of the class where they leave that open."""
     if not is_mixer(cls) or "causal" in options:
         return [options]
-    forms = cls.causal_forms()  # type: ignore[attr-defined]  # a Mixer, as just asked
+    forms = cls.facts.causal_forms()  # type: ignore[attr-defined]  # a Mixer, as just asked
     return [options if forms == (False,) else {**options, "causal": causal} for causal in forms]
 
 
@@ -125,7 +125,7 @@ def _check_options(target: str, given: Options) -> None:
     for option in given:
         if option not in (*known, "dim", "grid", "prefix"):
             raise MixerError(f"check: cannot build {target}: it has no option {option!r}; {nearest(option, known)}.")
-    needed = MIXERS[target].required_options(given)
+    needed = required_options(MIXERS[target], given)
     if needed:
         missing = f"option{'s' * (len(needed) > 1)} {', '.join(needed)}"
         raise MixerError(f"check: cannot build {target}: it needs the {missing}; give them with --options.")

@@ -42,7 +42,7 @@ def _calls(s: Subject, mixer: Mixer, x: Tensor) -> dict[str, Callable[[Mixer], T
     if mixer.capabilities.context:
         context = s.x(length=s.context_length(mixer), stream=1)
         calls["forward over a context"] = lambda m: s.call(m, x, context)
-        if mixer.supports_streaming:
+        if mixer.facts.streaming:
             calls["extend over a context"] = lambda m: m.extend(x, m.init_state(2, context=context))[0]
     if mixer.capabilities.streaming:
         calls["extend"] = lambda m: stream(m, x, (3, s.length - 3), m.init_state(2, **here))[0]

@@ -115,7 +115,7 @@ def _longer_case(s: Subject) -> tuple[tuple, Options]:
     """Build a mixer and the arguments of its functional form for a longer sequence, in float64 without a graph."""
     if s.functional is None or not hasattr(s.cls, "functional_args"):
         raise NotApplicable("has no functional form to measure (functional=...)")
-    grid, length = s.grid, LONG_GRID if s.cls.supports_grid else LONG  # type: ignore[attr-defined]  # references on grids loop over pairs
+    grid, length = s.grid, LONG_GRID if s.cls.facts.grid else LONG  # type: ignore[attr-defined]  # references on grids loop over pairs
     if grid is not None:
         while torch.Size(grid).numel() < LONG_GRID:
             grid = (*grid[:-1], grid[-1] + 1) if grid[-1] <= min(grid) else (*(n + 1 for n in grid[:-1]), grid[-1])
@@ -124,7 +124,7 @@ def _longer_case(s: Subject) -> tuple[tuple, Options]:
     place: Options = {} if grid is None else {"grid": grid}
     with torch.no_grad():
         args, options = s.args(mixer, s.x(1, length), **place)
-    return args, options | getattr(s.cls, "conditioned", {})
+    return args, options | s.cls.facts.conditioned  # type: ignore[attr-defined]  # as above
 
 
 def accurate_on_adversarial_keys(s: Subject) -> None:
@@ -269,7 +269,7 @@ def pairs_with_nothing_to_attend(s: Subject) -> None:
     if can.context:
         calls["a context of length 0"] = lambda: s.call(mixer, x, x[:, :0]), None
         calls["a context that is masked"] = lambda: s.call(mixer, x, context, key_mask=hidden), None
-        if s.cls.supports_streaming:  # type: ignore[attr-defined]  # only a Mixer has capabilities
+        if s.cls.facts.streaming:  # type: ignore[attr-defined]  # only a Mixer has capabilities
             empty = mixer.init_state(2, context=x[:, :0])
             masked = mixer.init_state(2, context=context, context_mask=hidden)
             calls["a stream over a context of length 0"] = lambda: mixer.extend(x, empty)[0], None

@@ -250,7 +250,7 @@ def attn_mask_equals_causal(s: Subject) -> None:
     except MixerError:  # its options are for causal mixers alone
         mixer = s.build()
     forms = [mixer]
-    if s.grid is None and s.cls.supports_causal:  # type: ignore[attr-defined]  # elsewhere there is no causal form to compare with
+    if s.grid is None and s.cls.facts.causal:  # type: ignore[attr-defined]  # elsewhere there is no causal form to compare with
         causal = s.build(causal=True)
         causal.load_state_dict(mixer.state_dict())
         forms.append(causal)

@@ -57,7 +57,7 @@ def refuses_what_it_cannot(s: Subject) -> None:
         "attn_mask": (can.attn_mask, lambda: s.call(mixer, x, attn_mask=lower)),
         "init_state": (can.streaming, lambda: mixer.init_state(2)),
         "extend": (can.streaming, lambda: mixer.extend(x, mixer.init_state(2))),
-        "init_state over a context": (mixer.keeps_context, lambda: mixer.init_state(2, context=context)),
+        "init_state over a context": (mixer.capabilities.keeps_context, lambda: mixer.init_state(2, context=context)),
     }
     if not can.grid:
         calls["grid"] = (False, lambda: mixer(x, grid=(2, T // 2)))
@@ -68,11 +68,11 @@ def refuses_what_it_cannot(s: Subject) -> None:
             expect_refusal(s, f"{name}, which capabilities do not declare", call)
     if can.grid and s.grid is None:
         s.call(mixer, x, grid=(T,))
-    if not s.cls.supports_causal:  # type: ignore[attr-defined]  # only a Mixer has capabilities
+    if not s.cls.facts.causal:  # type: ignore[attr-defined]  # only a Mixer has capabilities
         expect_refusal(s, "causal=True", lambda: s.raw(causal=True))
     elif can.causal is not (asked := s.options.get("causal", mixer_options(s.cls).get("causal", False))):
         fail(f"capabilities.causal is {can.causal} for causal={asked}")
-    if s.cls.causal_only:  # type: ignore[attr-defined]  # as above
+    if s.cls.facts.causal_only:  # type: ignore[attr-defined]  # as above
         expect_refusal(s, "causal=False, which causal_only excludes", lambda: s.raw(causal=False))
     if not can.grid:
         expect_refusal(s, "prefix without a grid", lambda: mixer(x, prefix=1))
@@ -155,7 +155,7 @@ def refuses_foreign_states(s: Subject) -> None:
     Type, sizes, rows and integer types are compared on entry.
     """
     mixer, x = s.build(), s.x()
-    if not (mixer.capabilities.streaming or mixer.keeps_context):
+    if not (mixer.capabilities.streaming or mixer.capabilities.keeps_context):
         raise NotApplicable("has no streaming state")
     state = mixer.extend(x, mixer.init_state(2))[1] if mixer.capabilities.streaming else mixer.init_state(2, context=x)
     twisted: dict[str, object] = {

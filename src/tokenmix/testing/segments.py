@@ -21,7 +21,7 @@ def _build_segmented(s: Subject) -> Segmented:
     mixer = s.build()
     if not mixer.capabilities.streaming:
         raise NotApplicable("does not stream a sequence")
-    if not getattr(mixer, "has_segments", False):
+    if not mixer.capabilities.segments:
         try:
             mixer.segment(s.x())
         except (MixerError, AttributeError) as error:

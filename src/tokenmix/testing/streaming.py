@@ -182,7 +182,7 @@ def states_take_other_floats(s: Subject) -> None:
     if mixer.capabilities.streaming:
         _fresh_in_half_precision(s, mixer, x)
         _, state = mixer.extend(x[:, :half], mixer.init_state(2))
-    elif mixer.keeps_context:
+    elif mixer.capabilities.keeps_context:
         state = mixer.init_state(2, context=x)
     else:
         raise NotApplicable("has no streaming state")
@@ -262,7 +262,7 @@ def merge_joins_stretches(s: Subject) -> None:
 def context_streams(s: Subject) -> None:
     """``extend`` over a context in chunks of any length equals forward(x, context), with the context's mask."""
     mixer = s.build()
-    if not mixer.capabilities.context or not mixer.supports_streaming:
+    if not mixer.capabilities.context or not mixer.facts.streaming:
         raise NotApplicable("does not stream queries over a context")
     x, S = s.x(), s.context_length(mixer)
     context = s.x(length=S, stream=1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..mixers import MIXERS, Inputs, Mixer
+from ..mixers import MIXERS, Facts, Inputs, Mixer
 from ..types import Options
 from . import inputs
 
@@ -114,11 +114,12 @@ def subject(target: str | type[nn.Module], options: Options | None = None, **mor
     It has the functional form that the class names and, in this library, its reference.
     """
     cls = MIXERS[target] if isinstance(target, str) else target
-    form = vars(cls).get("form")  # of a subclass that computes something else, the form of its parent says nothing
-    if is_mixer(cls) and cls.causal_only:  # type: ignore[attr-defined]  # a Mixer
+    facts: Facts = cls.facts if is_mixer(cls) else Facts()  # type: ignore[attr-defined]  # a Mixer
+    if facts.causal_only:
         options = {"causal": True} | (options or {})
-    if form is not None and is_mixer(cls):
-        more["functional"] = more.get("functional") or cls.functional_form()  # type: ignore[attr-defined]  # a Mixer
+    # Of a subclass that computes something else, the form of its parent says nothing.
+    if facts.form is not None and "form" in facts.stated:
+        more["functional"] = more.get("functional") or facts.functional_form()
         if more["functional"].__module__.startswith("tokenmix."):
             from .. import reference
 

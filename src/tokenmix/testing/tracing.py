@@ -33,7 +33,7 @@ def right_or_refused_when_traced(s: Subject) -> None:
     It refuses lengths only where the layer says that it is ``fixed_when_traced``, works on a grid, or refuses them too.
     """
     mixer = s.build(dtype=torch.float32, **s.options_for_length(LONG + 2))
-    T, fixed = s.length, mixer.fixed_when_traced is True or mixer.causal and bool(mixer.fixed_when_traced)
+    T, fixed = s.length, mixer.facts.has_fixed_length(mixer.causal)
     calls = [(3, T), (2, max(1, T - 3)), (2, T + 1), (2, LONG), (1, LONG + 3)]
     for masked in (False, True):
         with silence_exporters(), torch.no_grad():

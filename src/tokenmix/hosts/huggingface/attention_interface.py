@@ -44,7 +44,7 @@ def register_attention(mixer: str, name: str | None = None, **options: object) -
         wanted = f"is not a mixer without parameters that takes q, k and v; choose {' or '.join(near)}"
         raise MixerError(f"register_attention: {mixer!r} {wanted}.")
     name = name or f"tokenmix_{mixer}"
-    form, forms = MIXERS[mixer].functional_form(), MIXERS[mixer].causal_forms()
+    form, forms = MIXERS[mixer].facts.functional_form(), MIXERS[mixer].facts.causal_forms()
     AttentionInterface.register(name, _attend(name, form, options, both_ways=False in forms))
     AttentionMaskInterface.register(name, padding_mask)
     return name
@@ -52,7 +52,7 @@ def register_attention(mixer: str, name: str | None = None, **options: object) -
 
 def candidates() -> list[str]:
     """List the mixers without parameters that take q, k and v alone."""
-    return [name for name, cls in MIXERS.items() if cls.only_qkv]
+    return [name for name, cls in MIXERS.items() if cls.facts.only_qkv]
 
 
 def _attend(name: str, form: Any, options: Options, *, both_ways: bool) -> Callable[..., tuple[Tensor, None]]:

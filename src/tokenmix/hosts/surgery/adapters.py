@@ -172,7 +172,7 @@ class HFAdapter(Adapter):
         index = self.site.layer or 0
         seen = tokens_before(cache, index, x.shape[1])
         positions = torch.arange(seen, seen + x.shape[1], device=x.device).expand(x.shape[0], -1) if seen else None
-        layer = context_layer(cache, index) if self.mixer.keeps_context and read.pairs is None else None
+        layer = context_layer(cache, index) if self.mixer.capabilities.keeps_context and read.pairs is None else None
         if layer is None:
             return self.mixer(x, context, positions=positions, key_mask=read.key_mask, attn_mask=read.pairs)
         state = (
@@ -264,7 +264,9 @@ def accept_offsets(mixer: Mixer) -> tuple[str, ...]:
 
     Without such projections, positions are added to the tokens themselves.
     """
-    parts = tuple(p for p in ("q_proj", "k_proj") if p in mixer.carries and type(getattr(mixer, p, None)) is nn.Linear)
+    parts = tuple(
+        p for p in ("q_proj", "k_proj") if p in mixer.facts.carries and type(getattr(mixer, p, None)) is nn.Linear
+    )
     for part in parts:
         mixer.get_submodule(part).__class__ = OffsetLinear
     return parts

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ...errors import MixerError
-from ...mixers import MIXERS, Mixer, build_mixer, is_softmax, mixer_options
+from ...mixers import MIXERS, Mixer, build_mixer, is_softmax, mixer_options, required_options
 from ...mixers.registration import load_mixer
 from ...types import Options, Record, Spec
 from ..conversion_report import Entry
@@ -74,7 +74,7 @@ def spec_for_site(spec: Spec, site: Site, module: Any, found: dict[str, Weight])
     elif FAMILIES[site.family].library == "timm" and "ndim" in known and "ndim" not in spec:
         unknown = "mixes grids, and how the tokens of this model lie is unknown"
         raise MixerError(f"{name} {unknown}; ndim=1 in the spec mixes them as a sequence")
-    if "max_len" in MIXERS[name].required_options(spec) and site.max_len is not None:
+    if "max_len" in required_options(MIXERS[name], spec) and site.max_len is not None:
         wanted["max_len"] = site.max_len
     if not any(f"{part}.bias" in found for part in ("q_proj", "k_proj", "v_proj")):
         wanted["qkv_bias"] = False
@@ -115,19 +115,19 @@ def _build_mixer(spec: Spec, site: Site, like: torch.Tensor) -> Mixer:
     if FAMILIES[site.family].library != "torch" and bool(options["causal"]) != site.causal:
         is_so = "causal, and another mixer would read the future" if site.causal else "not causal"
         raise MixerError(f"attention here is {is_so}; leave causal={spec['causal']!r} out of the spec")
-    if MIXERS[spec["name"]].causal_only and not options["causal"]:
+    if MIXERS[spec["name"]].facts.causal_only and not options["causal"]:
         raise MixerError(
             f"{spec['name']} has only a causal form, and attention here sees both sides; take another mixer"
         )
-    if not MIXERS[spec["name"]].supports_causal:
+    if not MIXERS[spec["name"]].facts.causal:
         if options["causal"]:
-            able = ", ".join(n for n, cls in MIXERS.items() if cls.supports_causal and cls.supports_streaming)
+            able = ", ".join(n for n, cls in MIXERS.items() if cls.facts.causal and cls.facts.streaming)
             raise MixerError(f"{spec['name']} has no causal form, and attention here is causal; these have one: {able}")
         options.pop("causal")
     with torch.device("meta"):
         probe = _try_build(options, site)
-    if site.cross and not probe.supports_context:
-        able = ", ".join(n for n, cls in MIXERS.items() if cls.supports_context)
+    if site.cross and not probe.facts.context:
+        able = ", ".join(n for n, cls in MIXERS.items() if cls.facts.context)
         raise MixerError(
             f"{spec['name']} mixes a sequence with itself, and attention here attends another; these can: {able}"
         )

@@ -61,7 +61,7 @@ def restore(model: nn.Module, names: str | Iterable[str] = "*", *, inplace: bool
 
 def _restore_module(model: nn.Module, name: str, adapter: Any) -> tuple[dict[int, nn.Module], list[Entry]]:
     site, spec, mixer = adapter.site, adapter.spec, adapter.mixer
-    lost = [part for part in QKVO if part not in MIXERS[spec["name"]].carries]
+    lost = [part for part in QKVO if part not in MIXERS[spec["name"]].facts.carries]
     if lost:
         has_no = f"{spec['name']} has no {', '.join(lost)} of attention"
         raise MixerError(f"restore: {name}: {has_no}; its softmax weights are lost.")

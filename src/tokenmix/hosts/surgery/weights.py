@@ -104,11 +104,11 @@ def carry(mixer: Mixer, name: str, found: dict[str, Weight], site: Site) -> list
         What became of each of its tensors, and the tensors of the host that it does not use.
     """
     cls = MIXERS[name]
-    entries, used, taken = [], set(), cls.carries
+    entries, used, taken = [], set(), cls.facts.carries
     parameters = {n for n, _ in mixer.named_parameters()}
     for ours, tensor in mixer.state_dict().items():
         part, _, leaf = ours.rpartition(".")
-        part = cls.copies.get(part, part)
+        part = cls.facts.copies.get(part, part)
         source = found.get(f"{part}.{leaf}") if part in taken else None
         if source is not None:
             tensor.copy_(_fit_tensor(source, tensor, ours, part, site))

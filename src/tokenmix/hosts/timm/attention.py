@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from ...errors import MixerError
 from ...functional import use_backend
-from ...mixers import MIXERS, Mixer, build_mixer, mixer_options
+from ...mixers import MIXERS, Mixer, build_mixer, mixer_options, required_options
 from ...mixers.registration import load_mixer
 from ...models.blocks import PROJECTIONS, complete_spec
 from ...system.properties import named_errors
@@ -266,7 +266,7 @@ def _new_from_spec(spec: Spec, grid: Grid | None, prefix: int) -> MixerAttention
 
 def _check_complete(name: str, options: Options) -> None:
     """Refuse a mixer that needs a fixed number of tokens, or would silently read patches as a sequence."""
-    required = MIXERS[name].required_options(options)
+    required = required_options(MIXERS[name], options)
     for option in ("max_len", "ndim"):
         if option in required or option == "ndim" in mixer_options(MIXERS[name]) and option not in options:
             needs = "needs grid=(rows, columns) of the patches, and prefix if it is not 1"

@@ -148,8 +148,8 @@ def _counterpart(name: str, weights: Weights, config: ViTConfig) -> str | None:
         _, layer, _, part, *leaf = name.split(".")
         old, new = (c.specs()[int(layer)]["name"] for c in (weights.config, config))
         if old != new:
-            part = MIXERS[new].copies.get(part, part)
-            if part not in MIXERS[new].carries or part not in MIXERS[old].carries:
+            part = MIXERS[new].facts.copies.get(part, part)
+            if part not in MIXERS[new].facts.carries or part not in MIXERS[old].facts.carries:
                 return None
             name = ".".join(["blocks", layer, "mixer", part, *leaf])
     return name if name in weights.state else None

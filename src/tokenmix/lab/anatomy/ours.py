@@ -32,7 +32,7 @@ class OurViT(ProbedModel):
             tokens: Tensor = self.model.forward_features(images)
         finally:
             hook.remove()
-        form, ((x, given),) = mixer.functional_form(), seen
+        form, ((x, given),) = mixer.facts.functional_form(), seen
         if form is None:
             return tokens, Projected()
         args, _ = mixer.functional_args(Inputs(x, None, **_complete_options(given)))

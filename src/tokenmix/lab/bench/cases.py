@@ -123,7 +123,7 @@ def is_causal(subject: BenchSubject, s: Setting) -> bool:
     if subject.name in PEERS:
         forms: tuple[bool, ...] = (False, True) if PEERS[subject.name].causal else (False,)
     else:
-        forms = (False, True) if subject.name == SDPA else MIXERS[subject.name].causal_forms()
+        forms = (False, True) if subject.name == SDPA else MIXERS[subject.name].facts.causal_forms()
     return bool(subject.options.get("causal", s.causal if s.causal in forms else forms[0]))
 
 
@@ -171,10 +171,10 @@ def prepare(subject: BenchSubject, s: Setting) -> Prepared:
 def op_args(subject: BenchSubject, s: Setting) -> tuple[Mixer, Callable[..., Tensor], tuple, Options]:
     """Return the mixer, its functional form and that form's arguments: noise for tokens, the mixer's own parameters."""
     mixer = build(subject, s)
-    form = mixer.functional_form()
+    form = mixer.facts.functional_form()
     if form is None:
         raise MixerError(f"bench: {subject.name} has no functional form on q, k and v; measure it with --level layer.")
-    grid = s.grid if mixer.supports_grid else None
+    grid = s.grid if mixer.facts.grid else None
     with torch.no_grad():
         args, options = mixer.functional_args(Inputs(draw(s.batch, s.T, s.dim, seed=1, s=s), grid=grid))
     return mixer, form, _copy_inputs(form, args, s), options
@@ -245,7 +245,7 @@ def first_of(result: Tensor | tuple[Tensor, ...]) -> Tensor:
 def _layer(subject: BenchSubject, s: Setting) -> Prepared:
     layer = build(subject, s).train(s.backward)
     x = draw(s.batch, s.T, s.dim, seed=1, s=s)
-    place = {"grid": s.grid} if s.grid and getattr(layer, "supports_grid", False) else {}
+    place = {"grid": s.grid} if s.grid and isinstance(layer, Mixer) and layer.facts.grid else {}
 
     def run() -> object:
         return layer(x, **place)
@@ -292,7 +292,7 @@ def _decode(subject: BenchSubject, s: Setting) -> Prepared:
             _forward_only(lambda: _cached_step(token, keys, values)),
             work_of(moved, 0.0, 4.0 * s.batch * s.T * s.dim, False),
         )
-    if subject.name in PEERS or not MIXERS[subject.name].supports_streaming or not is_causal(subject, s):
+    if subject.name in PEERS or not MIXERS[subject.name].facts.streaming or not is_causal(subject, s):
         raise MixerError(
             f"bench: {subject.label} does not decode token by token; `tokenmix list` says which mixers stream."
         )

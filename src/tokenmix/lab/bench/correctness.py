@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ... import functional
 from ...errors import MixerError
 from ...kernels.cpu import decode as step
-from ...mixers import MIXERS
+from ...mixers import MIXERS, Mixer
 from ...system.machine import torch_threads
 from ...testing.inputs import adversarial_keys, noise
 from ...testing.measure import SIZE, TOLERANCE, Measure, adversarial_cases, cast, largest
@@ -111,7 +111,7 @@ def _op(subject: BenchSubject, s: Setting) -> Verdict:
     try:
         mixer, form, args, options = op_args(replace(subject, name=name), replace(s, dtype="float32", level="op"))
     except MixerError:
-        if MIXERS[name].functional_form():
+        if MIXERS[name].facts.functional_form():
             raise
         return Verdict(True, 0.0, 0.0, "", "eager", "has no functional form, judged as a layer")
     waived = mixer.waived().get(PROMISE)
@@ -123,7 +123,9 @@ def _op(subject: BenchSubject, s: Setting) -> Verdict:
         return form(*given, **{**how, "backend": "eager"})
 
     of, logit = roles(form), type(mixer).largest_logit
-    measure = Measure(run, call_eager, of, logit, s.torch_dtype, s.device, backward=s.backward, signed=mixer.signed)
+    measure = Measure(
+        run, call_eager, of, logit, s.torch_dtype, s.device, backward=s.backward, signed=mixer.facts.signed
+    )
     masked = subject.name != SDPA and "key_mask" in inspect.signature(form).parameters
     found = []
     for label, case, given in adversarial_cases(args, options, of, masked=masked):
@@ -166,7 +168,7 @@ def _steps_seen() -> Iterator[set[str]]:
         return call
 
     with ExitStack() as stack:
-        for name in {cls.kernels.step for cls in MIXERS.values() if cls.kernels.step}:
+        for name in {cls.facts.kernels.step for cls in MIXERS.values() if cls.facts.kernels.step}:
             stack.enter_context(mock.patch.object(step, name, note_kernel(getattr(step, name), name)))
         yield seen
 
@@ -174,7 +176,7 @@ def _steps_seen() -> Iterator[set[str]]:
 def _layer(subject: BenchSubject, s: Setting) -> Verdict:
     """Compare a whole layer on adversarial inputs with its own float64 form, and check it for leaks."""
     layer = build(subject, s).eval()
-    place = {"grid": s.grid} if s.grid and getattr(layer, "supports_grid", False) else {}
+    place = {"grid": s.grid} if s.grid and isinstance(layer, Mixer) and layer.facts.grid else {}
 
     def run(module: Any, x: Tensor) -> Tensor:
         torch.manual_seed(5)  # some draw random numbers in each call

@@ -22,24 +22,24 @@ SETS = {
 
 def catalogue() -> Record:
     """Return the mixers, recipes, models and sets of data of this version."""
-    from ...mixers import MIXERS, mixer_options, state_growth
+    from ...mixers import MIXERS, mixer_options, required_options, state_growth
     from ...models import MODELS
     from .. import data
     from ..recipes import RECIPES, SIZES
 
     mixers = {}
     for name, cls in MIXERS.items():
-        able = [c for c in CAPABILITIES if getattr(cls, f"supports_{c}")]
-        options = mixer_options(cls) | dict.fromkeys(cls.required_options(), "required")
+        able = [c for c in CAPABILITIES if getattr(cls.facts, c)]
+        options = mixer_options(cls) | dict.fromkeys(required_options(cls), "required")
         mixers[name] = {
             "about": (inspect.getdoc(cls) or "").split("\n")[0],
-            **cls.about._asdict(),
-            "kernels": cls.kernels._asdict(),
+            **cls.facts.about._asdict(),
+            "kernels": cls.facts.kernels._asdict(),
             "state": state_growth(name),
             "can": able,
-            "causal_only": cls.causal_only,
+            "causal_only": cls.facts.causal_only,
             "options": options,
-            "waivers": dict(cls.waivers),
+            "waivers": dict(cls.facts.waivers),
         }
     recipes = {}
     for name, recipe in RECIPES.items():

@@ -24,10 +24,10 @@ def costs(T: int, dim: int) -> dict[str, Record]:
                 mixer = example_mixer(name, dim, T=T)
             cost = mixer.cost(T)
         except MixerError as why:
-            found[name] = {"tier": MIXERS[name].about.tier, "missing": str(why)}
+            found[name] = {"tier": MIXERS[name].facts.about.tier, "missing": str(why)}
             continue
         found[name] = {
-            "tier": MIXERS[name].about.tier,
+            "tier": MIXERS[name].facts.about.tier,
             "causal": mixer.causal,
             "flops": cost.flops,
             "projections": cost.projections,

@@ -101,7 +101,7 @@ def _trials() -> dict[str, str]:
 
     found = {}
     for name, cls in MIXERS.items():
-        for causal in cls.causal_forms():
+        for causal in cls.facts.causal_forms():
             label = f"{name} {'causal' if causal else 'bidirectional'}"
             try:
                 y = build_mixer(name, 16, causal=causal, **cls.example_options(8, heads=2))(torch.randn(2, 8, 16))

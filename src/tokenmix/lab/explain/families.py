@@ -27,6 +27,7 @@ from ...mixers.aft_reach import AFTReach
 from ...mixers.external import SlotMemory
 from ...mixers.hydra import Hydra
 from ...mixers.linear import LinearAttention
+from ...mixers.parts.weights_on_call import child_weights
 from ...mixers.synthesizer import (
     SynthesizerDense,
     SynthesizerFactorizedDense,
@@ -77,7 +78,7 @@ def family(mixer: Mixer, ends: Ends, args: tuple[Any, ...], options: Options) ->
         ends: what the mixer reads.
         args, options: those of its functional form for that; empty if it has none.
     """
-    kind = mixer.about.kind
+    kind = mixer.facts.about.kind
     if kind in ("fixed pattern", "learned pattern"):
         return Family("pattern")
     return Family("kernel") if kind == "kernel" else Family("other")
@@ -208,7 +209,7 @@ def _(mixer: SynthesizerRandom, ends: Ends, args: tuple[Tensor, ...], options: O
 @family.register
 def _(mixer: SynthesizerFactorizedRandom, ends: Ends, args: tuple[Tensor, ...], options: Options) -> Family:
     T = ends[0].shape[1]
-    logits = synth.factorized_random_logits(ends[0], mixer.read(mixer.logits, ends[0]), T, T)
+    logits = synth.factorized_random_logits(ends[0], child_weights(mixer, mixer.logits, ends[0]), T, T)
     return _synthesizer("synthesizer_random", mixer.heads, logits, options)
 
 

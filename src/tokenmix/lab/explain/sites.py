@@ -135,7 +135,7 @@ def _site(call: Call) -> Site:
     with torch.enable_grad():  # the Jacobian needs it
         found = effective_attention(mixer, x, context, **given)
     site.weights, site.kind = found.weights.detach(), found.kind
-    form = mixer.functional_form()
+    form = mixer.facts.functional_form()
     if form is not None:
         full = {"positions": None, "key_mask": None, "attn_mask": None, "grid": None, "prefix": 0, **given}
         asked, options = mixer.functional_args(Inputs(x, context, **full))

@@ -89,7 +89,7 @@ def _value_contributions(seen: Layer, g: Tensor) -> Tensor:
     output.
     """
     mixer, x, given = seen
-    form = mixer.functional_form()
+    form = mixer.facts.functional_form()
     names = [] if form is None else list(inspect.signature(form).parameters)
     if "v" not in names:
         raise MixerError(f"focus: the output of {type(mixer).__name__} is not a sum over values; {FOCUSED}.")
