@@ -96,6 +96,9 @@ class Bench:
     fast_linear: bool = False
     """Let oneDNN compute float32 products if it is faster and as exact; the report says whether it was."""
 
+    keep_memory: bool = True
+    """Let the process keep freed memory, as `tokenmix.keep_memory()` does; --no-keep-memory measures the default."""
+
     json: str | None = None
     """File for everything measured, as JSON; - prints the JSON instead of the table."""
 

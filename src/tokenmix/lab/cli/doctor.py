@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 
+from ...system.malloc import why_not_kept
 from ...system.version import __version__
 from ...types import Record
 from .extras import EXTRAS, installed_version, try_extras, versions
@@ -49,6 +50,7 @@ def diagnose() -> Record:
         "triton": installed_version("triton"),
         "backend": {"default": wanted, "rule": AUTO_RULE},
         "kernels": _kernels(),
+        "memory": {"can_be_kept": not why_not_kept(), "why_not": why_not_kept()},
         "extras": {extra: versions(extra) for extra in EXTRAS},
         "uses": uses,
         "note": note,
@@ -114,12 +116,15 @@ def _trials() -> dict[str, str]:
 
 def diagnosis_text(found: Record) -> str:
     """Return the diagnosis as text."""
+    lacking = found["memory"]["why_not"]
+    memory = f"keep_memory() has no effect here: {lacking}" if lacking else "keep_memory() works"
     lines = [
         f"tokenmix {found['tokenmix']}, torch {found['torch']}, python {found['python']}",
         f"threads  {found['threads']} on {found['cores']} cores",
         f"gpu      {found['gpu'] or 'none: everything runs on the CPU'}",
         f"triton   {found['triton'] or 'not installed, not needed'}",
         *_kernel_lines(found["kernels"]),
+        f"memory   {memory}",
         *wrap_text("backend  ", f"{found['backend']['default']}; rule of {found['backend']['rule']}", 9),
     ]
     for extra, packages in found["extras"].items():

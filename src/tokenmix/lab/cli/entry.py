@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from ...errors import MixerError
+from ...system.malloc import keep_memory_here
 from ...system.memory import KINDS, lack_of_memory
 from ...system.text import printable
 from ...system.version import __version__
@@ -34,6 +35,8 @@ ABOUT = (
 )
 CHANGING = ("train", "resume", "sweep")
 """The verbs that take ``--a.b value`` for fields of the config."""
+KEEPING = ("train", "resume", "sweep", "advise", "bench")
+"""The verbs that keep freed memory, where the process is their own."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -45,13 +48,14 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit code: 0 for success, 1 for a finding such as a broken promise, 2 for a user error, 130 after Ctrl-C.
     """
+    own_process = argv is None
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
     argv = [a for a in argv if a != "--debug"]
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            return _dispatch(argv)
+            return _dispatch(argv, own_process)
     except BrokenPipeError:  # `tokenmix list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -68,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
 
-def _dispatch(argv: list[str]) -> int:
+def _dispatch(argv: list[str], own_process: bool) -> int:
     if argv[:1] == ["--version"]:
         say(f"tokenmix {__version__}")
         return 0
@@ -95,6 +99,8 @@ def _dispatch(argv: list[str]) -> int:
         if help_of_recipe:
             say(help_of_recipe)
         return chosen
+    if own_process and argv[0] in KEEPING and getattr(chosen, "keep_memory", True):
+        keep_memory_here()
     with typed_names() if argv[0] in ("train", "convert") else contextlib.nullcontext():
         return chosen.run(changes) if argv[0] in CHANGING else chosen.run()
 
