@@ -12,7 +12,7 @@ from tokenmix import MixerError, build_mixer, reference
 from tokenmix.hosts.rotary import rotary_spec
 from tokenmix.models import LM, LMConfig
 from tokenmix.positions import RotaryPositions
-from tokenmix.positions.rotary import rescaled, scaled_frequencies
+from tokenmix.positions.rotary import rescale_rotary, scaled_frequencies
 
 YARN = {"name": "yarn", "factor": 4.0, "original_max_len": 16}
 RULES = [
@@ -361,7 +361,7 @@ def test_a_model_is_rescaled_within_the_block_alone():
     built = LM(LMConfig(**sizes, mixers=({**spec, "positions": {"name": "rotary", "scaling": rule}},)))
     built.load_state_dict(model.state_dict())
     for scaling in ("yarn", rule):
-        with rescaled(model, scaling, old=16, new=64) as found:
+        with rescale_rotary(model, scaling, old=16, new=64) as found:
             assert found == rule
             assert torch.equal(model(x), built(x))
         assert torch.equal(model(x), before)
@@ -378,10 +378,10 @@ def test_what_cannot_be_rescaled_is_refused():
         (turned, "dynamic", "scaling must be one of linear, ntk, yarn, llama3, factors, or the rule as a dict"),
         (turned, {"name": "ntk", "factor": -1}, "factor"),
     ):
-        with pytest.raises(MixerError, match=words), rescaled(model, scaling, old=4, new=8):
+        with pytest.raises(MixerError, match=words), rescale_rotary(model, scaling, old=4, new=8):
             pass
     with (
         pytest.raises(MixerError, match="for more tokens than the 4 of training, got 4"),
-        rescaled(turned, "ntk", old=4, new=4),
+        rescale_rotary(turned, "ntk", old=4, new=4),
     ):
         pass

@@ -5,7 +5,7 @@ Shapes: B batch, T queries, S keys, L chunk length, D features. Masks are boolea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
@@ -334,7 +334,7 @@ class Mixer(InputChecks, metaclass=Checked):
             )
         if context.ndim == 3 and context.shape[0] != batch_size:
             self.refuse(f"expects a context of {batch_size} rows, got shape {tuple(context.shape)}")
-        return self._enter(Entry(self._read_context, None), context, None, context_mask)
+        return self._enter(self._read_context, None, context, None, context_mask)
 
     def extend(
         self, x: Tensor, state: State, *, positions: Tensor | None = None, key_mask: Tensor | None = None
@@ -356,12 +356,7 @@ class Mixer(InputChecks, metaclass=Checked):
         """
         if state is None:
             self.refuse("extend needs a state; start with init_state")
-        if called_with_hooks(self):
-            seen: tuple[Tensor, State] = self(
-                x, positions=positions, key_mask=key_mask, entry=Entry(self._extend, state)
-            )
-            return seen
-        return self._extend(x, state, positions, key_mask)
+        return self._enter(self._extend, state, x, positions, key_mask)
 
     def segment(
         self, x: Tensor, *, positions: Tensor | None = None, key_mask: Tensor | None = None, halo: Halo | None = None
@@ -385,12 +380,19 @@ class Mixer(InputChecks, metaclass=Checked):
             "hydra, linear and aft_local"
         )
 
-    def _enter(self, entry: Entry[Result], x: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> Result:
-        """Run an entry; through ``forward`` where anything but this class would see or change the call."""
+    def _enter(
+        self,
+        run: Callable[[Tensor, Any, Tensor | None, Tensor | None], Result],
+        past: Any,
+        x: Tensor,
+        positions: Tensor | None,
+        key_mask: Tensor | None,
+    ) -> Result:
+        """Call ``run``; through ``forward`` where anything but this class would see or change the call."""
         if called_with_hooks(self):
-            result: Result = self(x, positions=positions, key_mask=key_mask, entry=entry)
+            result: Result = self(x, positions=positions, key_mask=key_mask, entry=Entry(run, past))
             return result
-        return entry.run(x, entry.past, positions, key_mask)
+        return run(x, past, positions, key_mask)
 
     @remembers_settings
     def _extend(

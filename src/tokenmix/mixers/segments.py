@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 from ..functional.layout.positions import gather_tokens, last_valid
 from ..kernels.recompute import remembers_settings
 from .base import Facts, Mixer
-from .entries import Entry
 from .state import Halo, Segment, State
 
 _tracing = torch._C._get_tracing_state
@@ -137,7 +136,7 @@ class Segmented(Mixer):
             empty = self.empty_state(x.shape[0], device=x.device, dtype=x.dtype)
             fades = self.fades(x, torch.zeros_like(x[..., 0], dtype=torch.bool))
             return count_stretch(x, empty, *fades, None, None, self.join_states)
-        return self._enter(Entry(self._segment, halo), x, positions, key_mask)
+        return self._enter(self._segment, halo, x, positions, key_mask)
 
     @remembers_settings
     def _segment(self, x: Tensor, halo: Halo | None, positions: Tensor | None, key_mask: Tensor | None) -> Segment:

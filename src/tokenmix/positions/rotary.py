@@ -99,7 +99,7 @@ class RotaryPositions(nn.Module):
 
 
 @contextmanager
-def rescaled(model: nn.Module, scaling: str | Options, *, old: int, new: int) -> Iterator[Options]:
+def rescale_rotary(model: nn.Module, scaling: str | Options, *, old: int, new: int) -> Iterator[Options]:
     """Give all rotary positions of ``model`` another scaling rule within a ``with`` block.
 
     Args:

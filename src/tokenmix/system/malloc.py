@@ -33,7 +33,7 @@ def keep_memory(keep: bool = True) -> bool:
     """Let this process keep the memory that it frees, which speeds up training with large tensors.
 
     By default glibc maps each block of 32 MiB or more afresh and unmaps it when it is freed. The system then clears its
-    pages at every call, which takes longer than fast mixers compute. With this setting freed blocks stay with the
+    pages at every call, which is a large share of the time of fast mixers. With this setting freed blocks stay with the
     process and are used again, so that its resident memory stays near its highest value. The setting is of the process:
     no function of this library but the commands ``train``, ``resume``, ``sweep``, ``bench``, ``advise`` and the demo
     sets it. It has no effect on blocks that worker threads allocate, which glibc serves from arenas of their own.

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from ...models.layers import init_linear
 from ...models.pyramid import Stage
 from ...types import Options
 from .attention import trace_module
+from .metadata import describe_model
 from .scripted import ScriptedModel
 
 POOLS = {"token": "class", "avg": "mean", "": "mean"}
@@ -194,21 +194,14 @@ def _map(stage: Stage, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
     return tokens[:, stage.prefix :].transpose(1, 2).unflatten(2, grid)
 
 
-def _cfg(config: PyramidConfig) -> Options:
-    cfg = {
-        "num_classes": config.classes,
-        "input_size": (config.channels, *config.image_size),
-        "pool_size": config.grids()[-1],
-        "fixed_input_size": True,
-    }
-    shown = {"crop_pct": 0.9, "interpolation": "bicubic", "mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
-    return {**cfg, **shown, "first_conv": "stages.0.patch", "classifier": "head", "license": "apache-2.0"}
+def _describe(config: PyramidConfig) -> Options:
+    return describe_model(config, first_conv="stages.0.patch", pool_size=config.grids()[-1], crop_pct=0.9)
 
 
 PYRAMID_NAMES: dict[str, str] = {name: name for name, config in MODELS.items() if isinstance(config, PyramidConfig)}
 """timm's name of a pyramid -> its row in ``tokenmix.models.MODELS``."""
 
-default_cfgs = generate_default_cfgs({name: _cfg(MODELS[model]) for name, model in PYRAMID_NAMES.items()})
+default_cfgs = generate_default_cfgs({name: _describe(MODELS[model]) for name, model in PYRAMID_NAMES.items()})
 
 
 def _register(name: str, model: str) -> None:

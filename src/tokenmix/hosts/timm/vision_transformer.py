@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.vision_transformer import Block, VisionTransformer
 from timm.models.vision_transformer import checkpoint_filter_fn as timm_filter
@@ -25,6 +24,7 @@ from ...types import Options, Spec
 from ..vit.names import TIMM, split_qkv, their_name
 from ..vit.write import timm_options
 from .attention import Grid, MixerAttention, attention_class
+from .metadata import describe_model
 
 ATTENTION: tuple[Spec, ...] = ({"name": "attention"},)
 
@@ -176,24 +176,9 @@ def _grid(img_size: int | tuple[int, int], patch_size: int | tuple[int, int]) ->
     return height // down, width // right
 
 
-def _describe_for_timm(config: ViTConfig) -> Options:
-    """Return timm's metadata of a model: the preprocessing of images, and the names of its first and last layer.
-
-    There are no weights to download.
-    """
-    cfg = {
-        "num_classes": config.classes,
-        "input_size": (config.channels, *config.image_size),
-        "pool_size": None,
-        "fixed_input_size": True,
-    }
-    shown = {
-        "crop_pct": 1.0 if config.image_size[0] > 224 else 0.9,
-        "interpolation": "bicubic",
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-    }
-    return {**cfg, **shown, "first_conv": "patch_embed.proj", "classifier": "head", "license": "apache-2.0"}
+def _describe(config: ViTConfig) -> Options:
+    crop_pct = 1.0 if config.image_size[0] > 224 else 0.9
+    return describe_model(config, first_conv="patch_embed.proj", pool_size=None, crop_pct=crop_pct)
 
 
 def _timm_name(name: str, config: ViTConfig) -> str:
@@ -215,7 +200,7 @@ MODEL_NAMES: dict[str, str] = {
 Names with ``mixer`` have softmax attention by default, for your own ``mixers=``.
 """
 
-default_cfgs = generate_default_cfgs({name: _describe_for_timm(MODELS[model]) for name, model in MODEL_NAMES.items()})
+default_cfgs = generate_default_cfgs({name: _describe(MODELS[model]) for name, model in MODEL_NAMES.items()})
 
 
 def _register(name: str, model: str) -> None:

@@ -50,7 +50,7 @@ def _address(a: Tensor | None) -> int:
 
 
 def _check(who: str, *wanted: tuple[torch.dtype, int, Tensor | None]) -> None:
-    """Refuse tensors that do not hold so many numbers of a dtype, one after another in the memory of the CPU."""
+    """Refuse tensors that are not contiguous on the CPU, or have another dtype or number of elements than wanted."""
     for dtype, numbers, a in wanted:
         if a is not None and (a.dtype is not dtype or a.numel() != numbers or not a.is_contiguous() or not a.is_cpu):
             where = f"{a.dtype} {tuple(a.shape)} on {a.device}" + (", not contiguous" * (not a.is_contiguous()))

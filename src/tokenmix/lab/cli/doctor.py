@@ -26,6 +26,7 @@ def diagnose() -> Record:
 
     from ...kernels.backend import AUTO_RULE, check_backend
 
+    lacking = why_not_kept()
     broken = []
     if tuple(int(n) for n in torch.__version__.split(".")[:2]) < TORCH_NEEDED:
         broken.append(f"torch {torch.__version__} is too old: pip install 'torch>=2.9'")
@@ -50,7 +51,7 @@ def diagnose() -> Record:
         "triton": installed_version("triton"),
         "backend": {"default": wanted, "rule": AUTO_RULE},
         "kernels": _kernels(),
-        "memory": {"can_be_kept": not why_not_kept(), "why_not": why_not_kept()},
+        "memory": {"can_be_kept": not lacking, "why_not": lacking},
         "extras": {extra: versions(extra) for extra in EXTRAS},
         "uses": uses,
         "note": note,

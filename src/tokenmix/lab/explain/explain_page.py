@@ -135,12 +135,12 @@ def _site(site: Site) -> Record:
         "mean": array(site.weights.mean(0)),
         "channels": len(site.weights),
         "weights": array(site.weights if site.products is not None else site.weights[:CHANNELS]),
-        "family": None if site.family is None else _family(site.family),
+        "family": None if site.family is None else _family_json(site.family),
         **{name: array(getattr(site, name)) for name in arrays},
     }
 
 
-def _family(family: Family) -> Record:
+def _family_json(family: Family) -> Record:
     return {
         "key": family.key,
         "given": family.given,

@@ -163,7 +163,7 @@ def _use(facts: Facts, name: str) -> str:
             name=name, channels=model.channels, height=model.image_size[0], width=model.image_size[1]
         )
     if facts.kind == "seq2seq":
-        return USE["seq2seq"].format(name=name, longest=facts.config.data.max_tokens)  # type: ignore[attr-defined]
+        return USE["seq2seq"].format(name=name, longest=facts.config.data.max_tokens)  # type: ignore[attr-defined]  # of pairs of texts
     if facts.kind in ("encoder", "labels"):
         pairs = facts.kind == "labels" and read_labels(facts.run.path).texts > 1
         given = '{"text": "...", "text_pair": "..."}' if pairs else '"..."'

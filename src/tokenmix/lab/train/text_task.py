@@ -16,7 +16,7 @@ from torch import Tensor
 from ...errors import MixerError
 from ...mixers import Mixer, state_bytes
 from ...models import LM, build_model, evaluation_mode
-from ...positions.rotary import rescaled
+from ...positions.rotary import rescale_rotary
 from ...system.files import whole_file
 from ...types import Options, Record
 from ..data import CORPORA, Bounds, Corpus, Sampler, open_corpus
@@ -154,7 +154,7 @@ class TextTask(Task):
         """Score the model on a split; the options are those of ``train.evaluate``.
 
         Args:
-            scaling: rule for rotary positions in windows longer than those of training; see ``positions.rescaled``.
+            scaling: rule for rotary positions in windows longer than those of training, as ``rescale_rotary`` takes it.
             resize: whether a copy of the model is scored that ``resize`` has stretched to the windows.
         """
         given = {
@@ -170,7 +170,7 @@ class TextTask(Task):
             return replace(self.evaluate(model, split, scaling=scaling, **options), resized=model.max_len)
         if scaling is None:
             return evaluate(model, self.corpus.split(split), **given)
-        with rescaled(model, scaling, old=self.data.seq_len, new=given["seq_len"]) as rule:
+        with rescale_rotary(model, scaling, old=self.data.seq_len, new=given["seq_len"]) as rule:
             return replace(evaluate(model, self.corpus.split(split), **given), scaling=rule)
 
     def yardsticks(self) -> dict[str, float]:

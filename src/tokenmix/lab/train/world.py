@@ -225,8 +225,9 @@ def _check_tokens(world: Joined, config: RunConfig, task: Task, model: nn.Module
         _refuse(
             world, f"share the tokens of text only, got data of kind {config.data.kind!r}; set context_parallel to 1"
         )
-    if config.data.seq_len < cp:  # type: ignore[attr-defined]  # text has a length
-        _refuse(world, f"need a token each, got data.seq_len={config.data.seq_len} for {cp} of them")  # type: ignore[attr-defined]
+    length = config.data.seq_len  # type: ignore[attr-defined]  # text has a length
+    if length < cp:
+        _refuse(world, f"need a token each, got data.seq_len={length} for {cp} of them")
     if getattr(config.model, "sample_positions", None) is not None:
         _refuse(world, "cannot sample positions of a share; set context_parallel to 1")
     with world.reading_share(model):  # refuses mixers whose sequences cannot be shared
