@@ -15,7 +15,7 @@ from torch import nn
 
 import foreign_mixers
 from tokenmix import MixerError, functional, reference
-from tokenmix.mixers import Attention, Mixer
+from tokenmix.mixers import Attention, Facts, Mixer
 from tokenmix.system.torchvision import REPAIR, torchvision_hint
 from tokenmix.testing import ContractError, check_mixer, main_check, run_promises
 from tokenmix.testing.device import on_device
@@ -352,7 +352,7 @@ def scaled(q, k, v, **options):
 class Gated(Mixer):
     """Values times a gate, which keys of -100 close: float32 has neither 4e-44 nor its reciprocal."""
 
-    causal_only = True
+    facts = Facts(causal_only=True)
 
     def __init__(self, dim, *, causal=True):
         super().__init__(dim, causal=causal)
