@@ -11,9 +11,9 @@ import torch
 
 from cases import QUICK
 from core import beyond_torch, needs_torch_alone
-from quick import is_about
+from quick import is_about, is_read
 from suites import is_more, is_slow
-from tokenmix import MIXERS
+from tokenmix import MIXERS, MixerError, build_mixer
 from tokenmix.kernels import cpu
 from tokenmix.system.torchvision import ensure_torchvision
 
@@ -30,11 +30,20 @@ def pytest_addoption(parser):
     parser.addoption("--core", action="store_true", help="only the tests that need torch alone")
 
 
+def pytest_configure():
+    """Refuse to choose the tests of a mixer that does not exist."""
+    if QUICK is not None and QUICK not in MIXERS:
+        try:
+            build_mixer(QUICK, 8)
+        except MixerError as error:  # it names the nearest
+            raise pytest.UsageError(f"TOKENMIX_QUICK: {error}") from None
+
+
 def pytest_ignore_collect(collection_path, config):
-    """Leave out the files that need an extra, with ``--core``."""
-    if config.getoption("core") and collection_path.name in (*beyond_torch(), "browser"):
-        return True
-    return None
+    """Leave out the files that need an extra, with ``--core``, and those that say nothing of the mixer of QUICK."""
+    name, is_file = collection_path.name, collection_path.suffix == ".py"
+    core = config.getoption("core") and name in (*beyond_torch(), "browser")
+    return True if core or QUICK is not None and is_file and not is_read(QUICK, name) else None
 
 
 @pytest.fixture(autouse=True)

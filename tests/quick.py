@@ -1,4 +1,4 @@
-"""Print the tests that `make quick M=name` runs, and say which of their cases are about that mixer.
+"""The tests that `make quick M=name` runs: which files, and which of their cases are about that mixer.
 
 The contract and the files of the mixer's family are run as a whole; of the files that try every mixer, this one's cases
 and the tests of the tables it is in.
@@ -6,15 +6,13 @@ and the tests of the tables it is in.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 from cases import CASES
 from suites import is_more, is_slow
-from tokenmix import MIXERS, build_mixer
+from tokenmix import MIXERS
 
-HERE = Path(__file__).parent
 TABLES: dict[str, tuple[str, ...]] = {
     "test_adapted.py": (),
     "test_bench_verb.py": (),
@@ -55,26 +53,17 @@ def family(name: str) -> set[str]:
     return {name, stem, stem.split("_")[0]}
 
 
-def files(name: str) -> list[str]:
-    """Return the contract's file, those named after the mixer's module or its family, and those of all mixers."""
-    own = [HERE / f"test_{s}.py" for s in sorted(family(name))]
-    found = dict.fromkeys([HERE / "test_contract.py", *own, *(HERE / file for file in TABLES)])
-    return [str(f.relative_to(Path.cwd())) for f in found if f.is_file()]
+def is_read(name: str, file: str) -> bool:
+    """Return whether a test file is the contract's, of the mixer's module or family, or one of all mixers."""
+    return file == "test_contract.py" or file in TABLES or file in {f"test_{stem}.py" for stem in family(name)}
 
 
 def is_about(name: str, file: str, test: str, params: dict[str, Any]) -> bool:
     """Return whether a test is run for a mixer: of files that try every mixer, those of `make test` by parameters."""
-    if file not in TABLES or test in TABLES[file] or file.removesuffix(".py").removeprefix("test_") in family(name):
+    if file not in TABLES or test in TABLES[file] or file in {f"test_{stem}.py" for stem in family(name)}:
         return True
     if is_more(file, test, params) or is_slow(file, test, params):
         return False
     of = {name, *(case for case, (mixer, _) in CASES.items() if mixer == name)}
     stems = {p.stem for p in params.values() if isinstance(p, Path)}
     return any(isinstance(p, str) and p in of for p in params.values()) or bool(stems & family(name))
-
-
-if __name__ == "__main__":
-    name = sys.argv[1]
-    if name not in MIXERS:
-        build_mixer(name, 8)  # raises an error with the nearest names
-    print(*files(name))

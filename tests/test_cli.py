@@ -334,6 +334,7 @@ def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
         (["export", "RUN", "OUT", "--format", "onnx", "--step", "best"], "--step is for Hugging Face folders"),
         (["look", "RUN"], "Available subcommands: sentence, tokens, images; see `tokenmix look --help`"),
         (["look", "tokens"], "look tokens: Missing from tokenmix look tokens: MODEL"),
+        (["look", "images", "RUN", "a.png"], "--out PATH Folder to write the pictures to; see `tokenmix look images"),
         (["look", "sentence", "RUN", "--txt", "a"], "look sentence: there is no option --txt; nearest: --text"),
         (["export-hf", "RUN", "OUT"], "error: `export-hf` is now `export`: tokenmix export RUN OUT."),
         (["explain", "RUN"], "`explain` is now `look sentence`: tokenmix look sentence RUN --text TEXT."),

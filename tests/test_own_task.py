@@ -1,4 +1,4 @@
-"""Test that a task in one file outside of the package is trained, killed, resumed, swept and reported."""
+"""Test that a task in one file outside of the package is trained, killed, resumed, exported, swept and reported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def example(tmp_path, monkeypatch):
     TASKS.pop(KIND, None)
 
 
-def test_it_is_trained_killed_resumed_swept_and_reported(example, capsys, monkeypatch):
+def test_it_is_trained_killed_resumed_exported_swept_and_reported(example, capsys, monkeypatch):
     text = (ROOT / "examples" / "own_task.py").read_text()
     assert len(text.splitlines()) <= 60
     assert text.strip() in (ROOT / "docs" / "own-task.md").read_text(), "the page shows another file"
@@ -44,6 +44,13 @@ def test_it_is_trained_killed_resumed_swept_and_reported(example, capsys, monkey
     compare(Path("whole"), run)
     assert main(["eval", str(run)]) == 0
     assert "wrong by" in capsys.readouterr().out
+    assert main(["sample", str(run)]) == 2
+    assert "model of the task 'own_task:CountLetters', of which no samples are taken" in capsys.readouterr().err
+    assert main(["export", str(run), "folder"]) == 0
+    card = Path("folder/README.md").read_text()
+    assert "An encoder of sequences of ids" in card
+    assert "AutoModelForSequenceClassification" in card
+    assert "fill-mask" not in card
 
     sweep = ["sweep", "own_task.py", "--out", "swept", "--rows", "aft_simple", "attention", "--rates", "3e-3"]
     assert main([*sweep, "--seeds", "0", "--steps", "4"]) == 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import quick
 from cases import FIRST
 from suites import FILES
-from tokenmix import MIXERS
 
 HERE = Path(__file__).parent
 OVER_ALL = re.compile(
@@ -51,9 +53,18 @@ def test_of_the_others_only_the_tables_are_run():
     assert about("hydra", "test_contract.py", "test_promise", {"a": "hydra", "b": True, "c": "copies"})
 
 
-def test_the_families_files_come_with_those_of_all(monkeypatch):
-    monkeypatch.chdir(HERE.parent)
-    found = quick.files("aft_local")
-    assert {"tests/test_contract.py", "tests/test_aft.py", "tests/test_cost.py", "tests/test_cli.py"} <= set(found)
-    assert len(found) == len(set(found))
-    assert all(MIXERS[name] and quick.files(name)[0] == "tests/test_contract.py" for name in ("hydra", "lambda"))
+def test_the_families_files_come_with_those_of_all():
+    read = {file.name for file in HERE.glob("test_*.py") if quick.is_read("aft_local", file.name)}
+    assert read == {"test_contract.py", "test_aft.py", "test_aft_local.py", *quick.TABLES} & {
+        file.name for file in HERE.glob("test_*.py")
+    }
+
+
+def test_a_name_that_is_no_mixer_runs_no_test():
+    env = {**os.environ, "TOKENMIX_QUICK": "hydro"}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "2"]
+    done = subprocess.run(command, env=env, cwd=HERE.parent, capture_output=True, text=True)
+    assert done.returncode == 4
+    assert done.stderr.strip().startswith(
+        "ERROR: TOKENMIX_QUICK: build_mixer: no mixer is called 'hydro'; nearest: hydra"
+    )

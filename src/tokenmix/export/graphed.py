@@ -33,7 +33,7 @@ class GraphedDecoder:
     """
 
     def __init__(self, model: LM | ImageDensity | Mixer, batch_size: int = 1):
-        _check(model, batch_size)
+        _refuse_unfit(model, batch_size)
         self.model = model
         self._left: int | None = None  # tokens left before max_len
         with torch.no_grad():
@@ -96,7 +96,8 @@ class GraphedDecoder:
         return result
 
 
-def _check(model: LM | ImageDensity | Mixer, batch_size: int) -> None:
+def _refuse_unfit(model: LM | ImageDensity | Mixer, batch_size: int) -> None:
+    """Refuse a model that does not stream, is in training mode or not on a GPU, and a batch size that is no size."""
     if not isinstance(model, (LM, ImageDensity, Mixer)) or (
         isinstance(model, Mixer) and not model.capabilities.streaming
     ):

@@ -48,10 +48,11 @@ def main_check(
         MixerError: the class or the reference cannot be imported, or the class cannot be built.
     """
     with on_device(device):
-        return _check(target, dict(options), json, reference, verbose)
+        return _check_forms(target, dict(options), json, reference, verbose)
 
 
-def _check(target: str, given: Options, json: bool, reference: str | None, verbose: bool) -> int:
+def _check_forms(target: str, given: Options, json: bool, reference: str | None, verbose: bool) -> int:
+    """Check all forms of a target, print what was found, and return the exit code."""
     cls = _find_target(target)
     equation = None if reference is None else load_reference(reference)
     _check_options(target, given)

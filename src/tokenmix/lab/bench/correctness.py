@@ -98,15 +98,16 @@ def gate(subject: BenchSubject, s: Setting) -> Verdict:
     )
     with subject.scope():
         if subject.name in PEERS:
-            return _layer(subject, small)
-        first = _op(subject, small)
+            return _judge_layer(subject, small)
+        first = _judge_form(subject, small)
         if s.level == "op" or not first.passed:
             return first
-        second = (_stream if s.level == "decode" and subject.name != SDPA else _layer)(subject, small)
+        second = (_judge_stream if s.level == "decode" and subject.name != SDPA else _judge_layer)(subject, small)
     return second if not second.passed else replace(first, path=second.path)
 
 
-def _op(subject: BenchSubject, s: Setting) -> Verdict:
+def _judge_form(subject: BenchSubject, s: Setting) -> Verdict:
+    """Compare a functional form with its eager form in float64, on adversarial keys."""
     name = ATTENTION if subject.name == SDPA else subject.name
     try:
         mixer, form, args, options = op_args(replace(subject, name=name), replace(s, dtype="float32", level="op"))
@@ -173,7 +174,7 @@ def _steps_seen() -> Iterator[set[str]]:
         yield seen
 
 
-def _layer(subject: BenchSubject, s: Setting) -> Verdict:
+def _judge_layer(subject: BenchSubject, s: Setting) -> Verdict:
     """Compare a whole layer on adversarial inputs with its own float64 form, and check it for leaks."""
     layer = build(subject, s).eval()
     place = {"grid": s.grid} if s.grid and isinstance(layer, Mixer) and layer.facts.grid else {}
@@ -193,7 +194,7 @@ def _layer(subject: BenchSubject, s: Setting) -> Verdict:
     )
 
 
-def _stream(subject: BenchSubject, s: Setting) -> Verdict:
+def _judge_stream(subject: BenchSubject, s: Setting) -> Verdict:
     """Compare decoding, a chunk and then the last tokens one by one, with the float64 form on the whole sequence."""
     layer = build(subject, s, s.T).eval()
     if not layer.capabilities.streaming:

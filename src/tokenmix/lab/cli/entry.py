@@ -117,7 +117,7 @@ def _parse(tyro: ModuleType, verbs: dict[str, type], argv: list[str]) -> Any:
     except SystemExit as end:
         if not end.code:
             return 0
-        lines = [line.strip(BOX) for line in errors.getvalue().splitlines()]
+        lines = [line.rstrip(BOX).lstrip(BOX.replace("-", "")) for line in errors.getvalue().splitlines()]
         lines = [line for line in lines if re.search(r"\w", line)]  # a terminal without boxes has rules of hyphens
         if argv[0] in CHANGING and (meant := meant_field(argv, (f.name for f in fields(verbs[argv[0]])))):
             raise MixerError(f"{argv[0]}: {meant}") from None
@@ -125,9 +125,10 @@ def _parse(tyro: ModuleType, verbs: dict[str, type], argv: list[str]) -> Any:
         verb = LOOKS[argv[1]] if name != argv[0] else verbs.get(name)
         if verb is not None and (unknown := unknown_option(argv, verb)):
             raise MixerError(f"{name}: {unknown}") from None
-        body = " ".join(line for line in lines[1:] if not line.startswith("For full helptext")) or lines[0]
+        told = [line for line in lines[1:] if not line.startswith(("For full helptext", "tokenmix "))]
+        body = " ".join(told).replace(" (required)", "") or lines[0]
         body = body if len(body) <= LONGEST else f"{body[:LONGEST]} ..."
-        raise MixerError(f"{name}: {body}; see `tokenmix {name} --help`.") from None
+        raise MixerError(f"{name}: {body.rstrip('.')}; see `tokenmix {name} --help`.") from None
 
 
 def take_overrides(argv: list[str]) -> tuple[list[str], Options]:

@@ -107,8 +107,13 @@ class Sample:
         self._check_options(config.model.kind, flows=task.writes == "generate")
         if task.writes == "write":
             return self._write(task.temperature)
-        ways = {"fill": self._fill, "classify": self._classify, "generate": self._generate}
-        return ways.get(task.writes, self._draw)()  # which refuses what draws no images
+        ways = {"fill": self._fill, "classify": self._classify, "generate": self._generate, "draw": self._draw}
+        if task.writes not in ways and task.unit != "images":
+            raise MixerError(
+                f"sample: {self.dir} holds a model of the task {config.data.kind!r}, of which no samples are taken; "
+                f"`tokenmix eval {self.dir}` scores it."
+            )
+        return ways.get(task.writes, self._draw)()  # which refuses a model of images that draws none
 
     def _check_options(self, kind: str, *, flows: bool) -> None:
         """Refuse options of diffusion transformers for other models, and the other way round."""

@@ -74,7 +74,7 @@ def explain_encoder(model: Encoder, words: Tokenizer, text: str, name: str) -> E
     """
     tokens = _read(model, words, text)
     asked = _text_places(words, tokens)
-    hidden = None if model.config.classes else _hidden(words, tokens, asked)
+    hidden = None if model.config.classes else _hide_tokens(words, tokens, asked)
     loss: Callable[[], float]
     if hidden is None:
         loss = partial(_class_loss, model, tokens, model(tokens).argmax(-1))
@@ -159,7 +159,7 @@ def _text_places(words: Tokenizer, tokens: Tensor) -> Tensor:
     return torch.tensor([t for t, token in enumerate(tokens[0].tolist()) if token not in ends], device=tokens.device)
 
 
-def _hidden(words: Tokenizer, tokens: Tensor, asked: Tensor) -> Tensor:
+def _hide_tokens(words: Tokenizer, tokens: Tensor, asked: Tensor) -> Tensor:
     """Return the tokens once for each place that is asked for (N, T), with the token there hidden."""
     mask = getattr(words, "mask", None)
     if mask is None:

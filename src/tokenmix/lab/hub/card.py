@@ -50,6 +50,14 @@ from transformers import pipeline
 classify = pipeline("text-classification", "{name}")
 print(classify({given}))
 ```""",
+    "ids": """```python
+import torch
+import tokenmix.hosts.huggingface  # registers the model with transformers
+from transformers import {auto}
+
+model = {auto}.from_pretrained("{name}")
+print(model(torch.tensor([[1, 2, 3]])).logits)  # ids in 0..{last}
+```""",
     "vit": """```python
 import torch
 import tokenmix.hosts.huggingface  # registers the model with transformers
@@ -67,10 +75,11 @@ KINDS = {
     "lm": ("text-generation", "language model"),
     "encoder": ("fill-mask", "masked language model (encoder)"),
     "labels": ("text-classification", "classifier of texts (encoder)"),
+    "ids": (None, "encoder of sequences of ids"),
     "seq2seq": ("text2text-generation", "encoder-decoder"),
     "vit": ("image-classification", "image classifier (Vision Transformer)"),
 }
-"""Task of model hubs and name of each kind of model."""
+"""Task of model hubs, if there is one, and name of each kind of model."""
 PLAIN = ("ids = torch.tensor([[1, 2, 3]])  # token ids in 0..{last}", "print(out[0].tolist())")
 
 
@@ -86,8 +95,9 @@ class Facts:
 
     @property
     def kind(self) -> str:
-        """Return the kind of model for ``KINDS``: a classifier of texts is one of its own."""
-        return "labels" if task_of(self.config).writes == "classify" else self.config.model.kind
+        """Return the kind of model for ``KINDS``: encoders are told apart by what their task does with texts."""
+        kind, writes = self.config.model.kind, task_of(self.config).writes
+        return {"classify": "labels", "fill": "encoder"}.get(writes, "ids") if kind == "encoder" else kind
 
     @property
     def subwords(self) -> bool:
@@ -105,7 +115,7 @@ def model_card(facts: Facts, name: str) -> str:
     front = [
         "---",
         "library_name: transformers",
-        f"pipeline_tag: {task}",
+        *([f"pipeline_tag: {task}"] if task else []),
         "tags:",
         "- tokenmix",
         *(f"- {m}" for m in dict.fromkeys(mixers)),
@@ -164,6 +174,9 @@ def _use(facts: Facts, name: str) -> str:
         )
     if facts.kind == "seq2seq":
         return USE["seq2seq"].format(name=name, longest=facts.config.data.max_tokens)  # type: ignore[attr-defined]  # of pairs of texts
+    if facts.kind == "ids":
+        auto = type(facts.model).__name__.replace("TokenMix", "AutoModel")
+        return USE["ids"].format(name=name, auto=auto, last=model.vocab - 1)
     if facts.kind in ("encoder", "labels"):
         pairs = facts.kind == "labels" and read_labels(facts.run.path).texts > 1
         given = '{"text": "...", "text_pair": "..."}' if pairs else '"..."'
@@ -185,7 +198,7 @@ def _notes(facts: Facts) -> list[str]:
         ends = {"seq2seq": "ends each with its end token", "lm": "begins each with its start token"}
         does = ends.get(model.kind, "puts each between its start and its end token")
         return [f"Texts are cut into subwords by the tokenizer of the folder, which {does}."]
-    notes = [f"Texts of up to {model.max_len} tokens."]
+    notes = [f"{'Sequences' if facts.kind == 'ids' else 'Texts'} of up to {model.max_len} tokens."]
     if facts.byte_tokens:
         notes.append(
             "A token is a byte of the text in UTF-8. All 256 ids are taken, so none is left for padding: "

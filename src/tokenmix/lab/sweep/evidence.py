@@ -99,8 +99,10 @@ def _list_unlearned(results: Results, row: str) -> list[str]:
     sure = student(len(trained)) * stdev(trained) / len(trained) ** 0.5 if len(trained) > 1 else 0.0
     found, reached = [], mean(trained)
     for name, value in results.yardsticks.items():
-        if (reached - value if higher else value - reached) <= sure:
-            found.append(f"{row}: not above the floor ({reached:.3f} against {value:.3f} of {name})")
+        above = reached - value if higher else value - reached
+        if above <= sure:
+            score = f"{reached:.3f} +- {sure:.3f}" if above > 0 else f"{reached:.3f}"
+            found.append(f"{row}: not above the floor ({score} against {value:.3f} of {name})")
     if results.plan.lengths and higher and reached < LEARNED:
         found.append(f"{row}: has not learned the lengths of its training ({reached:.3f} right, needs {LEARNED})")
     return found

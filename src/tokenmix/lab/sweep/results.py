@@ -300,7 +300,7 @@ def results_table(results: Results) -> Table:
             line += [number(mean(found) if found else None, 2), number(spread(found), 2) if len(found) > 1 else "-"]
         lines.append(line)
     notes = [f"score: {results.metric()} on validation, mean over the seeds; spread: standard deviation over them."]
-    notes += [f"{name}: {value:.3f} on the same bytes" for name, value in results.yardsticks.items()]
+    notes += [f"{name}: {value:.3f} on the same data" for name, value in results.yardsticks.items()]
     machines = sorted({_machine(r, results) for r in results.runs.values()})
     notes += [f"seconds and peak MiB: of runs on different machines ({', '.join(machines)})"] * (len(machines) > 1)
     notes += ["*: the best rate is the lowest or the highest that was tried"] * any("*" in line[4] for line in lines)

@@ -76,7 +76,7 @@ def NAME(
     choose("NAME", backend, q, k, v)
     check_qkv("NAME", q, k, v, heads, False, key_mask)
     masks = {"key_mask": key_mask, "attn_mask": attn_mask, "device": q.device}
-    ok = allowed(len(q), q.shape[1], k.shape[1], causal=causal, **masks)[:, None]
+    ok = allowed(q.shape[0], q.shape[1], k.shape[1], causal=causal, **masks)[:, None]
     qh, kh, vh = (by_head(at_least_float32(a), heads) for a in (q, zero_masked(k, key_mask), zero_masked(v, key_mask)))
     logits = (qh * qh.shape[-1] ** -0.5) @ kh.mT
     weights = torch.where(ok, logits, torch.finfo(logits.dtype).min).softmax(-1)
