@@ -212,7 +212,7 @@ def is_more(file: str, test: str, params: dict[str, object]) -> bool:
     if file == "test_parallel.py" and test == "test_equals_one_process":
         return case not in FIRST.values()
     if file == "test_contract_backends.py" and test in ("test_cpu", "test_eager"):
-        return test == "test_eager" or case not in {FIRST[name] for name in MIXERS if MIXERS[name].kernels.whole}
+        return test == "test_eager" or case not in {FIRST[name] for name in MIXERS if MIXERS[name].facts.kernels.whole}
     return file == "test_positions.py" and case is not None and case not in FIRST.values()
 
 

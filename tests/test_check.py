@@ -193,7 +193,7 @@ def test_a_form_that_the_constructor_refuses_is_named(capsys, monkeypatch):
     assert "n.a.  attn_mask_equals_causal" in out
     last = out.splitlines()[-1]
     assert last.startswith("not checked: cannot build OnlyCausal(dim=16, causal=False)")
-    assert last.endswith("states causal_only = True.")
+    assert last.endswith("states facts = Facts(causal_only=True).")
     assert main_check("foreign_mixers:OnlyCausal", {}, json=True) == 0
     found = capsys.readouterr()
     assert len(json.loads(found.out)) == 1

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..system.machine import torch_threads
+from ..types import Options
 from . import inputs
 from .subject import Roles, leaf_names
 from .tolerances import ADVERSARIAL, BY_DTYPE, LOGIT_EPS
@@ -26,17 +27,16 @@ Half precision rounds its output.
 """
 
 Arguments = tuple[Any, ...]
-Options = dict[str, Any]
 
 
-def leaves_of(args: Any) -> list[Tensor]:
+def leaves_of(args: object) -> list[Tensor]:
     """Return the floating point tensors among arguments, those in tuples and lists included."""
     if isinstance(args, Tensor):
         return [args] if args.is_floating_point() else []
     return [leaf for a in args for leaf in leaves_of(a)] if isinstance(args, (tuple, list)) else []
 
 
-def cast(value: Any, dtype: torch.dtype, device: str | None = None) -> Any:
+def cast(value: object, dtype: torch.dtype, device: str | None = None) -> Any:
     """Return a copy rounded to ``dtype`` on ``device``, tuples included, with its floating point tensors as leaves."""
     if isinstance(value, tuple):
         return tuple(cast(v, dtype, device) for v in value)
@@ -45,7 +45,7 @@ def cast(value: Any, dtype: torch.dtype, device: str | None = None) -> Any:
     return value.detach().to(device, dtype).clone().requires_grad_() if value.is_floating_point() else value.to(device)
 
 
-def with_argument(args: Arguments, at: int, value: Any) -> Arguments:
+def with_argument(args: Arguments, at: int, value: object) -> Arguments:
     """Return the arguments with number ``at`` replaced."""
     return (*args[:at], value, *args[at + 1 :])
 

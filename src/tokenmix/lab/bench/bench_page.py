@@ -11,9 +11,9 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ...system.text import seconds
+from ...types import Record
 from .cases import SDPA
 
 MARKED = re.compile(r"(<!-- speed: ([\w-]+) -->\n).*?(\n<!-- /speed -->)", re.DOTALL)
@@ -28,14 +28,14 @@ def renew(markdown: str, results: Path) -> str:
     return MARKED.sub(built, markdown)
 
 
-def table(found: dict[str, Any], name: str) -> str:
+def table(found: Record, name: str) -> str:
     """Build the tables of one recorded result, whose footnote has a name."""
     if "images" in found:
         return _images(found, name)
     return _models(found, name) if "tables" in found else _bench(found, name)
 
 
-def _bench(found: dict[str, Any], name: str) -> str:
+def _bench(found: Record, name: str) -> str:
     """Build a table with a row for each subject and a column for each length and pass.
 
     A cell holds how many times as fast as fused attention it is; folded tables have the times, and their shares of the
@@ -63,7 +63,7 @@ def _bench(found: dict[str, Any], name: str) -> str:
     )
 
 
-def _grid(rows: list[dict[str, Any]], cell: Callable[[dict[str, Any]], str]) -> list[str]:
+def _grid(rows: list[Record], cell: Callable[[Record], str]) -> list[str]:
     """Build the lines of a table with a row for each subject and a column for each length and pass."""
     points = list(dict.fromkeys((r["length"], r["pass"]) for r in rows))
     cells = {(r["subject"], r["length"], r["pass"]): cell(r) for r in rows}
@@ -82,22 +82,22 @@ def _name(subject: str) -> str:
     return f"`{name}`" + "".join(f" {option}" for option in options.split(",") if option)
 
 
-def _machine(m: dict[str, Any]) -> str:
+def _machine(m: Record) -> str:
     software = f"torch {m['torch']}; kernels {m['kernels']['cpu']}; {m['allocator'].split(';')[0]}"
     return f"{m['device']}, {m['cores']} cores, {m['threads']} threads; {software}"
 
 
-def _ratio(r: dict[str, Any]) -> str:
+def _ratio(r: Record) -> str:
     if r["subject"] == SDPA:
         return seconds(r["wall_s"])
     return f"{r['x_sdpa']:.3g}x" if r.get("x_sdpa") else "-"
 
 
-def _share(r: dict[str, Any]) -> str:
+def _share(r: Record) -> str:
     return f"{r['share']:.0%}"[:-1] if r.get("share") else "-"
 
 
-def _models(found: dict[str, Any], name: str) -> str:
+def _models(found: Record, name: str) -> str:
     """Build a table for each size of whole models in training."""
     lines = []
     for label, rows in found["tables"].items():
@@ -110,7 +110,7 @@ def _models(found: dict[str, Any], name: str) -> str:
     return "\n".join([*lines, f"[^{name}]: {_machine(found['machine'])}; {found['dtype']}."])
 
 
-def _images(found: dict[str, Any], name: str) -> str:
+def _images(found: Record, name: str) -> str:
     """Build a table of models of images, in inference and in training.
 
     Speeds are relative to the first model of a group, whose row gives its images per second.
