@@ -648,8 +648,8 @@ from tokenmix.mixers import Facts, Mixer
 class Doubled(Mixer):
     facts = Facts(causal=True)
 
-    def mix(self, x, context, **given):
-        return 2.0 * x
+    def mix(self, inputs):
+        return 2.0 * inputs.x
 
 
 register_mixer("doubled", Doubled)

@@ -133,9 +133,10 @@ def accurate_on_adversarial_keys(s: Subject) -> None:
     args, options = _longer_case(s)
     of = roles(s.functional)  # type: ignore[arg-type]  # _long has refused None
     measure = Measure(s.functional, partial(reference_value, s), of, s.cls.largest_logit)  # type: ignore[arg-type, attr-defined]  # as above, so a Mixer
+    names = list(inspect.signature(s.functional).parameters)  # type: ignore[arg-type]  # as above
     for name, case, given in adversarial_cases(args, options, of, seed=s.seed):
         found = measure.compare(case, given)
-        shown = {"case": name, "seed": s.seed, "q": found.args[0], "k": found.args[of.keys]}
+        shown = {"case": name, "seed": s.seed, **{names[at]: found.args[at] for at in (0, of.keys)}}
         for part in found.parts:
             start = 0 if part.what == "output" and part.got.ndim == 3 else None
             more: Options = {"tol": found.tolerance, "scale": part.scale, "of": part.of, "start": start}

@@ -20,6 +20,10 @@ from .tolerances import ADVERSARIAL, BY_DTYPE, LOGIT_EPS
 
 SIZE, BIAS = 100.0, 60.0
 """The largest size of adversarial keys and of adversarial log-weights."""
+LOST = 1e-32
+"""Gradients below it are compared as if they had this size: of a smaller float32 number, digits are lost, or all of it
+where its reciprocal is too large, as in sigmoid(-100).
+"""
 TOLERANCE = {**BY_DTYPE, torch.float32: ADVERSARIAL}
 """The tolerance of the errors by dtype, before the part that grows with the logits.
 
@@ -187,10 +191,11 @@ class Measure:
         if not wanted:
             return
         against = self.of.keys if self.of.values is None else self.of.values
-        floor = max(largest(wanted[against]) * largest(leaves_of(true)[against].detach()), self._tiny)
+        smallest = max(self._tiny, LOST)
+        floor = max(largest(wanted[against]) * largest(leaves_of(true)[against].detach()), smallest)
         for i, (name, got, want) in enumerate(zip(leaf_names(self.run, true), grads, wanted, strict=True)):
             if want.numel():  # factors of rank 0 have none
-                scale = max(largest(want), self._tiny if i == against else floor)
+                scale = max(largest(want), smallest if i == against else floor)
                 yield MeasuredPart(f"gradient of {name}", got, want, scale, "the largest gradient")
 
     @property

@@ -87,7 +87,7 @@ def NAME(
     if not causal:
         raise MixerError("NAME: has only a causal form, got causal=False.")
     size = q.shape[-1] // heads
-    empty = at_least_float32(q).new_zeros(len(q), heads, size, size)
+    empty = at_least_float32(q).new_zeros(q.shape[0], heads, size, size)
     return step_through(q, k, v, keep, empty, heads=heads, key_mask=key_mask)[0]
 
 
