@@ -77,11 +77,12 @@ test-browser: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# What follows from the code or from a page: the tables in the README, the page of claims and the notebook.
+# What follows from the code or from a page: the tables in the README, the page of claims, the charts and the notebooks.
 tables: setup
 	$(BIN)/python -m tokenmix.lab.report.taxonomy README.md
 	$(BIN)/python -m tokenmix.lab.papers docs/claims.md
-	$(BIN)/python -m benchmarks.walk_notebook
+	$(BIN)/python -m benchmarks.charts
+	$(BIN)/python -m benchmarks.notebooks
 
 clean:
 	rm -rf site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -9,14 +9,15 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from tokenmix.lab.papers.ours import measured_sweep
 from tokenmix.lab.report.taxonomy import MARK, page_of, taxonomy
-from tokenmix.lab.sweep.results import markdown, results_table
+from tokenmix.lab.sweep.results import Results, markdown, results_table
 from tokenmix.lab.sweep.sweep_page import comparison_table
 from tokenmix.mixers import CORE, MIXERS
-from tokenmix.system.text import number
+from tokenmix.system.text import MISSING, Table, number
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -24,6 +25,10 @@ EXPORTS = "<!-- exports -->"
 SIGNALS = "<!-- signals -->"
 SWEEP = re.compile(r"<!-- sweep (\w+) -->")
 """A page asks for the table of a sweep by the name of its plan under benchmarks/sweeps."""
+MADE = ("best rate", "parameters")
+"""Columns of a sweep's table that say how a row was made: they are folded, with the tokens of its training."""
+LOADED = ("seconds", "peak MiB")
+"""Columns that depend on the machine and on what else ran on it: pages leave them out."""
 
 
 def on_config(config: Any, **_: Any) -> Any:
@@ -45,10 +50,17 @@ def with_mixers(nav: list[Any]) -> list[Any]:
         {tier.capitalize(): [{title: f"mixers/{page}.md"} for page, title in pages.items()]}
         for tier, pages in tiers.items()
     ]
-    return [
-        {"Mixers": [*entry["Mixers"], *sections]} if isinstance(entry, dict) and "Mixers" in entry else entry
-        for entry in nav
-    ]
+    return _extended(nav, sections)
+
+
+def _extended(nav: list[Any], sections: list[Any]) -> list[Any]:
+    """Return the navigation with more sections at the end of the one called Mixers, wherever it stands."""
+    found: list[Any] = []
+    for entry in nav:
+        name, inside = next(iter(entry.items())) if isinstance(entry, dict) else ("", entry)
+        more = sections if name == "Mixers" else []
+        found.append({name: [*_extended(inside, sections), *more]} if isinstance(inside, list) else entry)
+    return found
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -59,11 +71,17 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         markdown = markdown.replace(EXPORTS, exports(RESULTS / "exports.json"))
     if SIGNALS in markdown:
         markdown = markdown.replace(SIGNALS, signals(RESULTS / "signals.json"))
-    return SWEEP.sub(lambda found: sweep(found[1]), markdown)
+    return SWEEP.sub(_sweep_in_its_place, markdown)
+
+
+def _sweep_in_its_place(found: re.Match[str]) -> str:
+    """Return the table of a sweep, each line as far from the margin as its mark, which may stand in a folded part."""
+    margin = found.string[: found.start()].rpartition("\n")[2]
+    return indent(sweep(found[1]), margin if margin.isspace() else "").strip(" ")
 
 
 def sweep(name: str) -> str:
-    """Return what a sweep has found: its table, how the rows compare with the first, and what is not run yet."""
+    """Return what a sweep has found: scores and how they compare with the first row; folded, how they were made."""
     results = measured_sweep(name)
     if results is None:
         raise FileNotFoundError(f"docs: there is no plan benchmarks/sweeps/{name}.json.")
@@ -72,12 +90,53 @@ def sweep(name: str) -> str:
     done = [row for row in plan.rows if results.scores(row)]
     if not done:
         return f"*Not measured yet*: {command} trains {', '.join(f'`{row}`' for row in plan.rows)}.\n"
-    open_rows = [f"`{row}`" for row in plan.rows if len(results.scores(row)) < len(plan.seeds)]
-    rest = f"*Seeds still to be run*: {', '.join(open_rows)}.\n" if open_rows else ""
-    table, verdicts = results_table(results), comparison_table(results)
-    shown = [replace(each, rows=[line for line in each.rows if line[0] in done]) for each in (table, verdicts)]
-    parts = [markdown(each) for each in shown if each.rows]
-    return "\n".join([*parts, f"Repeat it with {command}. {rest}"])
+    found, compared = results_table(results), comparison_table(results)
+    found = replace(found, rows=[line for line in found.rows if line[0] in done])
+    made = ["row", *MADE, results.unit()]
+    shown = ["row", *(name for name in found.columns if name not in {*made, *LOADED})]
+    table = markdown(_join(replace(found, columns=shown, rows=select(found, shown)), compared))
+    left = [f"`{row}`" for row in plan.rows if len(results.scores(row)) < len(plan.seeds)]
+    notes = [note for note in (*found.notes, *compared.notes) if not note.startswith(LOADED)]
+    notes += [f"Repeat it with {command}."] + [f"Seeds still to be run: {', '.join(left)}."] * bool(left)
+    folded = markdown(Table(found.title, made, select(found, made), notes))
+    parts = [table.split("\n", 2)[2].rstrip(), _caption(results, compared)]
+    return "\n\n".join([*parts, '??? note "Rates, sizes and rules"', indent(folded, "    ")])
+
+
+def select(table: Table, columns: list[str]) -> list[list[str]]:
+    """Return these columns of the rows of a table."""
+    places = [table.columns.index(column) for column in columns]
+    return [[line[place] for place in places] for line in table.rows]
+
+
+def _join(table: Table, compared: Table) -> Table:
+    """Return the scores with each row's difference from the first; without notes and without columns that say nothing.
+
+    The verdict has its column if any row has one.
+    """
+    margins = {
+        line[0]: f" ± {line[3].removeprefix('+- ')}" if line[3].startswith("+-") else "" for line in compared.rows
+    }
+    columns = [compared.title.lower()] + ["verdict"] * _decides(compared)
+    cells = {line[0]: [line[2] + margins[line[0]], line[1]][: len(columns)] for line in compared.rows}
+    lines = [[*line, *cells.get(line[0], [""] * len(columns))] for line in table.rows]
+    head = [*table.columns, *columns]
+    kept = [i for i in range(len(head)) if any(line[i] not in ("", "-", MISSING) for line in lines)]
+    return Table("", [head[i] for i in kept], [[line[i] for i in kept] for line in lines])
+
+
+def _decides(compared: Table) -> bool:
+    return any(line[1] != "cannot be tested" and line[1] != "not yet" for line in compared.rows)
+
+
+def _caption(results: Results, compared: Table) -> str:
+    """Return what the scores of a table are, and what they would be without a model."""
+    better = "higher" if results.higher_is_better() else "lower"
+    floors = ", ".join(f"{name} {value:.3f}" for name, value in results.yardsticks.items())
+    said = f"Score: {results.metric()} on validation, {better} is better; n: seeds."
+    said += " Rows are compared by beyond, which the note explains." if results.plan.lengths else ""
+    said += f" For comparison: {floors}." if floors else ""
+    return f"*{said}{'' if _decides(compared) else ' No row has a verdict: indicative.'}*"
 
 
 def signals(results: Path) -> str:

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 from mkdocs.exceptions import PluginError
 
+import docs_hooks
 import docs_math
 import docs_mixers
-from docs_hooks import SWEEP
+from docs_hooks import SWEEP, sweep
 from tokenmix.lab.report.taxonomy import page_of
 from tokenmix.mixers import CORE, MIXERS
 from tokenmix.testing.skeletons import SKELETONS
@@ -188,3 +189,26 @@ def test_a_strict_build_hears_its_warnings():
     (build,) = re.findall(r"mkdocs build.*", (ROOT / "Makefile").read_text())
     assert "--strict" in build.split()
     assert not {"-q", "--quiet"} & set(build.split())
+
+
+def test_a_sweep_shows_scores_and_verdicts_and_folds_the_rest():
+    shown, folded = sweep("enwik8_modern").split("??? note")
+    head = shown.partition("\n")[0]
+    assert head == "| row | score | spread | n | state bytes | against attention | verdict |"
+    assert "| aft_forget | 1.920 | 0.005 | 3 | 30,900 | -0.026 ± 0.009 | better |" in shown
+    assert "| row | best rate | parameters | tokens |" in folded
+    assert not re.search("seconds|peak MiB", shown + folded)
+    assert "tokenmix sweep benchmarks/sweeps/enwik8_modern.json" in folded
+
+
+def test_a_sweep_of_one_seed_is_indicative_and_has_no_empty_columns():
+    shown = sweep("enwik8_10m").split("??? note")[0]
+    assert shown.partition("\n")[0] == "| row | score | n | state bytes | against attention |"
+    assert "No row has a verdict: indicative." in shown
+
+
+def test_a_sweep_in_a_folded_part_stays_in_it():
+    text = '??? note "More"\n\n    <!-- sweep recall -->\n\nAfter.\n'
+    lines = docs_hooks.on_page_markdown(text).split("\n")
+    assert [line for line in lines[1:-2] if line and not line.startswith("    ")] == []
+    assert lines[-2] == "After."

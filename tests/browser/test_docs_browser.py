@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from chromium import measured
+from chromium import chromium, measured
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,3 +135,19 @@ def test_every_internal_link_is_alive(site, pages):
             )
             dead += [] if there else [f"{name}: {link}"]
     assert not dead
+
+
+def test_search_works_in_a_page_that_was_opened_as_a_file(site, tmp_path):
+    query = """addEventListener("load", () => setTimeout(() => {
+      const field = document.querySelector("[data-md-component=search-query]");
+      document.querySelector("#__search").click();
+      field.focus();
+      field.value = "hydra";
+      field.dispatchEvent(new KeyboardEvent("keyup"));
+    }, 1000));"""
+    page = site / "searched.html"
+    page.write_text((site / "quality.html").read_text().replace("</body>", f"<script>{query}</script></body>"))
+    command = chromium(tmp_path, "--virtual-time-budget=60000", "--dump-dom", page.as_uri())
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    page.unlink()
+    assert f'href="{site.as_uri()}/mixers/hydra.html' in found  # links of the page itself are relative

@@ -1,7 +1,7 @@
 """Tables for pages, from results recorded with ``--json`` or by ``benchmarks/{whole,image}_models.py``.
 
 ``python -m tokenmix.lab.bench.bench_page RESULTS PAGE...`` updates tables of pages. A page asks for a result by name,
-``<!-- speed: NAME -->`` to ``<!-- /speed -->``.
+``<!-- speed: NAME -->`` to ``<!-- /speed -->``. A cell holds one number; machine and settings are a footnote.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from ...system.text import seconds
@@ -20,36 +21,59 @@ MARKED = re.compile(r"(<!-- speed: ([\w-]+) -->\n).*?(\n<!-- /speed -->)", re.DO
 
 def renew(markdown: str, results: Path) -> str:
     """Return the page with every table it asks for built from ``results``/NAME.json."""
-    return MARKED.sub(lambda m: m[1] + table(json.loads((results / f"{m[2]}.json").read_text())) + m[3], markdown)
+
+    def built(found: re.Match[str]) -> str:
+        return found[1] + table(json.loads((results / f"{found[2]}.json").read_text()), found[2]) + found[3]
+
+    return MARKED.sub(built, markdown)
 
 
-def table(found: Record) -> str:
-    """Build the tables of one recorded result."""
+def table(found: Record, name: str) -> str:
+    """Build the tables of one recorded result, whose footnote has a name."""
     if "images" in found:
-        return _images(found)
-    return _models(found) if "tables" in found else _bench(found)
+        return _images(found, name)
+    return _models(found, name) if "tables" in found else _bench(found, name)
 
 
-def _bench(found: Record) -> str:
+def _bench(found: Record, name: str) -> str:
     """Build a table with a row for each subject and a column for each length and pass.
 
-    A cell holds how many times as fast as fused attention it is, the time, and the share of the machine's limit.
+    A cell holds how many times as fast as fused attention it is; folded tables have the times, and their shares of the
+    machine's limit.
     """
     rows = [r for r in found["rows"] if "wall_s" in r]
-    points = list(dict.fromkeys((r["length"], r["pass"]) for r in rows))
-    cells = {(r["subject"], r["length"], r["pass"]): r for r in rows}
     s = found["setting"]
     size = f"{s['level']}, batch {s['batch']}, {s['dim']} features, {s['heads']} heads, {s['dtype']}"
+    bounds = list(dict.fromkeys(f"`{r['bound']}`" for r in rows if r.get("share")))
+    limits = "by row " * (len(bounds) > 1) + " or ".join(bounds)
+    folded = ["Milliseconds:", "", *_grid(rows, lambda r: f"{r['wall_s'] * 1e3:,.3g}")]
+    folded += ["", f"Per cent of the limit of the machine, {limits}:", "", *_grid(rows, _share)] if limits else []
+    return "\n".join(
+        [
+            *_grid(rows, _ratio),
+            "",
+            f"Times as fast as `sdpa`, whose row is its own time.[^{name}]",
+            "",
+            '??? note "Times and shares of the limit"',
+            "",
+            *(f"    {line}" if line else "" for line in folded),
+            "",
+            f"[^{name}]: {_machine(found['machine'])}; {size}.",
+        ]
+    )
+
+
+def _grid(rows: list[Record], cell: Callable[[Record], str]) -> list[str]:
+    """Build the lines of a table with a row for each subject and a column for each length and pass."""
+    points = list(dict.fromkeys((r["length"], r["pass"]) for r in rows))
+    cells = {(r["subject"], r["length"], r["pass"]): cell(r) for r in rows}
+    wrong = {r["subject"] for r in rows if r["status"] == "wrong"}
     several = len({which for _, which in points}) > 1
-    lines = [
-        f"*{_machine(found['machine'])}; {size}*",
-        "",
-        _row("", *(f"{n}, {which}" if several else n for n, which in points)),
-        "|---" * (len(points) + 1) + "|",
-    ]
+    lines = [_row("", *(f"{n}, {which}" if several else n for n, which in points)), "|---" * (len(points) + 1) + "|"]
     for subject in dict.fromkeys(r["subject"] for r in rows):
-        lines.append(_row(_name(subject), *(_cell(cells.get((subject, *point))) for point in points)))
-    return "\n".join(lines)
+        name = _name(subject) + (", *wrong*" if subject in wrong else "")
+        lines.append(_row(name, *(cells.get((subject, *point), "-") for point in points)))
+    return lines
 
 
 def _name(subject: str) -> str:
@@ -63,54 +87,47 @@ def _machine(m: Record) -> str:
     return f"{m['device']}, {m['cores']} cores, {m['threads']} threads; {software}"
 
 
-def _cell(r: Record | None) -> str:
-    if r is None:
-        return "-"
+def _ratio(r: Record) -> str:
     if r["subject"] == SDPA:
         return seconds(r["wall_s"])
-    ratio = f"{r['x_sdpa']:.3g}x" if r.get("x_sdpa") else "-"
-    share = f", {r['share']:.0%} of {r['bound']}" if r.get("share") else ""
-    return f"**{ratio}** {seconds(r['wall_s'])}{share}{', wrong' if r['status'] == 'wrong' else ''}"
+    return f"{r['x_sdpa']:.3g}x" if r.get("x_sdpa") else "-"
 
 
-def _models(found: Record) -> str:
+def _share(r: Record) -> str:
+    return f"{r['share']:.0%}"[:-1] if r.get("share") else "-"
+
+
+def _models(found: Record, name: str) -> str:
     """Build a table for each size of whole models in training."""
-    lines = [f"*{_machine(found['machine'])}; {found['dtype']}*"]
+    lines = []
     for label, rows in found["tables"].items():
-        lines += [
-            "",
-            f"**{label}**",
-            "",
-            _row("", "steps per second", "of fused attention", "peak MiB"),
-            "|---" * 4 + "|",
-        ]
-        for name, r in rows.items():
-            lines.append(
-                _row(
-                    name,
-                    *(
-                        (f"{r['it/s']:.3g}", f"{r['ratio_to_fused']:.2f}x", f"{r['peak_MiB']:,.0f}")
-                        if r
-                        else ("does not fit", "-", "-")
-                    ),
-                )
-            )
-    return "\n".join(lines)
+        lines += [f"**{label}**[^{name}]", ""]
+        lines += [_row("", "of fused attention", "steps per second", "peak MiB"), "|---" * 4 + "|"]
+        for row, r in rows.items():
+            fits = (f"{r['ratio_to_fused']:.2f}x", f"{r['it/s']:.3g}", f"{r['peak_MiB']:,.0f}") if r else None
+            lines.append(_row(row, *(fits or ("does not fit", "-", "-"))))
+        lines += [""]
+    return "\n".join([*lines, f"[^{name}]: {_machine(found['machine'])}; {found['dtype']}."])
 
 
-def _images(found: Record) -> str:
-    """Build a table of models of images, in inference and in training; the ratio is to the first of their group."""
+def _images(found: Record, name: str) -> str:
+    """Build a table of models of images, in inference and in training.
+
+    Speeds are relative to the first model of a group, whose row gives its images per second.
+    """
     passes = ("inference", "training")
-    heads = [f"{which}, {unit}" for which in passes for unit in ("images per second", "MiB")]
-    lines = [f"*{_machine(found['machine'])}; {found['setting']}*", ""]
-    lines += [_row("", "parameters, M", "multiply-accumulates, G", *heads), "|---" * (len(heads) + 3) + "|"]
-    for name, r in found["images"].items():
-        cells = [f"{r['parameters'] / 1e6:.1f}", f"{r['giga_macs']:.2f}"]
+    heads = [f"{which}{unit}" for which in passes for unit in ("", ", MiB")]
+    lines = [_row("", *heads, "parameters, M", "multiply-accumulates, G"), "|---" * (len(heads) + 3) + "|"]
+    for model, r in found["images"].items():
+        cells = []
         for which in passes:
-            speed, memory = r[f"{which}_images_per_s"], r[f"{which}_peak_MiB"]
-            cells += [f"{speed:.3g}, **{r[f'{which}_ratio']:.2f}x**", f"{memory:,.0f}"]
-        lines.append(_row(f"`{name}`", *cells))
-    return "\n".join(lines)
+            first = r[f"{which}_ratio"] == 1
+            cells += [f"{r[f'{which}_images_per_s']:.3g} / s" if first else f"{r[f'{which}_ratio']:.2f}x"]
+            cells += [f"{r[f'{which}_peak_MiB']:,.0f}"]
+        cells += [f"{r['parameters'] / 1e6:.1f}", f"{r['giga_macs']:.2f}"]
+        lines.append(_row(f"`{model}`", *cells))
+    said = f"Times as fast as the first row of the group, which is in images per second.[^{name}]"
+    return "\n".join([*lines, "", said, "", f"[^{name}]: {_machine(found['machine'])}; {found['setting']}."])
 
 
 def _row(*cells: str) -> str:
