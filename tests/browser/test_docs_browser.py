@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -12,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from chromium import measured
+from chromium import chromium, measured
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,3 +136,16 @@ def test_every_internal_link_is_alive(site, pages):
             )
             dead += [] if there else [f"{name}: {link}"]
     assert not dead
+
+
+def test_search_finds_pages_that_are_opened_as_files(site, tmp_path):
+    address = f"{(site / 'index.html').as_uri()}?q=External+attention"
+    command = chromium(tmp_path, "--virtual-time-budget=60000", "--dump-dom", address)
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout
+    assert re.search(r'md-search-result__meta">\d+ matching documents', shown)
+    assert "mixers/external.html" in shown
+
+
+def test_no_page_asks_the_network_for_anything(site):
+    loaded = re.compile(r'<(?:script|img|iframe)[^>]* src="?https?:|<link[^>]* rel="?stylesheet[^>]* href="?https?:')
+    assert [page.name for page in site.rglob("*.html") if loaded.search(page.read_text())] == []
