@@ -69,7 +69,7 @@ test-oldest: $(OLDEST)/.ok
 $(OLDEST)/.ok: pyproject.toml constraints-oldest.txt hatch_build.py
 	@echo "set-up: a virtual environment in $(OLDEST) with the oldest versions; takes minutes, torch is large"
 	@$(PY) -m venv $(OLDEST) && $(OLDEST)/bin/python -m pip install -q -U "pip>=25.1"
-	@$(OLDEST)/bin/python -m pip install -q -c constraints-oldest.txt -e ".[hf,vision]" accelerate peft pytest pytest-xdist pytest-timeout
+	@$(OLDEST)/bin/python -m pip install -q -c constraints-oldest.txt -e ".[train,hf,vision]" accelerate peft pytest pytest-xdist pytest-timeout
 	@touch $@
 
 # What an index is given, in dist: the archive of the sources, and a wheel made from it. An index refuses the tag
