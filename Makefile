@@ -49,7 +49,7 @@ quick: setup
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	@tests=$$(PYTHONPATH=tests $(BIN)/python -m quick $(M)) && set -x && TOKENMIX_QUICK=$(M) $(PYTEST) -n 2 $$tests
+	@tests=$$($(BIN)/python tests/quick.py $(M)) && set -x && TOKENMIX_QUICK=$(M) $(PYTEST) -n 2 $$tests
 
 # The library's tests in an environment of their own, with torch and without any extra.
 test-core: $(CORE)/.ok

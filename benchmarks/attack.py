@@ -56,7 +56,11 @@ def drawn(rng: random.Random, *, streams: bool) -> tuple[str, Subject, bool]:
         name, options = CASES[case]
         causal = streams or rng.random() < 0.6
         cls = tokenmix.MIXERS[name]
-        if (causal and case in GRIDS) or causal not in cls.causal_forms() or (streams and not cls.supports_streaming):
+        if (
+            (causal and case in GRIDS)
+            or causal not in cls.facts.causal_forms()
+            or (streams and not cls.facts.streaming)
+        ):
             continue
         grid, prefix = GRIDS.get(case, (None, 0))
         return (

@@ -37,7 +37,7 @@ def find_release() -> str:
     return (
         ""
         if run_git("rev-parse", "--is-shallow-repository") != "false"
-        else run_git("log", "-1", "--format=%H", "--", VERSION)
+        else run_git("log", "-1", "--first-parent", "--format=%H", "--", VERSION)
     )
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenmix import build_mixer, register_mixer
-from tokenmix.mixers import Inputs, Mixer, mixer_options
+from tokenmix.mixers import Facts, Inputs, Mixer, mixer_options
 from tokenmix.mixers.parts.short_conv import ShortConv
 from tokenmix.mixers.table import MIXERS
 from tokenmix.positions.rotary import RotaryPositions
@@ -27,7 +27,7 @@ class Convolved(Mixer):
         max_len: filled in where that mixer needs it.
     """
 
-    supports_causal = knows_positions = True
+    facts = Facts(causal=True, knows_positions=True)
 
     def __init__(self, dim: int, *, then: dict[str, Any], causal: bool = False, max_len: int | None = None):
         super().__init__(dim, causal=causal, max_len=max_len)
@@ -54,7 +54,7 @@ class AttentionWithParts(Mixer):
         gate: a sigmoid gate of the output.
     """
 
-    supports_causal = knows_positions = True
+    facts = Facts(causal=True, knows_positions=True)
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ def with_mixers(nav: list[Any]) -> list[Any]:
     for name, cls in MIXERS.items():
         page = page_of(name, ROOT / "docs/mixers")
         if page is not None and not any(page in known for known in tiers.values()):
-            tiers[cls.about.tier][page] = (
+            tiers[cls.facts.about.tier][page] = (
                 (ROOT / f"docs/mixers/{page}.md").read_text().split("\n")[0].removeprefix("# ").split(":")[0]
             )
     sections = [

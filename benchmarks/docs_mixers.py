@@ -147,9 +147,9 @@ def sources(stem: str) -> str:
 
 def _sources_of(name: str) -> str:
     cls, (of_class, form, equation) = MIXERS[name], _links(name)
-    papers = [f"[arXiv {number}](https://arxiv.org/abs/{number})" for number in _arxiv(cls.about.paper)]
+    papers = [f"[arXiv {number}](https://arxiv.org/abs/{number})" for number in _arxiv(cls.facts.about.paper)]
     parts = [
-        f"paper {', '.join(papers) or cls.about.paper}",
+        f"paper {', '.join(papers) or cls.facts.about.paper}",
         f"class {of_class} in `src/{cls.__module__.replace('.', '/')}.py`",
         f"functional form {form}",
         f"equation in float64 {equation}",
@@ -161,7 +161,7 @@ def _sources_of(name: str) -> str:
 def _links(name: str) -> tuple[str, str, str]:
     """Return links to a mixer's class, its functional form and its equation in the reference."""
     cls, equation = MIXERS[name], equation_of(name)
-    paths = (f"{cls.__module__}.{cls.__name__}", _path(cls.functional_form()), equation)
+    paths = (f"{cls.__module__}.{cls.__name__}", _path(cls.facts.functional_form()), equation)
     of_class, form, equation = (f"[`{path.rpartition('.')[2]}`][{path}]" for path in paths)
     return of_class, form, equation
 
@@ -180,7 +180,7 @@ def _cases() -> dict[str, str]:
 def equation_of(name: str) -> str:
     """Return the path of the float64 reference of a mixer: its own, or that of its functional form."""
     found = getattr(reference, name, None)
-    return _path(found if callable(found) else getattr(reference, MIXERS[name].functional_form().__name__))
+    return _path(found if callable(found) else getattr(reference, MIXERS[name].facts.functional_form().__name__))
 
 
 def core_table() -> str:
@@ -192,10 +192,10 @@ def core_table() -> str:
     for name in CORE:
         cls = MIXERS[name]
         options = mixer_options(cls)
-        knows = "with `positions`" if "positions" in options else "yes" if cls.knows_positions else "no"
+        knows = "with `positions`" if "positions" in options else "yes" if cls.facts.knows_positions else "no"
         cells = [
             f"[`{name}`](mixers/{page_of(name, ROOT / 'docs/mixers')}.md)",
-            *(text.replace("^2", "²") for text in (cls.about.time, cls.about.space)),
+            *(text.replace("^2", "²") for text in (cls.facts.about.time, cls.facts.about.space)),
             state_growth(name),
             knows,
             "`max_len`" if options.get("max_len") is not None else "any",

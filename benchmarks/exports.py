@@ -38,7 +38,7 @@ def built(name: str) -> Any:
     options: dict[str, Any] = {k: v for k, v in NEEDED.items() if known.get(k) is inspect.Parameter.empty}
     torch.manual_seed(0)
     heads = {"heads": 2} if "heads" in known else {}
-    return perturb(build_mixer(name, DIM, **heads, **options, causal=MIXERS[name].supports_causal), seed=1).eval()
+    return perturb(build_mixer(name, DIM, **heads, **options, causal=MIXERS[name].facts.causal), seed=1).eval()
 
 
 def exported(mixer: Any, path: Path, decode: bool) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def main() -> None:
     print(f"{'mixer':30} {'future reaches past':>20} {'present reaches':>16} {'past reaches':>13}")
     worst = 0.0
     for name, cls in MIXERS.items():
-        if not cls.supports_causal:
+        if not cls.facts.causal:
             continue
         torch.manual_seed(0)
         mixer = example_mixer(name, DIM, T=T).eval()

@@ -215,9 +215,9 @@ def draw_pattern(name: str) -> dict[str, Any]:
     """Write which pairs a mixer attends, causal and both ways; return what is drawn."""
     known = mixer_options(MIXERS[name])
     found = {}
-    if MIXERS[name].supports_causal:
+    if MIXERS[name].facts.causal:
         found["causal"] = attended(name, causal=True)
-    if not MIXERS[name].causal_only:
+    if not MIXERS[name].facts.causal_only:
         found["both ways"] = attended(name, causal=False)
     shown = [(form, heads, pairs) for form, sets in found.items() for heads, pairs in [*sets.items()][:2]]
     across = min(2, len(shown))

@@ -112,7 +112,7 @@ def flow(name: str, sizes: dict[str, int] | None = None) -> Flow:
         key: size for key, (size, _, _) in OPTIONS.items() if key in known
     }
     torch.manual_seed(0)
-    mixer = build_mixer(name, sizes["D"], causal=cls.supports_causal, **options)
+    mixer = build_mixer(name, sizes["D"], causal=cls.facts.causal, **options)
     return _Recorder(mixer, options, sizes).run()
 
 
@@ -136,7 +136,7 @@ class _Recorder:
             for key, child in self.mixer.named_children()
             if isinstance(child, nn.Module)
         ]
-        form = self.mixer.functional_form()
+        form = self.mixer.facts.functional_form()
         try:
             with patch.object(functional, form.__name__, self._wrapped(form)):
                 y = self.mixer(self.x)
@@ -175,7 +175,7 @@ class _Recorder:
                 given = [value] if isinstance(value, Tensor) else list(value) if isinstance(value, tuple) else []
                 if given and all(isinstance(part, Tensor) for part in given):
                     self.ports.append(self._port(port, given))
-            idea = type(self.mixer).about.idea
+            idea = type(self.mixer).facts.about.idea
             reads = list(dict.fromkeys(key for port in self.ports for key in port.reads))
             self.form = Step(form.__name__, "form", [idea, self.names.shape(out)], reads)
             self.steps.append(self.form)

@@ -101,7 +101,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     rows = {}
-    for name in [*(name for name in CORE if MIXERS[name].supports_causal), NORMED]:
+    for name in [*(name for name in CORE if MIXERS[name].facts.causal), NORMED]:
         whole = LONG if "max_len" not in mixer_options(MIXERS[spec(name)["name"]]) or name == "attention" else LENGTH
         trained = model_of(name, LENGTH)
         rows[name] = {"start": heard(model_of(name, whole), whole), "gradients": gradients(trained)}

@@ -349,7 +349,7 @@ GRIDS: dict[str, tuple[tuple[int, ...], int]] = {
 
 
 ONLY_CAUSAL = ["attention-xpos", "attention-cope", "attention-xpos-cope"]
-ONLY_CAUSAL += [case for case, (name, _) in CASES.items() if MIXERS[name].causal_only]
+ONLY_CAUSAL += [case for case, (name, _) in CASES.items() if MIXERS[name].facts.causal_only]
 """Cases whose mixer or options are defined in the causal form alone."""
 
 BOTH_WAYS = [case for case in CASES if case not in ONLY_CAUSAL]
@@ -377,4 +377,4 @@ def forms() -> list[tuple[str, bool]]:
 def _ways(case: str) -> tuple[bool, ...]:
     if case in ONLY_CAUSAL:
         return (True,)
-    return (False,) if case in GRIDS else MIXERS[CASES[case][0]].causal_forms()
+    return (False,) if case in GRIDS else MIXERS[CASES[case][0]].facts.causal_forms()

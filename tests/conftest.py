@@ -32,8 +32,9 @@ def pytest_addoption(parser):
 
 def pytest_ignore_collect(collection_path, config):
     """Leave out the files that need an extra, with ``--core``."""
-    late = collection_path.name in (*beyond_torch(), "browser")
-    return True if config.getoption("core") and late else None
+    if config.getoption("core") and collection_path.name in (*beyond_torch(), "browser"):
+        return True
+    return None
 
 
 @pytest.fixture(autouse=True)

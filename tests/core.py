@@ -43,6 +43,7 @@ def needs(file: Path) -> frozenset[str]:
     return frozenset(found)
 
 
+@cache
 def beyond_torch() -> list[str]:
     """Return the names of the test files that need an extra."""
     return [file.name for file in sorted(HERE.glob("test_*.py")) if needs(file)]

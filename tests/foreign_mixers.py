@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenmix.mixers import Inputs, Mixer
+from tokenmix.mixers import Facts, Inputs, Mixer
 from tokenmix.mixers.base import register_state
 
 
@@ -189,7 +189,7 @@ class MeanState(NamedTuple):
 class MeanMixer(Mixer):
     """A Mixer from outside that keeps the contract: the mean of the values it may attend."""
 
-    supports_causal = supports_streaming = True
+    facts = Facts(causal=True, streaming=True)
 
     def __init__(self, dim: int, *, causal: bool = False):
         super().__init__(dim, causal=causal)
@@ -252,16 +252,18 @@ class Forgetful(MeanMixer):
 class Excused(Forgetful):
     """A mixer that declares what it cannot do."""
 
-    waivers = dict.fromkeys(
-        ("streaming_equals_parallel", "rows_at_different_positions", "reorder_picks_rows", "state_is_a_value"),
-        "keeps no past",
+    facts = Facts(
+        waivers=dict.fromkeys(
+            ("streaming_equals_parallel", "rows_at_different_positions", "reorder_picks_rows", "state_is_a_value"),
+            "keeps no past",
+        )
     )
 
 
 class ExcusedLeak(MeanMixer):
     """A mixer that declares an exception no mixer may have."""
 
-    waivers = {"future_cannot_reach_past": "it is faster so"}
+    facts = Facts(waivers={"future_cannot_reach_past": "it is faster so"})
 
     def mix(self, inputs):
         return super().mix(inputs) + inputs.x.mean(1, keepdim=True)
@@ -270,7 +272,7 @@ class ExcusedLeak(MeanMixer):
 class Silent(MeanMixer):
     """A mixer that declares a capability it lacks."""
 
-    supports_attn_mask = True
+    facts = Facts(attn_mask=True)
 
 
 class NotJson(MeanMixer):
@@ -329,7 +331,7 @@ class OnlyCausal(MeanMixer):
 class SaysOnlyCausal(MeanMixer):
     """A mixer that states ``causal_only`` and can be built with causal=False all the same."""
 
-    causal_only = True
+    facts = Facts(causal_only=True)
 
     def __init__(self, dim: int, *, causal: bool = True):
         super().__init__(dim, causal=True)

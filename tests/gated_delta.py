@@ -11,6 +11,7 @@ from tokenmix import Mixer
 from tokenmix.mixers import (
     QKVO,
     About,
+    Facts,
     Inputs,
     MixingCost,
     add_projections,
@@ -94,12 +95,15 @@ class GatedDelta(Mixer):
         heads: number of heads, 2 by default.
     """
 
-    causal_only = supports_streaming = True
-    fixed_when_traced = True  # a trace unrolls the loop over tokens
-    about = About("nobody, for a test", "kernel", "T e D", "T e D", idea="writes what is new and forgets")
-    form = staticmethod(gated_delta)
-    carries = QKVO
-    signed = True
+    facts = Facts(
+        causal_only=True,
+        streaming=True,
+        fixed_when_traced=True,  # a trace unrolls the loop over tokens
+        about=About("nobody, for a test", "kernel", "T e D", "T e D", idea="writes what is new and forgets"),
+        form=gated_delta,
+        carries=QKVO,
+        signed=True,
+    )
 
     def __init__(self, dim: int, *, causal: bool = True, heads: int = 2, qkv_bias: bool = True, out_bias: bool = True):
         super().__init__(dim, causal=causal)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenmix import Mixer
-from tokenmix.mixers import QKVO, About, Inputs, MixingCost, register_state
+from tokenmix.mixers import QKVO, About, Facts, Inputs, MixingCost, register_state
 
 
 @register_state
@@ -55,11 +55,14 @@ class WeighedMean(Mixer):
         floor: the least weight; it has no default, so ``example_options`` gives one.
     """
 
-    supports_causal = supports_streaming = True
-    about = About("nobody, for a test", "kernel", "T D", "T D")
-    form = staticmethod(weighed_mean)
-    carries = QKVO
-    only_qkv = True
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        about=About("nobody, for a test", "kernel", "T D", "T D"),
+        form=weighed_mean,
+        carries=QKVO,
+        only_qkv=True,
+    )
 
     def __init__(self, dim: int, *, floor: float, causal: bool = False, qkv_bias: bool = True, out_bias: bool = True):
         super().__init__(dim, causal=causal)

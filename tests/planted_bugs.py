@@ -6,6 +6,7 @@ or test that must notice it holds; afterwards each fails by comparison: a crash 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 from collections.abc import Callable
@@ -107,17 +108,17 @@ def function(module: str, name: str, wrong: Wrong) -> Plant:
     return lambda patch, cls: replace(patch, importlib.import_module(module), name, wrong)
 
 
-def attribute(name: str, value: Any) -> Plant:
-    """Replace an attribute of the mixer's class."""
-    return lambda patch, cls: patch.setattr(cls, name, value)
+def fact(name: str, value: Any) -> Plant:
+    """Replace a fact of the mixer's class."""
+    return lambda patch, cls: patch.setattr(cls, "facts", dataclasses.replace(cls.facts, **{name: value}))
 
 
 def form(wrong: Wrong) -> Plant:
     """Replace the mixer's functional form."""
 
     def plant(patch: pytest.MonkeyPatch, cls: Any) -> None:
-        instead = wrapped(cls.functional_form(), wrong)
-        patch.setattr(cls, "functional_form", staticmethod(lambda: instead))
+        instead = wrapped(cls.facts.functional_form(), wrong)
+        fact("form", instead)(patch, cls)
 
     return plant
 

@@ -14,7 +14,7 @@ def rows() -> list[str]:
             mixer = build_mixer(name, 8, causal=True, **options)
         except MixerError:
             continue
-        if mixer.has_segments or mixer.has_key_blocks:
+        if mixer.capabilities.segments or mixer.capabilities.key_blocks:
             found.append(case)
     return found
 

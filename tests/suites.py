@@ -38,32 +38,6 @@ FILES = {
 """Whole files, with the reason."""
 
 TESTS = {
-    "test_text_files.py": ("test_a_large_file_is_unpacked_and_joined_in_chunks",),
-    "test_seq2seq.py": ("test_a_wide_beam_finds_what_a_search_of_everything_finds",),
-    "test_aft_forget.py": ("test_100_000_tokens_with_half_lives_of_one_to_a_million",),
-    "test_pair_positions.py": ("test_exported_programs_take_any_length",),
-    "test_pyramid.py": ("test_channels_last_half_precision_and_compile",),
-    "test_explain.py": ("test_a_model_trained_in_seconds_translates_the_examples",),
-    "test_grids.py": ("test_compiled_and_exported_programs_read_the_grid",),
-    "test_kernels_decode.py": ("test_decoding_compiles_whole",),
-    "test_floors.py": ("test_every_task_has_a_floor",),
-    "test_kernels.py": ("test_compiles_whole", "test_the_operators_pass_opcheck"),
-    "test_rows.py": ("test_a_sweep_of_rows_with_slashes_runs_and_goes_on",),
-    "test_own_mixer.py": ("test_bench_judges_and_times_it", "test_it_is_listed_and_diagnosed"),
-    "test_new_mixer.py": ("test_a_new_mixer_keeps_the_contract", "test_its_lines_are_narrow_enough_for_any_name"),
-    "test_sweep.py": (
-        "test_every_row_of_the_projects_plans_can_be_built",
-        "test_a_row_names_a_mixer_of_your_own",
-        "test_sweeps_with_parts_of_a_plan_share_a_file",
-        "test_a_worker_whose_sweep_was_killed_before_it_could_look_trains_nothing",
-        "test_the_best_rates_are_tried_again_over_all_steps",
-        "test_rates_are_added_to_a_sweep",
-        "test_rows_and_seeds_are_added_to_a_sweep",
-        "test_any_kill_leaves_the_same_table",
-    ),
-    "test_causal_only.py": ("test_the_doctor_tries_one_form",),
-    "test_cli.py": ("test_a_signal_ends_a_command_with_its_code_and_the_real_path",),
-    "test_contract_backends.py": ("test_without_kernels_all_else_works",),
     "test_advise.py": (
         "test_candidates_of_a_decoder_stream",
         "test_every_host_is_measured_and_left_as_it_was",
@@ -72,30 +46,110 @@ TESTS = {
         "test_the_model_is_distilled_and_written",
         "test_the_page_stands_alone",
     ),
+    "test_aft_forget.py": ("test_100_000_tokens_with_half_lives_of_one_to_a_million",),
     "test_anatomy.py": ("test_a_run_and_folders_of_other_libraries_are_dissected_from_the_command_line",),
-    "test_bench_verb.py": ("test_another_revision_is_timed_in_turns",),
+    "test_assigned_weights.py": ("test_a_meta_build_with_assigned_weights_is_the_original",),
+    "test_bench_verb.py": (
+        "test_another_revision_is_timed_in_turns",
+        "test_levels",
+        "test_every_row_says_what_was_measured",
+        "test_what_would_not_fit_or_end_is_skipped",
+    ),
+    "test_causal_only.py": (
+        "test_the_doctor_tries_one_form",
+        "test_bench_measures_it",
+    ),
+    "test_cli.py": (
+        "test_a_signal_ends_a_command_with_its_code_and_the_real_path",
+        "test_a_disk_that_refuses_is_one_line_and_the_run_goes_on_later",
+    ),
+    "test_contract_backends.py": ("test_without_kernels_all_else_works",),
+    "test_convert.py": ("test_into_every_mixer",),
+    "test_eamlp_counts.py": ("test_json_meta_and_compile",),
+    "test_explain.py": ("test_a_model_trained_in_seconds_translates_the_examples",),
+    "test_floors.py": ("test_every_task_has_a_floor",),
     "test_graphed.py": ("test_equals_extend_for_every_mixer_or_names_what_grows",),
+    "test_grids.py": ("test_compiled_and_exported_programs_read_the_grid",),
     "test_hooks.py": ("test_a_hook_on_any_part_acts_alike_on_all_tokens_and_in_a_stream",),
     "test_host_timm.py": (
         "test_registered_models_have_the_papers_shapes",
         "test_every_vit_and_pyramid_of_ours_is_registered_and_none_of_timms_is_lost",
     ),
     "test_host_timm_attention.py": ("test_timm_missing_or_old",),
-    "test_host_torch.py": ("test_compiled_whole",),
+    "test_host_torch.py": (
+        "test_compiled_whole",
+        "test_encoder_equals_the_mixer_called_directly",
+    ),
+    "test_huggingface.py": (
+        "test_decoding_compiles_whole_and_not_anew_each_step",
+        "test_the_package_is_named_where_it_is_missing_or_old",
+        "test_check",
+    ),
     "test_huggingface_positions.py": (
         "test_a_prompt_may_end_in_padding",
         "test_an_assistant_writes_the_same_after_padding",
         "test_a_cache_goes_on_after_a_cut_and_a_choice_of_rows",
     ),
-    "test_huggingface.py": (
-        "test_decoding_compiles_whole_and_not_anew_each_step",
-        "test_the_package_is_named_where_it_is_missing_or_old",
+    "test_image_density.py": ("test_greedy_completion_keeps_the_rows_and_is_the_argmax_of_the_parallel_form",),
+    "test_image_recipes.py": ("test_every_row_runs_small_and_keeps_its_mixers",),
+    "test_image_training.py": ("test_reports_of_images",),
+    "test_kernels.py": (
+        "test_compiles_whole",
+        "test_the_operators_pass_opcheck",
+        "test_adversarial_keys",
+        "test_one_thread_gives_the_same_bits_as_two",
     ),
-    "test_kernels_aft_band.py": ("test_adversarial_keys_conv",),
+    "test_kernels_aft_band.py": (
+        "test_adversarial_keys_conv",
+        "test_adversarial_keys_local",
+    ),
+    "test_kernels_decode.py": (
+        "test_decoding_compiles_whole",
+        "test_streaming_in_any_cuts_is_the_parallel_form_and_the_eager_stream",
+    ),
     "test_kernels_hydra.py": ("test_adversarial_keys_of_other_maps",),
-    "test_long_backward.py": ("test_64k_tokens", "test_killed_at_any_write_it_gives_the_same_bits"),
-    "test_parallel.py": ("test_64_ranks", "test_1024_ranks"),
-    "test_ranks.py": ("test_four_ranks_equal_one_process", "test_torchrun_runs_the_example"),
+    "test_kernels_nonfinite.py": ("test_only_rows_that_may_attend_it_are_not_finite",),
+    "test_lm.py": ("test_five_thousand_bytes_of_streaming_are_the_parallel_form",),
+    "test_lm_mixers.py": (
+        "test_prompts_of_different_lengths_go_on_as_each_does_alone",
+        "test_a_step_in_bf16_and_its_evaluation_are_finite",
+    ),
+    "test_logs.py": ("test_sigkill_leaves_logs_that_can_be_read",),
+    "test_long_backward.py": (
+        "test_64k_tokens",
+        "test_killed_at_any_write_it_gives_the_same_bits",
+    ),
+    "test_mae.py": (
+        "test_pages_and_files_show_reconstructions",
+        "test_kept_positions_are_the_masked_full_sequence",
+    ),
+    "test_new_mixer.py": (
+        "test_a_new_mixer_keeps_the_contract",
+        "test_its_lines_are_narrow_enough_for_any_name",
+        "test_a_recurrence_is_causal_only_and_keeps_its_state_in_float32",
+    ),
+    "test_own_mixer.py": (
+        "test_bench_judges_and_times_it",
+        "test_it_is_listed_and_diagnosed",
+        "test_advise_measures_it",
+    ),
+    "test_own_streaming.py": ("test_the_example_of_the_page_keeps_every_promise",),
+    "test_pair_positions.py": ("test_exported_programs_take_any_length",),
+    "test_parallel.py": (
+        "test_64_ranks",
+        "test_1024_ranks",
+        "test_16_ranks_pass_their_keys_on",
+    ),
+    "test_points.py": ("test_classifier_and_segmenter_ignore_the_order_of_points",),
+    "test_public_names.py": ("test_a_type_checker_knows_classes_and_options",),
+    "test_pyramid.py": (
+        "test_channels_last_half_precision_and_compile",
+        "test_every_mixer_stands_in_every_stage",
+    ),
+    "test_ranks.py": (
+        "test_four_ranks_equal_one_process",
+        "test_torchrun_runs_the_example",
+    ),
     "test_ranks_training.py": (
         "test_four_ranks_train_as_one_process",
         "test_what_four_ranks_began_others_go_on_with",
@@ -106,15 +160,44 @@ TESTS = {
         "test_where_nobody_answers_a_rank_ends_in_one_line",
         "test_what_does_not_fit_ends_every_rank_of_torchrun_in_one_line",
     ),
-    "test_logs.py": ("test_sigkill_leaves_logs_that_can_be_read",),
-    "test_lm.py": ("test_five_thousand_bytes_of_streaming_are_the_parallel_form",),
-    "test_points.py": ("test_classifier_and_segmenter_ignore_the_order_of_points",),
-    "test_mae.py": ("test_pages_and_files_show_reconstructions",),
-    "test_public_names.py": ("test_a_type_checker_knows_classes_and_options",),
-    "test_recipes.py": ("test_every_row_builds_at_every_size_and_goes_to_json", "test_every_row_of_text_trains"),
-    "test_reformer.py": ("test_the_paper_form_is_accurate", "test_the_paper_form_keeps_every_other_promise"),
+    "test_recipes.py": (
+        "test_every_row_builds_at_every_size_and_goes_to_json",
+        "test_every_row_of_text_trains",
+    ),
+    "test_reformer.py": (
+        "test_the_paper_form_is_accurate",
+        "test_the_paper_form_keeps_every_other_promise",
+    ),
+    "test_rows.py": ("test_a_sweep_of_rows_with_slashes_runs_and_goes_on",),
+    "test_segmentation.py": ("test_json_meta_and_compile",),
     "test_segmentation_training.py": ("test_every_row_takes_a_smoke_step",),
-    "test_train.py": ("test_killed_three_times_it_gives_the_same_bits",),
+    "test_seq2seq.py": ("test_a_wide_beam_finds_what_a_search_of_everything_finds",),
+    "test_sinkhorn.py": ("test_sortcut_keeps_every_promise",),
+    "test_surgery.py": ("test_every_mixer_that_fits_runs_and_learns",),
+    "test_surgery_distil.py": ("test_both_phases_learn",),
+    "test_sweep.py": (
+        "test_every_row_of_the_projects_plans_can_be_built",
+        "test_a_row_names_a_mixer_of_your_own",
+        "test_sweeps_with_parts_of_a_plan_share_a_file",
+        "test_a_worker_whose_sweep_was_killed_before_it_could_look_trains_nothing",
+        "test_the_best_rates_are_tried_again_over_all_steps",
+        "test_rates_are_added_to_a_sweep",
+        "test_rows_and_seeds_are_added_to_a_sweep",
+        "test_any_kill_leaves_the_same_table",
+        "test_a_file_that_many_write_loses_nothing",
+        "test_runs_start_from_those_of_another_sweep",
+        "test_rows_of_a_plan_can_be_run_alone",
+        "test_classifiers_of_texts_are_compared_by_accuracy",
+    ),
+    "test_synthetic.py": ("test_a_sweep_takes_the_rate_with_the_highest_accuracy",),
+    "test_testing.py": ("test_a_right_mixer_passes",),
+    "test_text_files.py": ("test_a_large_file_is_unpacked_and_joined_in_chunks",),
+    "test_train.py": (
+        "test_killed_three_times_it_gives_the_same_bits",
+        "test_bf16_and_compile_train_like_fp32",
+    ),
+    "test_vision_pictures.py": ("test_every_mixer_of_the_core_is_drawn",),
+    "test_vit.py": ("test_channels_last_half_precision_and_compile",),
 }
 """Single tests that take more than a few seconds and sweep over rows, rebuild or start processes."""
 
@@ -129,7 +212,7 @@ def is_more(file: str, test: str, params: dict[str, object]) -> bool:
     if file == "test_parallel.py" and test == "test_equals_one_process":
         return case not in FIRST.values()
     if file == "test_contract_backends.py" and test in ("test_cpu", "test_eager"):
-        return test == "test_eager" or case not in {FIRST[name] for name in MIXERS if MIXERS[name].kernels.whole}
+        return test == "test_eager" or case not in {FIRST[name] for name in MIXERS if MIXERS[name].facts.kernels.whole}
     return file == "test_positions.py" and case is not None and case not in FIRST.values()
 
 

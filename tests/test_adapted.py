@@ -35,7 +35,7 @@ def count(model: nn.Module, kind: type) -> int:
 
 def built(name: str, *, causal: bool | None = None):
     mixer, options = CASES[FIRST[name]]
-    causal = MIXERS[name].causal_forms()[0] if causal is None else causal
+    causal = MIXERS[name].facts.causal_forms()[0] if causal is None else causal
     torch.manual_seed(0)
     return build_mixer(mixer, dim=16, causal=causal, **options).eval()
 
@@ -44,7 +44,7 @@ def built(name: str, *, causal: bool | None = None):
 @pytest.mark.parametrize("name", MIXERS)
 def test_every_mixer_computes_with_int8_weights(name):
     x = torch.randn(2, 12, 16, generator=torch.Generator().manual_seed(1))
-    for causal in MIXERS[name].causal_forms():
+    for causal in MIXERS[name].facts.causal_forms():
         mixer = built(name, causal=causal)
         small, want = quantized(mixer), mixer(x)
         plain = [module for module in mixer.modules() if type(module) is nn.Linear]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from tokenmix.lab.bench.cases import BenchSubject, Setting, is_causal
 from tokenmix.lab.cli import main
 from tokenmix.lab.cli.doctor import diagnose
 from tokenmix.lab.report.taxonomy import readme_table, taxonomy
-from tokenmix.mixers import example_mixer
+from tokenmix.mixers import Facts, example_mixer
 from tokenmix.models import LM, EncoderConfig, LMConfig, Seq2SeqConfig, ViTConfig, build_model
 from tokenmix.testing import ContractError, check_mixer
 
@@ -44,15 +45,15 @@ def registered():
 
 
 def test_the_class_states_what_follows():
-    assert GatedDelta.causal_forms() == (True,)
-    assert GatedDelta.supports_causal
-    assert MIXERS["attention"].causal_forms() == (False, True)
-    assert MIXERS["fourier"].causal_forms() == (False,)
+    assert GatedDelta.facts.causal_forms() == (True,)
+    assert GatedDelta.facts.causal
+    assert MIXERS["attention"].facts.causal_forms() == (False, True)
+    assert MIXERS["fourier"].facts.causal_forms() == (False,)
 
     class Narrowed(MIXERS["attention"]):
-        causal_only = True
+        facts = Facts(causal_only=True)
 
-    assert Narrowed(8, causal=True).capabilities.context is Narrowed.supports_context is False
+    assert Narrowed(8, causal=True).capabilities.context is Narrowed.facts.context is False
 
 
 def test_the_base_class_refuses_the_other_form():
@@ -231,8 +232,7 @@ def test_an_attention_function_of_transformers_refuses_both_sides(monkeypatch):
     pytest.importorskip("transformers")
     from tokenmix.hosts.huggingface import attention_interface
 
-    monkeypatch.setattr(GatedDelta, "only_qkv", True)
-    monkeypatch.setattr(GatedDelta, "form", staticmethod(running_mean))
+    monkeypatch.setattr(GatedDelta, "facts", replace(GatedDelta.facts, only_qkv=True, form=running_mean))
     attend = attention_interface.AttentionInterface()[attention_interface.register_attention(NAME)]
     module, q = torch.nn.Module(), torch.randn(1, 2, 5, 4)
     with pytest.raises(MixerError, match=f"^tokenmix_{NAME}: has only a causal form") as said:

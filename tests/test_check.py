@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import foreign_mixers
 from tokenmix import MixerError, functional, reference
-from tokenmix.mixers import Attention
+from tokenmix.mixers import Attention, Facts, Mixer
 from tokenmix.system.torchvision import REPAIR, torchvision_hint
 from tokenmix.testing import ContractError, check_mixer, main_check, run_promises
 from tokenmix.testing.device import on_device
@@ -193,7 +194,7 @@ def test_a_form_that_the_constructor_refuses_is_named(capsys, monkeypatch):
     assert "n.a.  attn_mask_equals_causal" in out
     last = out.splitlines()[-1]
     assert last.startswith("not checked: cannot build OnlyCausal(dim=16, causal=False)")
-    assert last.endswith("states causal_only = True.")
+    assert last.endswith("states facts = Facts(causal_only=True).")
     assert main_check("foreign_mixers:OnlyCausal", {}, json=True) == 0
     found = capsys.readouterr()
     assert len(json.loads(found.out)) == 1
@@ -323,6 +324,13 @@ class TestWords:
                 check_mixer(Scaled, options, promises=[promise], reference=reference.attention, functional=scaled)
             assert not re.search(r"argument \d", str(why.value))
 
+    def test_a_form_without_keys_has_its_own_names_and_may_close_its_gates(self):
+        options = {"promises": ["accurate_on_adversarial_keys"], "functional": gated}
+        check_mixer(Gated, {"causal": True}, reference=lambda q, v, *, mask: gated(q, v), **options)
+        with pytest.raises(ContractError, match=r"q=float32 .* in \[") as why:
+            check_mixer(Gated, {"causal": True}, reference=lambda q, v, *, mask: gated(q, v) + v, **options)
+        assert "k=" not in str(why.value)
+
     def test_names_of_leaves_inside_of_tuples(self):
         def form(q, w, index, k, *, heads=1):
             """Nothing."""
@@ -339,3 +347,21 @@ def scaled(q, k, v, **options):
     """Softmax attention whose gradient of the values is a thousandth too large, and which hides no NaN from q."""
     q = q + 0.0 * v.detach().sum((0, 1))
     return functional.attention(q, k, v + 1e-3 * (v - v.detach()), **options)
+
+
+class Gated(Mixer):
+    """Values times a gate, which keys of -100 close: float32 has neither 4e-44 nor its reciprocal."""
+
+    facts = Facts(causal_only=True)
+
+    def __init__(self, dim, *, causal=True):
+        super().__init__(dim, causal=causal)
+        self.q_proj, self.v_proj, self.out_proj = (nn.Linear(dim, dim) for _ in range(3))
+
+    def functional_args(self, inputs):
+        return (self.q_proj(inputs.x), self.v_proj(inputs.x)), {}
+
+
+def gated(q, v, **_):
+    """The sigmoid of q times v."""
+    return torch.sigmoid(q) * v

@@ -193,10 +193,11 @@ def test_costs_are_written_in_three_figures(n, flops, byte):
 
 
 def test_list_prints_waivers(capsys, monkeypatch):
-    monkeypatch.setattr(MIXERS["aft_simple"], "waivers", {"fp16": "a reason"})
+    cls, facts = MIXERS["aft_simple"], MIXERS["aft_simple"].facts
+    monkeypatch.setattr(cls, "facts", dataclasses.replace(facts, waivers={"fp16": "a reason"}))
     assert cli.main(["list"]) == 0
     assert "waives  fp16: a reason" in capsys.readouterr().out
-    monkeypatch.setattr(MIXERS["aft_simple"], "waivers", {"fp16": "a reason", "bf16": "a reason"})
+    monkeypatch.setattr(cls, "facts", dataclasses.replace(facts, waivers={"fp16": "a reason", "bf16": "a reason"}))
     assert cli.main(["list"]) == 0
     assert "waives  fp16, bf16: a reason" in capsys.readouterr().out
 
@@ -228,7 +229,7 @@ def test_doctor(capsys, monkeypatch):
     found = json.loads(capsys.readouterr().out)
     assert found["broken"] == []
     assert set(found["forward"].values()) == {"ok"}
-    assert {f"{name} causal" for name in MIXERS if MIXERS[name].supports_causal} <= set(found["forward"])
+    assert {f"{name} causal" for name in MIXERS if MIXERS[name].facts.causal} <= set(found["forward"])
     monkeypatch.setenv("TOKENMIX_BACKEND", "gpu9")
     assert cli.main(["doctor"]) == 1
     assert "Unset it" in capsys.readouterr().out

@@ -24,7 +24,7 @@ from test_contract import promised
 from tokenmix import MIXERS, use_backend
 from tokenmix.testing import PROMISES, Subject, run_promise
 
-KERNELS = {name for name, cls in MIXERS.items() if cls.kernels.whole}  # rows whose functional form has a C kernel
+KERNELS = {name for name, cls in MIXERS.items() if cls.facts.kernels.whole}  # rows whose functional form has a C kernel
 FAMILIES = (*sorted(KERNELS), "multihead_linear")
 ELSEWHERE = {
     "options_are_json": "no numbers",

@@ -81,7 +81,7 @@ def test_into_every_core_mixer(name):
     model, report = convert_vit(source, spec, seed=5)
     check(source.state_dict(), model, report, 5)
     kept = {n.split(".mixer.")[1].split(".")[0] for n in report.names("copied") if ".mixer." in n}
-    rule = set(MIXERS[name].carries) - {"q_norm", "k_norm"}  # which the source does not have
+    rule = set(MIXERS[name].facts.carries) - {"q_norm", "k_norm"}  # which the source does not have
     assert kept == rule if name != "synthesizer_mixture" else kept <= rule
     assert {n for n in report.names("copied") if ".mixer." not in n} == {
         n for n in source.state_dict() if ".mixer." not in n
@@ -117,15 +117,15 @@ def test_into_every_mixer(case):
         assert {e.name for e in entries} == set(model.state_dict())
 
 
-@pytest.mark.parametrize("name", [name for name, cls in MIXERS.items() if cls.carries])
+@pytest.mark.parametrize("name", [name for name, cls in MIXERS.items() if cls.facts.carries])
 def test_what_a_mixer_carries_and_copies_is_there(name):
     cls = MIXERS[name]
     given = {"attention": {"qk_norm": "rms"}, "synthesizer_mixture": {"parts": ["attention", "dense"]}}.get(name, {})
     mixer = build_mixer(name, 16, **cls.example_options(8, heads=2), **given)
     parts = {part for part, _ in mixer.named_modules()}
-    assert set(cls.carries) <= parts
-    assert set(cls.copies) <= parts
-    assert set(cls.copies.values()) <= set(cls.carries)
+    assert set(cls.facts.carries) <= parts
+    assert set(cls.facts.copies) <= parts
+    assert set(cls.facts.copies.values()) <= set(cls.facts.carries)
 
 
 def test_global_projections_start_as_the_others():
@@ -297,7 +297,7 @@ def test_a_mixer_of_your_own(monkeypatch):
     try:
         _, report = convert_vit(vit(), {"name": "mine"})
         assert "blocks.0.mixer.out_proj.weight" in report.names("copied"), "a subclass carries what its parent does"
-        monkeypatch.setattr(Mine, "carries", ("v_proj",))
+        monkeypatch.setattr(Mine, "facts", replace(Mine.facts, carries=("v_proj",)))
         _, report = convert_vit(vit(), {"name": "mine"})
         assert "blocks.0.mixer.v_proj.weight" in report.names("copied")
         assert "blocks.0.mixer.out_proj.weight" in report.names("new")

@@ -83,7 +83,7 @@ def test_bytes_kept_for_backward(case):
     assert want / 2 <= got <= 2 * want, f"{got} bytes are kept, the formula says {want}"
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c not in GRIDS and MIXERS[CASES[c][0]].supports_streaming])
+@pytest.mark.parametrize("case", [c for c in CASES if c not in GRIDS and MIXERS[CASES[c][0]].facts.streaming])
 def test_bytes_of_the_state(case):
     for T in (3, 40):
         mixer, _ = built(case, T, causal=True)

@@ -57,7 +57,7 @@ def test_second_derivatives_by_func_and_vmap(case):
     ],
 )
 def test_second_derivatives_by_autograd(case, causal):
-    s = subject_of(case, causal and MIXERS[CASES[case][0]].supports_causal)
+    s = subject_of(case, causal and MIXERS[CASES[case][0]].facts.causal)
     keep = torch.ones(2, s.length, dtype=torch.bool)
     keep[0, :3] = False
     for mask in (None, keep):

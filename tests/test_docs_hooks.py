@@ -152,7 +152,7 @@ def test_the_page_of_a_mixer_has_an_equation_and_its_sources(page):
     assert named
     for name in named:
         line = re.search(rf"^- `{name}`: .*$", links, flags=re.MULTILINE)[0]
-        assert said_of_paper(MIXERS[name].about.paper) in line
+        assert said_of_paper(MIXERS[name].facts.about.paper) in line
         assert f"][{MIXERS[name].__module__}.{MIXERS[name].__name__}]" in line
         assert f"`src/{MIXERS[name].__module__.replace('.', '/')}.py`" in line
         assert re.search(r"\[`\w+`\]\[tokenmix\.(functional|contrib)\.\w+\.\w+\]", line)
@@ -167,7 +167,7 @@ def test_the_reference_lists_every_mixer_form_and_equation():
     for name, cls in MIXERS.items():
         assert f"| `{name}` |" in names
         assert f"::: {cls.__module__}.{cls.__name__}\n" in classes
-        form = cls.functional_form()
+        form = cls.facts.functional_form()
         assert f"::: {form.__module__}.{form.__name__}\n" in forms
         assert f"::: {docs_mixers.equation_of(name)}\n" in equations
 

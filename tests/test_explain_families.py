@@ -169,7 +169,7 @@ def test_what_aft_forget_keeps_is_between_nothing_and_all():
 @torch.no_grad()
 def test_every_mixer_of_the_library_has_a_family_with_words(name):
     cls = MIXERS[name]
-    mixer = build_mixer(name, 16, causal=cls.causal_only, **cls.example_options(16, heads=2))
+    mixer = build_mixer(name, 16, causal=cls.facts.causal_only, **cls.example_options(16, heads=2))
     try:
         key = family(mixer, (torch.randn(1, 16, 16), None), *mixer.functional_args(Inputs(torch.randn(1, 16, 16)))).key
     except (AttributeError, MixerError):  # no functional form, or one that needs a grid

@@ -17,7 +17,7 @@ from tokenmix.models.sampling import FiniteSteps, finite_rows, pick_token
 
 MIX = ({"name": "aft_simple"},)
 SAYS = "are NaN or infinite; look for weights or inputs that are not finite, or for an overflow in half precision"
-CAUSAL = [name for name, cls in MIXERS.items() if cls.supports_causal and FIRST[name] not in GRIDS]
+CAUSAL = [name for name, cls in MIXERS.items() if cls.facts.causal and FIRST[name] not in GRIDS]
 
 
 def lm(mixers=MIX, **options):

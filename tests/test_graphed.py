@@ -48,7 +48,7 @@ def lm(device: str, mixers: tuple[dict[str, Any], ...] = HYBRID, **options: Any)
 
 def kept(mixer: str) -> bool:
     cls = MIXERS[mixer]
-    return cls.supports_streaming and cls.supports_causal
+    return cls.facts.streaming and cls.facts.causal
 
 
 STREAMS = [

@@ -25,9 +25,9 @@ NEEDS = {
     "slots": 5,
     "num_features": 6,
 }
-CAUSAL = [name for name in CORE if MIXERS[name].supports_causal]
-CONTEXT = [name for name in CORE if MIXERS[name].supports_context]
-WEIGHING = [name for name in CORE if MIXERS[name].supports_attn_mask]
+CAUSAL = [name for name in CORE if MIXERS[name].facts.causal]
+CONTEXT = [name for name in CORE if MIXERS[name].facts.context]
+WEIGHING = [name for name in CORE if MIXERS[name].facts.attn_mask]
 
 
 def spec(name: str) -> dict:

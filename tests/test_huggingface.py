@@ -17,9 +17,9 @@ from surgery_models import make
 from tokenmix import MixerError, register_mixer, state_bytes
 from tokenmix.hosts import huggingface as host
 from tokenmix.hosts.huggingface import layers
-from tokenmix.hosts.huggingface.cache import OUTPUT_NAME, as_output
+from tokenmix.hosts.huggingface.cache import OUTPUT_NAME, name_cache_output
 from tokenmix.hosts.surgery import replace_mixers
-from tokenmix.mixers import MIXERS, Mixer
+from tokenmix.mixers import MIXERS, Facts, Mixer
 
 SEQ2SEQ = {
     "encoder_mixers": [{"name": "fourier"}, {"name": "attention"}],
@@ -74,7 +74,7 @@ def test_generation_goes_on_from_a_cache():
     model, x = causal("hybrid"), tokens(2, 12)
     _, cache = chunks(model, x[:, :7], [])
     assert torch.equal(
-        model.generate(x, **as_output(cache), max_new_tokens=6, do_sample=False),
+        model.generate(x, **name_cache_output(cache), max_new_tokens=6, do_sample=False),
         model.generate(x, max_new_tokens=6, do_sample=False),
     )
 
@@ -329,7 +329,7 @@ def test_decoding_compiles_whole_and_not_anew_each_step(kind):
         transformers.DynamicCache(config=model.config),
     )
     for chunk in x.split([4] + [1] * 8, 1):
-        out.append(fast(chunk, use_cache=True, **as_output(cache)).logits)
+        out.append(fast(chunk, use_cache=True, **name_cache_output(cache)).logits)
     close(torch.cat(out, 1), whole)
     assert met["unique_graphs"] - before <= 3
 
@@ -425,7 +425,7 @@ def test_lora_on_the_projections(tmp_path):
 class Still(Mixer):
     """A causal mixer that cannot stream."""
 
-    supports_causal = True
+    facts = Facts(causal=True)
 
     def mix(self, inputs):
         x = inputs.x

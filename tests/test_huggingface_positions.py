@@ -21,7 +21,7 @@ from tokenmix.hosts.surgery import replace_mixers
 from tokenmix.mixers import MIXERS
 
 LENGTH = 40
-STREAMING = sorted(name for name, cls in MIXERS.items() if cls.supports_causal and cls.supports_streaming)
+STREAMING = sorted(name for name, cls in MIXERS.items() if cls.facts.causal and cls.facts.streaming)
 SMALL = {"window": 4, "kernel_size": 3, "block": 4, "block_size": 4, "stride": 4}
 SPECS = {name: {"name": name} for name in STREAMING} | {
     "rotary": {"name": "attention", "positions": {"name": "rotary"}},

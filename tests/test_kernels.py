@@ -237,8 +237,8 @@ def with_grad(args: tuple[Tensor, ...]) -> list[Tensor]:
 def test_every_operator_has_its_forms():
     of_mixers = set(OPERATORS) - {kernel.name for kernel in (rms_kernel, rotate_kernel, gate_kernel)}
     assert {form.operator for form in FORMS.values()} == of_mixers
-    assert {name for cls in MIXERS.values() for name in cls.kernels.whole} == of_mixers
-    served = {name for name, cls in MIXERS.items() if cls.kernels.whole}
+    assert {name for cls in MIXERS.values() for name in cls.facts.kernels.whole} == of_mixers
+    served = {name for name, cls in MIXERS.items() if cls.facts.kernels.whole}
     assert {form.mixer[0] for form in FORMS.values()} <= served
 
 

@@ -63,7 +63,7 @@ def built(row: str, dim: int = 72, dtype: torch.dtype = torch.float32):
 @contextlib.contextmanager
 def counted(row: str):
     """Counts the calls of the C kernel that serves this row: a test that ran on the eager form has tested nothing."""
-    name = "simple" if row == "hydra_softmax" else MIXERS[ROWS[row][0]].kernels.step
+    name = "simple" if row == "hydra_softmax" else MIXERS[ROWS[row][0]].facts.kernels.step
     with mock.patch.object(step, name, wraps=getattr(step, name)) as spy:
         yield spy
 

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "tokenmix"
 LIBRARY = [
     "errors",
+    "types",
     "system",
     "reference",
     "kernels",
@@ -128,7 +129,7 @@ def test_a_circle_and_a_private_import_are_noticed(tmp_path):
 def test_each_mixer_has_its_parts(name):
     stem = importlib.import_module(MIXERS[name].__module__).__name__.split(".")[-1]
     family = stem.split("_")[0]
-    form = MIXERS[name].functional_form()
+    form = MIXERS[name].facts.functional_form()
     assert form is getattr(contrib, form.__name__, None) or form is getattr(functional, form.__name__), "a public form"
     assert callable(getattr(reference, form.__name__)), "a reference"
     assert name in {mixer for mixer, _ in CASES.values()}, "a case"
@@ -136,8 +137,8 @@ def test_each_mixer_has_its_parts(name):
         f"a page docs/mixers/{family}.md"
     )
     assert MIXERS[name].__doc__, "a docstring"
-    assert all(MIXERS[name].about[:4]), "about: paper, kind, time and space"
-    assert MIXERS[name].about.idea or MIXERS[name].about.tier == "extended", "about: idea"
+    assert all(MIXERS[name].facts.about[:4]), "about: paper, kind, time and space"
+    assert MIXERS[name].facts.about.idea or MIXERS[name].facts.about.tier == "extended", "about: idea"
 
 
 def test_the_core_needs_torch_only():
@@ -164,7 +165,7 @@ def test_reports_and_measurements_never_import_the_trainer():
 @pytest.mark.parametrize("name", MIXERS)
 def test_the_folder_of_a_mixer_is_that_of_its_tier(name):
     cls = MIXERS[name]
-    assert cls.__module__.split(".")[1] == {"core": "mixers", "extended": "contrib"}[cls.about.tier]
+    assert cls.__module__.split(".")[1] == {"core": "mixers", "extended": "contrib"}[cls.facts.about.tier]
 
 
 @pytest.mark.parametrize("path", MIXER_FILES, ids=lambda p: f"{p.parent.name}-{p.stem}")

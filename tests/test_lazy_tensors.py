@@ -12,7 +12,7 @@ from tokenmix import MIXERS, build_mixer
 from tokenmix.kernels.tokenwise import rms_norm, rotate, silu_gate
 from tokenmix.testing import perturb
 
-STEPPED = [name for name, mixer in MIXERS.items() if mixer.kernels.step]
+STEPPED = [name for name, mixer in MIXERS.items() if mixer.facts.kernels.step]
 
 
 def lazy(a: torch.Tensor) -> torch.Tensor:

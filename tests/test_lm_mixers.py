@@ -21,7 +21,7 @@ from tokenmix.testing.tolerances import BY_DTYPE
 
 MAX_LEN, LENGTH, PAST = 40, 30, 13
 CUTS = (1, 8, 10, 23)
-CAUSAL = [name for name, cls in MIXERS.items() if cls.supports_causal]
+CAUSAL = [name for name, cls in MIXERS.items() if cls.facts.causal]
 
 
 def spec(case: str) -> dict:

@@ -172,7 +172,7 @@ def test_cost_does_not_grow_with_the_kernel():
     assert prod((5, 5)) == layer(2).raw[0].numel()
     gather = to_gather(layer(2))
     assert gather.cost(20).mixing < layer(2).cost(20).mixing / 5
-    assert gather.about.time == "T D"
+    assert gather.facts.about.time == "T D"
 
 
 def test_penalty_of_known_filters():

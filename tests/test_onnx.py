@@ -21,7 +21,7 @@ from tokenmix.export.dynamic_shapes import Sizes
 from tokenmix.export.inputs import find_port
 from tokenmix.export.onnx_model import difference
 from tokenmix.lab import cli
-from tokenmix.mixers import CORE
+from tokenmix.mixers import CORE, Facts
 from tokenmix.models import LM, DiTConfig, LMConfig, LoopConfig, build_model
 from tokenmix.testing.subject import perturb
 
@@ -44,7 +44,7 @@ def lm(**options) -> LM:
 
 def check_file(case: str, tmp_path: Path) -> None:
     """A mixer's whole form at any length and, where it streams, its decode step, through ONNX Runtime."""
-    causal = MIXERS[CASES[case][0]].supports_causal and case not in GRIDS
+    causal = MIXERS[CASES[case][0]].facts.causal and case not in GRIDS
     mixer = built(case, causal=causal)
     place = {"grid": GRIDS[case][0], "prefix": GRIDS[case][1]} if case in GRIDS else {}
     report = export_onnx(mixer, tmp_path / "whole.onnx", key_mask=not place, **place)
@@ -257,7 +257,7 @@ def test_decoding_compiles_with_inductor():
 
 
 class Closed(MIXERS["hydra"]):
-    supports_export = False
+    facts = Facts(export=False)
 
 
 REFUSED = {

@@ -269,7 +269,7 @@ def measured(name: str, T: int, causal: bool, heads: int = 4, **options) -> tupl
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), Largest() as largest:
         y = mixer(x)
     del y
-    return counter.get_total_flops() - mixer.projection_flops(T), sum(kept.values()), largest.numel
+    return counter.get_total_flops() - mixer.cost(T).projections, sum(kept.values()), largest.numel
 
 
 @pytest.mark.parametrize(

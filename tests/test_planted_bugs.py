@@ -32,8 +32,8 @@ import test_parallel
 from planted_bugs import (
     Bug,
     Kernel,
-    attribute,
     check,
+    fact,
     form,
     function,
     method,
@@ -298,7 +298,7 @@ BUGS = [
     # torch
     Bug(
         "a trace takes any length",
-        attribute("fixed_when_traced", False),
+        fact("fixed_when_traced", False),
         ("right_or_refused_when_traced",),
         "image_local",
     ),
@@ -339,7 +339,7 @@ BUGS = [
     Bug("True counts as a rank of 1", true_is_one, ("refuses_wrong_options",), "aft_full"),
     Bug(
         "causality is waived",
-        attribute("waivers", {"future_cannot_reach_past": "it is faster"}),
+        fact("waivers", {"future_cannot_reach_past": "it is faster"}),
         ("declares_waivers",),
         "hydra",
     ),

@@ -10,7 +10,7 @@ import torch
 import tokenmix
 from cases import CASES, FIRST
 from tokenmix import MIXERS, MixerError, build_mixer
-from tokenmix.mixers import register_state
+from tokenmix.mixers import Facts, register_state
 from tokenmix.mixers.segments import Segmented
 from tokenmix.parallel import SimWorld
 from tokenmix.testing import PROMISES, run_promise, subject
@@ -44,7 +44,7 @@ class DeltaSegment(NamedTuple):
 class Delta(Segmented):
     """The delta rule: S_t = (I - b_t k_t k_t^T) S_{t-1} + b_t k_t v_t^T, y_t = S_t^T q_t."""
 
-    supports_causal = supports_streaming = True
+    facts = Facts(causal=True, streaming=True)
 
     def __init__(self, dim, *, causal=True):
         super().__init__(dim, causal=causal)
@@ -96,7 +96,7 @@ def test_which_rows_have_segments_is_known():
             mixer = build_mixer(name, 8, causal=True, **options)
         except MixerError:
             continue
-        if mixer.has_segments:
+        if mixer.capabilities.segments:
             found.add(name if name in WITH else case)
             assert isinstance(mixer.segment(torch.randn(2, 3, 8)), tokenmix.Segment)
     assert found == WITH | NARROWED
@@ -108,7 +108,7 @@ def test_a_mixer_without_segments_says_so_in_one_line(name):
     with pytest.raises(MixerError, match="has no segments") as caught:
         mixer.segment(torch.randn(1, 3, 8))
     assert "\n" not in str(caught.value)
-    if not mixer.has_key_blocks:
+    if not mixer.capabilities.key_blocks:
         with pytest.raises(MixerError, match=f"{type(mixer).__name__}: has neither segments nor blocks of keys"):
             SimWorld(2).mix(mixer, torch.randn(1, 4, 8))
 

@@ -126,7 +126,7 @@ TWO_SIDED = dict(CASES[case] for case, causal in forms() if not causal and case 
 @torch.no_grad()
 def where_one_token_stands(name: str) -> float:
     """Return how much the outputs of equal tokens differ by their place beside one that is not equal."""
-    mixer = build_mixer(name, dim=DIM, **(MIXERS[name].modern_options | TWO_SIDED[name])).double().eval()
+    mixer = build_mixer(name, dim=DIM, **(MIXERS[name].facts.modern_options | TWO_SIDED[name])).double().eval()
     for p in mixer.parameters():  # some weights of pairs begin at 0
         p += 0.1 * torch.randn_like(p)
     x = torch.randn(DIM, dtype=torch.float64).repeat(1, 8, 1)
@@ -135,7 +135,7 @@ def where_one_token_stands(name: str) -> float:
     return float((y[[0, 1, 2, 5, 6, 7]] - y[4]).abs().max())
 
 
-@pytest.mark.parametrize("name", [name for name in TWO_SIDED if MIXERS[name].knows_positions])
+@pytest.mark.parametrize("name", [name for name in TWO_SIDED if MIXERS[name].facts.knows_positions])
 def test_a_mixer_that_needs_no_added_positions_tells_where_a_token_stands(name):
     assert where_one_token_stands(name) > 1e-6
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from perturb import perturb_mixers
 from surgery_models import DECODERS, IMAGES, MAKERS, TRANSLATORS, make, padded, shared
 from tokenmix import MIXERS, MixerError, functional
-from tokenmix.hosts.huggingface.cache import as_output
+from tokenmix.hosts.huggingface.cache import name_cache_output
 from tokenmix.hosts.surgery import find_attention, replace_mixers, restore
+from tokenmix.mixers import required_options
 
 TIGHT = 1e-5
 CORE: list[Any] = [
@@ -218,11 +219,11 @@ def test_a_cache_is_continued_in_chunks():
     ids = padded("left")[0][:1]
     whole, past, parts = new(ids).logits, None, []
     for chunk in ids.split([4, 1, 3, 1], 1):
-        y = new(chunk, use_cache=True, **as_output(past))
+        y = new(chunk, use_cache=True, **name_cache_output(past))
         past, parts = y.past_key_values, [*parts, y.logits]
     assert (torch.cat(parts, 1) - whole).abs().max() <= TIGHT * whole.abs().max()
     with pytest.raises(MixerError, match="model.layers.0.self_attn: this cache holds keys and values of another"):
-        new(ids, **as_output(shared("llama")(ids).past_key_values))
+        new(ids, **name_cache_output(shared("llama")(ids).past_key_values))
     with pytest.raises(MixerError, match="got a cache as later_name, and knows cache, past_key_values"):
         new.model.layers[0].self_attn(torch.zeros(1, 2, 32), later_name=past)
     with pytest.raises(MixerError, match="static cache"):
@@ -236,17 +237,17 @@ NEEDS: dict[str, dict[str, Any]] = {"aft_local": {"window": 3}, "aft_conv": {"he
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit", "timm", "transformer"])
 def test_every_mixer_that_fits_runs_and_learns(name, mixer):
     pattern = "encoder.*" if name == "transformer" else "*"
-    needs_length = "max_len" in MIXERS[mixer].required_options()
+    needs_length = "max_len" in required_options(MIXERS[mixer])
     spec = {
         "name": mixer,
         **NEEDS.get(mixer, {}),
         **({"max_len": 12} if name == "transformer" and needs_length else {}),
     }
-    if name in DECODERS and not MIXERS[mixer].supports_causal:
+    if name in DECODERS and not MIXERS[mixer].facts.causal:
         with pytest.raises(MixerError, match=rf"{mixer} has no causal form, and attention here is causal"):
             replace_mixers(shared(name, 0.3), {pattern: spec})
         return
-    if name not in DECODERS and MIXERS[mixer].causal_only:
+    if name not in DECODERS and MIXERS[mixer].facts.causal_only:
         with pytest.raises(MixerError, match=rf"{mixer} has only a causal form, and attention here sees both sides"):
             replace_mixers(shared(name, 0.3), {pattern: spec})
         return
@@ -265,7 +266,7 @@ def test_every_mixer_that_fits_runs_and_learns(name, mixer):
 
 
 def test_a_mixer_without_streaming_says_how_to_generate():
-    names = [n for n, cls in MIXERS.items() if cls.supports_causal and not cls.supports_streaming]
+    names = [n for n, cls in MIXERS.items() if cls.facts.causal and not cls.facts.streaming]
     for mixer in names[:1]:
         new, _ = replace_mixers(make("gpt2"), {"name": mixer, **NEEDS.get(mixer, {})}, seed=0)
         ids = padded("left")[0]

@@ -16,11 +16,11 @@ import tokenmix.hosts.surgery.cache as caches
 from perturb import perturb_mixers
 from surgery_models import make, padded, shared
 from tokenmix import MIXERS, Mixer
-from tokenmix.hosts.huggingface.cache import TokenMixStateLayer, as_output
+from tokenmix.hosts.huggingface.cache import TokenMixStateLayer, name_cache_output
 from tokenmix.hosts.surgery import replace_mixers
 from tokenmix.mixers import state_bytes
 
-ACROSS = [name for name, cls in MIXERS.items() if cls.supports_context]
+ACROSS = [name for name, cls in MIXERS.items() if cls.facts.context]
 NEEDS: dict[str, dict[str, Any]] = {"aft_local": {"window": 3}, "local": {"window": 4}}
 WHERE = {
     "bart": "*encoder_attn",
@@ -53,7 +53,7 @@ def inputs(name: str) -> dict[str, Any]:
 def logits(name: str, model: Any, ids: Tensor, cache: Any = None) -> Tensor:
     """Of the next tokens."""
     given = {"input_ids" if "decoder" in name else "decoder_input_ids": ids}
-    return model(**inputs(name), **given, **as_output(cache), use_cache=cache is not None).logits
+    return model(**inputs(name), **given, **name_cache_output(cache), use_cache=cache is not None).logits
 
 
 def new_cache() -> EncoderDecoderCache:
@@ -124,7 +124,7 @@ def test_rows_are_picked_and_repeated():
     rows = torch.tensor([2, 2, 0, 0])
     given = {k: v[rows] for k, v in given.items()}
     assert (
-        new(**given, decoder_input_ids=IDS[rows, 6:], **as_output(cache)).logits - whole[rows, 6:]
+        new(**given, decoder_input_ids=IDS[rows, 6:], **name_cache_output(cache)).logits - whole[rows, 6:]
     ).abs().max() < 1e-4
 
 
@@ -134,7 +134,7 @@ def test_a_cache_begins_anew_with_another_context():
     logits("bart", new, IDS, cache := new_cache())
     cache.reset()
     given = {k: v[1:] for k, v in inputs("bart").items()} | {"decoder_input_ids": IDS[1:]}
-    assert (new(**given, **as_output(cache)).logits - new(**given, use_cache=False).logits).abs().max() < 1e-5
+    assert (new(**given, **name_cache_output(cache)).logits - new(**given, use_cache=False).logits).abs().max() < 1e-5
 
 
 @torch.no_grad()

@@ -642,14 +642,14 @@ def test_a_plan_with_two_rows_of_one_name_is_refused(tmp_path, capsys):
 MINE = """
 import torch
 from tokenmix import register_mixer
-from tokenmix.mixers import Mixer
+from tokenmix.mixers import Facts, Mixer
 
 
 class Doubled(Mixer):
-    supports_causal = True
+    facts = Facts(causal=True)
 
-    def mix(self, x, context, **given):
-        return 2.0 * x
+    def mix(self, inputs):
+        return 2.0 * inputs.x
 
 
 register_mixer("doubled", Doubled)

@@ -48,7 +48,7 @@ def scores_in_bfloat16() -> str:
         torch.manual_seed(0)
         heads = {"heads": 4} if "heads" in tokenmix.mixers.mixer_options(tokenmix.MIXERS[name]) else {}
         mixer, x = tokenmix.build_mixer(name, 16, **heads, **options).eval(), 8 * torch.randn(2, 16, 16)
-        form = mixer.functional_form()
+        form = mixer.facts.functional_form()
         with torch.no_grad():
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 args, given = mixer.functional_args(Inputs(x))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import tokenmix
-from tokenmix.mixers import Attention, Mixer
+from tokenmix.mixers import Attention, Facts, Mixer
 from tokenmix.testing import ContractError, check_mixer, main_check
 
 from . import attempt
@@ -18,7 +18,7 @@ from . import attempt
 class Running(Mixer):
     """The running sum of the values, which has a causal form only."""
 
-    supports_causal = causal_only = True
+    facts = Facts(causal=True, causal_only=True)
 
     def __init__(self, dim: int, *, causal: bool = True):
         super().__init__(dim, causal=causal)

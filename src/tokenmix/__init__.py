@@ -41,6 +41,7 @@ with collection_paused():  # which saves a fourth of this import
         state_bytes,
     )
     from .parallel import long_backward
+    from .system.malloc import keep_memory
     from .system.moved import MOVED, answer_old_names
     from .system.version import __version__
 
@@ -79,6 +80,7 @@ __all__ = [
     "contrib",
     "fast_linear",
     "functional",
+    "keep_memory",
     "long_backward",
     "merge",
     "register_mixer",

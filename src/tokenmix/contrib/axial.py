@@ -16,11 +16,11 @@ from ..functional.layout.masks import zero_masked
 from ..functional.layout.positions import Positions, align_to_start, back_to_place, gather_tokens, last_valid
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import cast_alike, exact, sum_dtype
-from ..mixers.base import About, Arguments, Inputs, Mixer, chunk_positions, register_state
+from ..mixers.base import About, Arguments, Facts, Inputs, Mixer, chunk_positions, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.options import at_least, check_heads, one_of
 from ..mixers.parts.shared import check_positions, has_holes, in_pieces, largest_dot, row_starts, valid_mask
-from ..mixers.parts.weights_on_call import ReadLinear
+from ..mixers.parts.weights_on_call import ReadLinear, child_weights
 from .parts.lines import Lines, Raster, coordinates, dense, in_lines, map_tokens
 
 
@@ -206,10 +206,14 @@ class Axial(Mixer):
             ``combine="sequence"``.
     """
 
-    supports_causal = supports_streaming = supports_grid = True
-    about = About("Ho et al. 2019, arXiv 1912.12180", "fixed pattern", "T (H + W) D", "T (D + heads (H + W))")
-    form = staticmethod(axial)
-    carries = ("out_proj",)
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        grid=True,
+        about=About("Ho et al. 2019, arXiv 1912.12180", "fixed pattern", "T (H + W) D", "T (D + heads (H + W))"),
+        form=axial,
+        carries=("out_proj",),
+    )
 
     def __init__(
         self,
@@ -255,10 +259,9 @@ class Axial(Mixer):
                 f"causal=True needs a width, rows first and combine='sequence'; got {width=}, {order=}, {combine=}"
             )
 
-    @property
-    def capabilities(self):
-        """Return the features of this instance: it takes a grid if no width was given."""
-        return replace(super().capabilities, grid=self.width is None)
+    def narrow_capabilities(self, can):
+        """Return the features of this instance; it takes a grid if no width was given."""
+        return replace(can, grid=self.width is None)
 
     def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``axial`` for this input: (positional, keyword)."""
@@ -280,7 +283,7 @@ class Axial(Mixer):
 
     def _later_weights(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the weights and biases of the stages after the first."""
-        maps = [self.read(self.get_submodule(f"stage_{n + 2}"), x) for n in range(self.stages)]
+        maps = [child_weights(self, self.get_submodule(f"stage_{n + 2}"), x) for n in range(self.stages)]
         return tuple(a for weight, *bias in maps for a in (weight, bias[0] if bias else x.new_zeros(len(weight))))
 
     def mixing_cost(self, T: int) -> MixingCost:
@@ -346,7 +349,7 @@ class Axial(Mixer):
         h = attend_lines(
             q_row, k_row, v_row, 1, **own, **near, positions=(key_positions[:, -n:], key_positions[:, -n:])
         )
-        fresh = self._column_keys(state, F.linear(h, *self.read(self.get_submodule("stage_2"), h)))
+        fresh = self._column_keys(state, F.linear(h, *child_weights(self, self.get_submodule("stage_2"), h)))
         column = torch.cat([state.column[:, : -self.width], fresh], 1)
         k_column, v_column = column.to(x.dtype).chunk(2, -1)
         above = attend_lines(

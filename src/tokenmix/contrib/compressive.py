@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from ..functional.layout.positions import fill_from_last_valid, gather_tokens, last_valid
 from ..kernels.precision import sum_dtype
-from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer, register_state, token_positions
+from ..mixers.base import QKVO, About, Arguments, Facts, Inputs, Mixer, register_state, token_positions
 from ..mixers.cost import MixingCost
 from ..mixers.parts.aux_losses import add_aux_loss
 from ..mixers.parts.options import at_least, one_of
 from ..mixers.parts.shared import add_projections, check_positions, ring_chunk, row_starts, valid_mask
+from ..mixers.parts.weights_on_call import child_weights
 from . import compressive_forms as form
 from .compressive_forms import compressive
 from .parts.relative import largest_relative
@@ -66,13 +67,16 @@ class Compressive(Mixer):
         MixerError: if an option is out of its range, or if explicit positions do not rise along the row.
     """
 
-    supports_causal = supports_streaming = True
-    about = About(
-        "Rae et al. 2020, arXiv 1911.05507", "memory", "T (n_m + c + n_cm) D heads", "T heads (n_m + c + n_cm)"
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        about=About(
+            "Rae et al. 2020, arXiv 1911.05507", "memory", "T (n_m + c + n_cm) D heads", "T heads (n_m + c + n_cm)"
+        ),
+        knows_positions=True,
+        form=compressive,
+        carries=QKVO,
     )
-    knows_positions = True
-    form = staticmethod(compressive)
-    carries = QKVO
 
     def __init__(
         self,
@@ -109,7 +113,7 @@ class Compressive(Mixer):
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return W_k, b_k, W_v and b_v."""
-        maps = [self.read(self.get_submodule(name), x) for name in ("k_proj", "v_proj")]
+        maps = [child_weights(self, self.get_submodule(name), x) for name in ("k_proj", "v_proj")]
         return tuple(a for weight, *bias in maps for a in (weight, bias[0] if bias else x.new_zeros(self.dim)))
 
     def _squeeze(self) -> tuple[Tensor, ...]:

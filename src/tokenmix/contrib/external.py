@@ -14,7 +14,7 @@ from ..errors import MixerError
 from ..functional.attention import attention
 from ..kernels.backend import Backend
 from ..kernels.precision import exact, sum_dtype
-from ..mixers.base import About, Arguments, Inputs, Mixer, register_state
+from ..mixers.base import About, Arguments, Facts, Inputs, Mixer, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.options import check_positive
 from ..mixers.parts.shared import largest_dot, valid_mask
@@ -92,10 +92,15 @@ class SimplifiedAttention(Mixer):
         MixerError: if ``scale`` is not a positive number.
     """
 
-    supports_causal = supports_streaming = supports_context = supports_attn_mask = True
-    about = About("Guo et al. 2021, arXiv 2105.02358", "attention", "T^2 D", "T D")
-    form = staticmethod(simplified_attention)
-    carries = ("out_proj",)
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        context=True,
+        attn_mask=True,
+        about=About("Guo et al. 2021, arXiv 2105.02358", "attention", "T^2 D", "T D"),
+        form=simplified_attention,
+        carries=("out_proj",),
+    )
 
     def __init__(self, dim: int, *, causal: bool = False, scale: float = 1.0, out_bias: bool = True):
         super().__init__(dim, causal=causal)

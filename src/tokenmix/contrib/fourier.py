@@ -14,7 +14,7 @@ from ..functional.sums.nonfinite import guard_nonfinite
 from ..functional.sums.taps import zero_masked_values
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact
-from ..mixers.base import About, Arguments, Inputs, Mixer
+from ..mixers.base import About, Arguments, Facts, Inputs, Mixer
 from ..mixers.cost import MixingCost
 from .parts.unprojected import Unprojected
 
@@ -92,17 +92,19 @@ class Fourier(Mixer):
         MixerError: with ``causal=True``.
     """
 
-    about = About(
-        "Lee-Thorp et al. 2021, arXiv 2105.03824",
-        "Fourier transform",
-        "T D log(T D), with a mask T^2 D",
-        "0, with a mask T^2",
+    facts = Facts(
+        about=About(
+            "Lee-Thorp et al. 2021, arXiv 2105.03824",
+            "Fourier transform",
+            "T D log(T D), with a mask T^2 D",
+            "0, with a mask T^2",
+        ),
+        knows_positions=True,
+        form=fourier,
+        waivers={
+            "accurate_on_adversarial_keys": "signed sums cancel; float32 errors scale with the input (test_fourier.py)"
+        },
     )
-    knows_positions = True
-    form = staticmethod(fourier)
-    waivers = {
-        "accurate_on_adversarial_keys": "signed sums cancel; float32 errors scale with the input (test_fourier.py)"
-    }
 
     def __init__(self, dim: int, *, causal: bool = False):
         super().__init__(dim, causal=causal)

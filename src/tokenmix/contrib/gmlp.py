@@ -15,7 +15,7 @@ from ..functional.sums.nonfinite import guard_nonfinite, propagate_nonfinite
 from ..functional.sums.taps import zero_masked_values
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import at_least_float32, exact
-from ..mixers.base import About, Arguments, Inputs, Mixer, chunk_positions, register_state, token_positions
+from ..mixers.base import About, Arguments, Facts, Inputs, Mixer, chunk_positions, register_state, token_positions
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import append_tokens
 from ..mixers.parts.options import at_least
@@ -111,13 +111,16 @@ class GMLP(Mixer):
         MixerError: if an option is out of its range, or a sequence is longer than ``max_len``.
     """
 
-    supports_causal = supports_streaming = True
-    about = About("Liu et al. 2021, arXiv 2105.08050", "MLP", "T^2 F", "T F")
-    knows_positions = True
-    form = staticmethod(gmlp)
-    waivers = {
-        "accurate_on_adversarial_keys": "gelu's tail; float32 errors scale with the input of gelu (test_gmlp.py)"
-    }
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        about=About("Liu et al. 2021, arXiv 2105.08050", "MLP", "T^2 F", "T F"),
+        knows_positions=True,
+        form=gmlp,
+        waivers={
+            "accurate_on_adversarial_keys": "gelu's tail; float32 errors scale with the input of gelu (test_gmlp.py)"
+        },
+    )
 
     def __init__(
         self,

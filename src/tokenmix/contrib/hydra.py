@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from ..functional.sums import kernel_attention as sums
-from ..mixers.base import About, Arguments, Inputs, Kernels
+from ..mixers.base import About, Arguments, Facts, Inputs, Kernels
 from ..mixers.cost import MixingCost
 from ..mixers.hydra import as_state, kernel_cost, step
 from ..mixers.segments import Segmented
@@ -18,11 +18,15 @@ class PolyNL(Segmented):
     there is no query projection. The causal form takes the mean over the tokens so far. Time and memory O(T D).
     """
 
-    supports_causal = supports_streaming = supports_context = True
-    about = About("Babiloni et al. 2021, ICCV (arXiv 2107.02859)", "kernel", "T D", "T D")
-    carries = ("k_proj", "v_proj", "out_proj")
-    kernels = Kernels(("hydra",), step="hydra")
-    form = "hydra"
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        context=True,
+        about=About("Babiloni et al. 2021, ICCV (arXiv 2107.02859)", "kernel", "T D", "T D"),
+        carries=("k_proj", "v_proj", "out_proj"),
+        kernels=Kernels(("hydra",), step="hydra"),
+        form="hydra",
+    )
 
     def __init__(self, dim: int, *, causal: bool = False, qkv_bias: bool = True, out_bias: bool = True):
         super().__init__(dim, causal=causal)

@@ -14,7 +14,7 @@ from ..functional.layout.masks import allowed, zero_masked
 from ..functional.layout.positions import Positions, align_to_start, back_to_place
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact, sum_dtype
-from ..mixers.base import QKVO, About, Arguments, Inputs
+from ..mixers.base import QKVO, About, Arguments, Facts, Inputs
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import append_tokens, empty_history, join_rings, keep_newest
 from ..mixers.parts.options import at_least, one_of
@@ -170,17 +170,22 @@ class ImageLocal(Segmented):
         MixerError: if an option is out of its range, or if the causal form in two dimensions has no width.
     """
 
-    supports_causal = supports_streaming = supports_attn_mask = supports_grid = True
-    fixed_when_traced = True
-    waivers = {
-        "token_before_reaches": "with ndim=2 the token before the first one of a line is at the other edge of "
-        "the image, and with memory=0 the token before the first one of a block is not attended"
-    }
-    about = About(
-        "Parmar et al. 2018, arXiv 1802.05751", "fixed pattern", "T (block + memory) D", "T heads (block + memory)"
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        attn_mask=True,
+        grid=True,
+        fixed_when_traced=True,
+        waivers={
+            "token_before_reaches": "with ndim=2 the token before the first one of a line is at the other edge of "
+            "the image, and with memory=0 the token before the first one of a block is not attended"
+        },
+        about=About(
+            "Parmar et al. 2018, arXiv 1802.05751", "fixed pattern", "T (block + memory) D", "T heads (block + memory)"
+        ),
+        form=image_local,
+        carries=QKVO,
     )
-    form = staticmethod(image_local)
-    carries = QKVO
 
     def __init__(
         self,
@@ -220,17 +225,16 @@ class ImageLocal(Segmented):
         return found
 
     def waived(self):
-        return {} if self.ndim == 1 and self.memory[0] else dict(self.waivers)
+        return {} if self.ndim == 1 and self.memory[0] else dict(self.facts.waivers)
 
     @property
     def on_grid(self) -> bool:
         """Return whether the size of the grid is given at call time."""
         return self.ndim == 2 and self.width is None
 
-    @property
-    def capabilities(self):
-        """Return the features of this instance: it takes a grid if ndim is 2 and no width was given."""
-        return replace(super().capabilities, grid=self.on_grid)
+    def narrow_capabilities(self, can):
+        """Return the features of this instance; it takes a grid if ndim is 2 and no width was given."""
+        return replace(can, grid=self.on_grid)
 
     def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``image_local`` for this input: (positional, keyword)."""

@@ -5,6 +5,7 @@ The context becomes one small linear map per query, by content and position.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import NamedTuple
@@ -27,7 +28,7 @@ from ..functional.sums.taps import (
 )
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import at_least_float32, exact
-from ..mixers.base import About, Arguments, Inputs, chunk_positions, register_state
+from ..mixers.base import About, Arguments, Facts, Inputs, chunk_positions, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import append_tokens, join_rings, keep_newest
 from ..mixers.parts.options import at_least, check_heads, one_of
@@ -197,13 +198,20 @@ class Lambda(Segmented):
             exceeds ``grid_size``.
     """
 
-    supports_causal = supports_streaming = supports_grid = True
-    knows_positions = True
-    form = staticmethod(lambda_layer)
-    about = About(
-        "Bello 2021, arXiv 2102.08602", "low rank", "T^2 (w H + D), window r: T r (w H + D)", "T^2 H, window r: T r H"
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        grid=True,
+        knows_positions=True,
+        form=lambda_layer,
+        about=About(
+            "Bello 2021, arXiv 2102.08602",
+            "low rank",
+            "T^2 (w H + D), window r: T r (w H + D)",
+            "T^2 H, window r: T r H",
+        ),
+        carries=("out_proj",),
     )
-    carries = ("out_proj",)
 
     def __init__(
         self,
@@ -261,11 +269,9 @@ class Lambda(Segmented):
         assert max_len is not None
         return (max_len if self.causal else 2 * max_len - 1,)
 
-    @property
-    def capabilities(self):
-        """Return the features of this instance: it takes a grid if ``grid_size`` was given."""
-        base = super().capabilities
-        return type(base)(**{**vars(base), "grid": self.grid_size is not None})
+    def narrow_capabilities(self, can):
+        """Return the features of this instance: a grid if ``grid_size`` was given, segments within a window."""
+        return replace(can, grid=self.grid_size is not None, segments=self.window is not None)
 
     def init_parameters(self) -> None:
         nn.init.normal_(self.embedding, std=self.key_width**-0.5)
@@ -343,10 +349,6 @@ class Lambda(Segmented):
         values = torch.zeros(batch_size, S, c, device=device, dtype=dtype)
         sums = chunk.empty_past(batch_size, self.key_width, c * self.key_width, device=device)
         return LambdaState(values, positions.bool(), positions, *sums, positions.new_zeros(batch_size))
-
-    @property
-    def has_segments(self):
-        return super().has_segments and self.window is not None
 
     def join_states(self, earlier, later, fade):
         m, num, den = chunk.merge_past(earlier[3:6], later[3:6])

@@ -24,7 +24,7 @@ from ..functional.sums.taps import (
 )
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact
-from ..mixers.base import About, Arguments, Inputs
+from ..mixers.base import About, Arguments, Facts, Inputs
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import append_tokens, keep_newest, ring_bytes
 from ..mixers.parts.options import at_least, check_heads
@@ -113,11 +113,14 @@ class LightConv(WindowMixer):
         MixerError: if an option is out of its range.
     """
 
-    supports_causal = supports_streaming = True
-    knows_positions = True
-    form = staticmethod(lightconv)
-    about = About("Wu et al. 2019, arXiv 1901.10430", "convolution", "T s D", "T D")
-    signed = True
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        knows_positions=True,
+        form=lightconv,
+        about=About("Wu et al. 2019, arXiv 1901.10430", "convolution", "T s D", "T D"),
+        signed=True,
+    )
 
     def __init__(
         self,
@@ -178,11 +181,14 @@ class DynamicConv(WindowMixer):
         MixerError: if an option is out of its range.
     """
 
-    supports_causal = supports_streaming = True
-    knows_positions = True
-    form = staticmethod(lightconv)
-    about = About("Wu et al. 2019, arXiv 1901.10430", "convolution", "T s D", "T D + T s H")
-    signed = True
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        knows_positions=True,
+        form=lightconv,
+        about=About("Wu et al. 2019, arXiv 1901.10430", "convolution", "T s D", "T D + T s H"),
+        signed=True,
+    )
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from ..functional.layout.positions import default_positions
 from ..functional.sums.nonfinite import guard_nonfinite
 from ..kernels.backend import Backend
 from ..kernels.precision import at_least_float32, exact
-from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer, token_positions
+from ..mixers.base import QKVO, About, Arguments, Facts, Inputs, Mixer, token_positions
 from ..mixers.cost import MixingCost
 from ..mixers.parts.options import at_least
 from ..mixers.parts.shared import add_projections, largest_dot
@@ -103,10 +103,12 @@ class Linformer(Mixer):
         MixerError: if an option is out of its range, or a sequence is longer than ``max_len``.
     """
 
-    supports_context = True
-    about = About("Wang et al. 2020, arXiv 2006.04768", "low rank", "T K D", "T (K H + D)")
-    form = staticmethod(linformer)
-    carries = QKVO
+    facts = Facts(
+        context=True,
+        about=About("Wang et al. 2020, arXiv 2006.04768", "low rank", "T K D", "T (K H + D)"),
+        form=linformer,
+        carries=QKVO,
+    )
     projection_f: nn.Parameter | None
 
     def __init__(

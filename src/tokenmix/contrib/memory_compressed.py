@@ -14,11 +14,11 @@ from torch import Tensor
 from ..functional.attention import attention
 from ..functional.layout.masks import zero_masked
 from ..functional.layout.positions import drop_padding, fill_from_last_valid, gather_tokens, last_valid
-from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer, chunk_positions, register_state
+from ..mixers.base import QKVO, About, Arguments, Facts, Inputs, Mixer, chunk_positions, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.options import at_least
 from ..mixers.parts.shared import add_projections, check_positions, has_holes, in_pieces, largest_dot, valid_mask
-from ..mixers.parts.weights_on_call import ReadConv1d
+from ..mixers.parts.weights_on_call import ReadConv1d, child_weights
 from .memory_compressed_forms import Slots, fold_slots, memory_compressed, over_slots
 from .parts.cells import cells_of, patches, strided_conv
 
@@ -70,17 +70,22 @@ class MemoryCompressed(Mixer):
         MixerError: if an option is out of its range.
     """
 
-    supports_causal = supports_streaming = True
-    fixed_when_traced = True
-    waivers = {
-        "past_reaches_present": "with mode='local' the first token of a block attends itself alone; "
-        "the compressed form keeps the promise (test_memory_compressed.py)",
-        "token_before_reaches": "with mode='local' the first token of a block attends itself alone; "
-        "the compressed form keeps the promise (test_memory_compressed.py)",
-    }
-    about = About("Liu et al. 2018, arXiv 1801.10198", "fixed pattern, memory", "T^2 D / b + T D^2, local T b D", "T D")
-    form = staticmethod(memory_compressed)
-    carries = QKVO
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        fixed_when_traced=True,
+        waivers={
+            "past_reaches_present": "with mode='local' the first token of a block attends itself alone; "
+            "the compressed form keeps the promise (test_memory_compressed.py)",
+            "token_before_reaches": "with mode='local' the first token of a block attends itself alone; "
+            "the compressed form keeps the promise (test_memory_compressed.py)",
+        },
+        about=About(
+            "Liu et al. 2018, arXiv 1801.10198", "fixed pattern, memory", "T^2 D / b + T D^2, local T b D", "T D"
+        ),
+        form=memory_compressed,
+        carries=QKVO,
+    )
 
     def __init__(
         self,
@@ -107,11 +112,11 @@ class MemoryCompressed(Mixer):
     def _conv(self, x: Tensor) -> tuple[Tensor, ...]:
         if self.k_conv is None or self.v_conv is None:
             return ()
-        (k, k_bias), (v, v_bias) = (self.read(conv, x) for conv in (self.k_conv, self.v_conv))
+        (k, k_bias), (v, v_bias) = (child_weights(self, conv, x) for conv in (self.k_conv, self.v_conv))
         return k, v, k_bias, v_bias
 
     def waived(self):
-        return dict(self.waivers) if self.mode == "local" else {}
+        return dict(self.facts.waivers) if self.mode == "local" else {}
 
     def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``memory_compressed`` for this input: (positional, keyword)."""

@@ -14,7 +14,7 @@ from ..functional.sums.nonfinite import guard_nonfinite
 from ..functional.sums.taps import zero_masked_values
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact
-from ..mixers.base import About, Arguments, Inputs, Mixer, token_positions
+from ..mixers.base import About, Arguments, Facts, Inputs, Mixer, token_positions
 from ..mixers.cost import MixingCost
 from ..mixers.parts.options import at_least
 from ..positions.grid import replacing_parameter
@@ -78,12 +78,15 @@ class MLPMixer(Mixer):
         MixerError: if an option is out of its range, if ``causal=True``, or if a sequence is longer than ``max_len``.
     """
 
-    about = About("Tolstikhin et al. 2021, arXiv 2105.01601", "MLP", "T F D", "T D + F D")
-    knows_positions = True
-    form = staticmethod(mlp_mixer)
-    waivers = {
-        "accurate_on_adversarial_keys": "signed sums cancel; float32 errors scale with their terms (test_mlp_mixer.py)"
-    }
+    facts = Facts(
+        about=About("Tolstikhin et al. 2021, arXiv 2105.01601", "MLP", "T F D", "T D + F D"),
+        knows_positions=True,
+        form=mlp_mixer,
+        waivers={
+            "accurate_on_adversarial_keys": "signed sums cancel; "
+            "float32 errors scale with their terms (test_mlp_mixer.py)"
+        },
+    )
 
     def __init__(self, dim: int, *, max_len: int, causal: bool = False, hidden: int = 256):
         super().__init__(dim, causal=causal, max_len=max_len)

@@ -18,7 +18,7 @@ from ..functional.layout.positions import default_positions
 from ..functional.sums.nonfinite import guard_nonfinite
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact, sum_dtype
-from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer
+from ..mixers.base import QKVO, About, Arguments, Facts, Inputs, Mixer
 from ..mixers.cost import MixingCost
 from ..mixers.parts.options import at_least
 from ..mixers.parts.shared import add_projections, check_positions, largest_dot
@@ -152,9 +152,11 @@ class Nystrom(Mixer):
         MixerError: if an option is out of its range.
     """
 
-    about = About("Xiong et al. 2021, arXiv 2102.03902", "low rank", "T m D + m^3 H", "T (m H + D)")
-    form = staticmethod(nystrom)
-    carries = QKVO
+    facts = Facts(
+        about=About("Xiong et al. 2021, arXiv 2102.03902", "low rank", "T m D + m^3 H", "T (m H + D)"),
+        form=nystrom,
+        carries=QKVO,
+    )
 
     def __init__(
         self,

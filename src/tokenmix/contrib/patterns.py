@@ -36,7 +36,7 @@ from ..functional.layout.blocks import (
 from ..functional.layout.positions import Positions, in_order
 from ..kernels.backend import Backend
 from ..kernels.precision import exact
-from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer
+from ..mixers.base import QKVO, About, Arguments, Facts, Inputs, Mixer
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import empty_history
 from ..mixers.parts.options import at_least
@@ -156,10 +156,12 @@ def _fixed_blocks(
     """Compute ``fixed`` where index = position."""
     one, two = _halves(prepare_blocks(q, k, v, heads, key_mask, added), heads, merged)
     near = blockwise(*one, stride, 0, 0, lambda rows, cols: cols <= rows if causal else (cols >= 0) & (rows >= 0))
-    return merge_heads(_join_parts(near, _summaries(two, stride, columns, causal=causal, merged=merged), merged), q)
+    return merge_heads(
+        _join_parts(near, _attend_summaries(two, stride, columns, causal=causal, merged=merged), merged), q
+    )
 
 
-def _summaries(r: Ready, stride: int, columns: int, *, causal: bool, merged: bool) -> PartialSums:
+def _attend_summaries(r: Ready, stride: int, columns: int, *, causal: bool, merged: bool) -> PartialSums:
     """Attend from all queries to the last ``columns`` positions of every block.
 
     The own block is excluded where another part covers it.
@@ -223,11 +225,15 @@ class Strided(Mixer):
         MixerError: if an option is out of its range.
     """
 
-    supports_causal = supports_streaming = supports_attn_mask = True
-    fixed_when_traced = True
-    about = About("Child et al. 2019, arXiv 1904.10509", "fixed pattern", "T (l + T / l) D", "T (l + T / l) H")
-    form = staticmethod(strided)
-    carries = QKVO
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        attn_mask=True,
+        fixed_when_traced=True,
+        about=About("Child et al. 2019, arXiv 1904.10509", "fixed pattern", "T (l + T / l) D", "T (l + T / l) H"),
+        form=strided,
+        carries=QKVO,
+    )
 
     def __init__(
         self,
@@ -305,11 +311,15 @@ class Fixed(Mixer):
         MixerError: if an option is out of its range.
     """
 
-    supports_causal = supports_streaming = supports_attn_mask = True
-    fixed_when_traced = True
-    about = About("Child et al. 2019, arXiv 1904.10509", "fixed pattern", "T (l + c T / l) D", "T (l + c T / l) H")
-    form = staticmethod(fixed)
-    carries = QKVO
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        attn_mask=True,
+        fixed_when_traced=True,
+        about=About("Child et al. 2019, arXiv 1904.10509", "fixed pattern", "T (l + c T / l) D", "T (l + c T / l) H"),
+        form=fixed,
+        carries=QKVO,
+    )
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ from ..functional.layout.blocks import (
 from ..functional.layout.positions import Positions, in_order
 from ..kernels.backend import Backend
 from ..kernels.precision import exact
-from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer
+from ..mixers.base import QKVO, About, Arguments, Facts, Inputs, Mixer
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import empty_history
 from ..mixers.parts.options import at_least
@@ -248,11 +248,14 @@ class BigBird(Mixer):
         MixerError: if an option is out of its range.
     """
 
-    supports_causal = supports_streaming = True
-    fixed_when_traced = True
-    about = About("Zaheer et al. 2020, arXiv 2007.14062", "fixed pattern", "T b (w + r + g) D", "T b (w + r + g) H")
-    form = staticmethod(bigbird)
-    carries = QKVO
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        fixed_when_traced=True,
+        about=About("Zaheer et al. 2020, arXiv 2007.14062", "fixed pattern", "T b (w + r + g) D", "T b (w + r + g) H"),
+        form=bigbird,
+        carries=QKVO,
+    )
 
     def __init__(
         self,

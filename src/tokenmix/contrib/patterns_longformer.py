@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer, chunk_positions, register_state
+from ..mixers.base import QKVO, About, Arguments, Facts, Inputs, Mixer, chunk_positions, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts import history
 from ..mixers.parts.history import empty_history
@@ -84,12 +84,16 @@ class Longformer(Mixer):
         MixerError: if an option is out of its range.
     """
 
-    supports_causal = supports_streaming = supports_attn_mask = True
-    fixed_when_traced = True
-    form = staticmethod(longformer)
-    about = About("Beltagy et al. 2020, arXiv 2004.05150", "fixed pattern", "T (w + g) D", "T (w + g) H")
-    carries = QKVO
-    copies = {"q_global": "q_proj", "k_global": "k_proj", "v_global": "v_proj"}  # Sec. 5
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        attn_mask=True,
+        fixed_when_traced=True,
+        form=longformer,
+        about=About("Beltagy et al. 2020, arXiv 2004.05150", "fixed pattern", "T (w + g) D", "T (w + g) H"),
+        carries=QKVO,
+        copies={"q_global": "q_proj", "k_global": "k_proj", "v_global": "v_proj"},  # Sec. 5
+    )
 
     def __init__(
         self,
@@ -236,11 +240,13 @@ class ETC(Mixer):
         MixerError: if an option is out of its range, or with ``causal=True``.
     """
 
-    supports_attn_mask = True
-    form = staticmethod(longformer)
-    about = About("Ainslie et al. 2020, arXiv 2004.08483", "fixed pattern", "T (r + n_g) D", "T (r + n_g) H")
-    carries = QKVO
-    copies = {"q_global": "q_proj", "k_global": "k_proj", "v_global": "v_proj"}
+    facts = Facts(
+        attn_mask=True,
+        form=longformer,
+        about=About("Ainslie et al. 2020, arXiv 2004.08483", "fixed pattern", "T (r + n_g) D", "T (r + n_g) H"),
+        carries=QKVO,
+        copies={"q_global": "q_proj", "k_global": "k_proj", "v_global": "v_proj"},
+    )
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from ..functional.layout.masks import zero_masked
 from ..functional.sums.nonfinite import guard_nonfinite
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import at_least_float32, cast_alike, exact
-from ..mixers.base import About, Arguments, Inputs, Mixer
+from ..mixers.base import About, Arguments, Facts, Inputs, Mixer
 from ..mixers.cost import MixingCost
 from ..mixers.parts.options import at_least, check_positive, one_of
 from ..mixers.parts.shared import largest_dot
@@ -103,16 +103,18 @@ class PCTAttention(Mixer):
         MixerError: if an option is out of its range, or with ``causal=True``.
     """
 
-    about = About(
-        "Guo et al. 2020, arXiv 2012.09688",
-        "attention",
-        "T^2 D",
-        "T^2 + T D",
-        idea="a token less the average it attends, normalised over queries, then over keys",
+    facts = Facts(
+        about=About(
+            "Guo et al. 2020, arXiv 2012.09688",
+            "attention",
+            "T^2 D",
+            "T^2 + T D",
+            idea="a token less the average it attends, normalised over queries, then over keys",
+        ),
+        form=pct_attention,
+        carries=("v_proj",),
+        signed=True,
     )
-    form = staticmethod(pct_attention)
-    carries = ("v_proj",)
-    signed = True
 
     def __init__(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,7 +13,7 @@ from ..functional.sums.nonfinite import clean, marks, over_pairs
 from ..functional.sums.taps import centre_of, check_odd, pair_weights, zero_masked_values
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact
-from ..mixers.base import About, Arguments, Inputs
+from ..mixers.base import About, Arguments, Facts, Inputs
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import append_tokens, keep_newest, ring_bytes
 from ..mixers.parts.options import at_least, one_of
@@ -115,12 +117,17 @@ class Pooling(WindowMixer):
         MixerError: if an option is out of its range.
     """
 
-    supports_causal = supports_streaming = supports_grid = True
-    about = About("Yu et al. 2022, arXiv 2111.11418", "pooling", "T s D", "0")
-    form = staticmethod(pooling)
-    waivers = {
-        "accurate_on_adversarial_keys": "the difference cancels; float32 errors scale with the tokens (test_pooling.py)"
-    }
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        grid=True,
+        about=About("Yu et al. 2022, arXiv 2111.11418", "pooling", "T s D", "0"),
+        form=pooling,
+        waivers={
+            "accurate_on_adversarial_keys": "the difference cancels; "
+            "float32 errors scale with the tokens (test_pooling.py)"
+        },
+    )
 
     def __init__(self, dim: int, *, causal: bool = False, window: int = 3, subtract: bool = True, ndim: int = 1):
         super().__init__(dim, causal=causal)
@@ -133,11 +140,9 @@ class Pooling(WindowMixer):
             self.refuse(f"ndim must be 1 or 2, and 1 with causal=True, got ndim={ndim!r}, causal={causal}")
         self.out_proj = Unprojected()
 
-    @property
-    def capabilities(self):
-        """Return the features of this instance: it takes a grid if ndim is 2."""
-        base = super().capabilities
-        return type(base)(**{**vars(base), "grid": self.ndim > 1})
+    def narrow_capabilities(self, can):
+        """Return the features of this instance; it takes a grid if ndim is 2."""
+        return replace(can, grid=self.ndim > 1)
 
     def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``pooling`` for this input: (positional, keyword)."""

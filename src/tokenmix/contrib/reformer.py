@@ -5,6 +5,7 @@ Queries and keys are shared.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from ..functional.layout.masks import valid_mask
 from ..functional.sums.nonfinite import guard_nonfinite, propagate_nonfinite
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact, sum_dtype
-from ..mixers.base import About, Arguments, Inputs, Mixer, register_state
+from ..mixers.base import About, Arguments, Facts, Inputs, Mixer, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.options import at_least, check_heads
 from ..mixers.parts.weights_on_call import ReadLinear
@@ -186,19 +187,22 @@ class Reformer(Mixer):
 
     rotations: Tensor
 
-    supports_causal = supports_streaming = True
-    about = About(
-        "Kitaev et al. 2020, arXiv 2001.04451",
-        "learned pattern",
-        "T log T + rounds T chunk D",
-        "rounds T (chunk heads + D)",
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        about=About(
+            "Kitaev et al. 2020, arXiv 2001.04451",
+            "learned pattern",
+            "T log T + rounds T chunk D",
+            "rounds T (chunk heads + D)",
+        ),
+        form=reformer,
+        carries=("v_proj", "out_proj"),  # queries and keys are one projection
+        waivers={
+            "token_before_reaches": "a token attends only those in its buckets",
+            "past_reaches_present": "beside at most one other token in its buckets, a token has fixed weights",
+        },
     )
-    form = staticmethod(reformer)
-    carries = ("v_proj", "out_proj")  # queries and keys are one projection
-    waivers = {
-        "token_before_reaches": "a token attends only those in its buckets",
-        "past_reaches_present": "beside at most one other token in its buckets, a token has fixed weights",
-    }
 
     def __init__(
         self,
@@ -244,14 +248,12 @@ class Reformer(Mixer):
         """Return a context in which tokens stay in the buckets of the first call."""
         return freeze_decisions(self)
 
-    @property
-    def capabilities(self):
+    def narrow_capabilities(self, can):
         """Return the features of this instance.
 
         The published form does not stream, as later tokens change earlier outputs.
         """
-        can = super().capabilities
-        return type(can)(**{**vars(can), "streaming": can.streaming and not self.paper_form})
+        return replace(can, streaming=can.streaming and not self.paper_form)
 
     def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``reformer`` for this input: (positional, keyword)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from ..functional.sums.nonfinite import guard_nonfinite, propagate_nonfinite
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact, sum_dtype
 from ..kernels.recompute import Passes, is_recomputing
-from ..mixers.base import About, Arguments, Inputs, Mixer, register_state
+from ..mixers.base import About, Arguments, Facts, Inputs, Mixer, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.aux_losses import add_aux_loss
 from ..mixers.parts.options import at_least, check_heads
@@ -200,16 +201,19 @@ class Routing(Mixer):
 
     centroids: Tensor
 
-    supports_causal = supports_streaming = True
-    about = About(
-        "Roy et al. 2021, arXiv 2003.05997", "learned pattern", "T clusters D + T window D", "T (window heads + D)"
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        about=About(
+            "Roy et al. 2021, arXiv 2003.05997", "learned pattern", "T clusters D + T window D", "T (window heads + D)"
+        ),
+        form=routing,
+        carries=("v_proj", "out_proj"),  # queries and keys are one projection
+        waivers={
+            "token_before_reaches": "a token attends only those of its cluster",
+            "past_reaches_present": "a token alone in its clusters attends itself only",
+        },
     )
-    form = staticmethod(routing)
-    carries = ("v_proj", "out_proj")  # queries and keys are one projection
-    waivers = {
-        "token_before_reaches": "a token attends only those of its cluster",
-        "past_reaches_present": "a token alone in its clusters attends itself only",
-    }
 
     def __init__(
         self,
@@ -255,14 +259,12 @@ class Routing(Mixer):
         """Return a context in which tokens stay in the clusters of the first call."""
         return freeze_decisions(self)
 
-    @property
-    def capabilities(self):
+    def narrow_capabilities(self, can):
         """Return the features of this instance.
 
         The published causal form does not stream, as later tokens change earlier outputs.
         """
-        can = super().capabilities
-        return type(can)(**{**vars(can), "streaming": can.streaming and not self.paper_form})
+        return replace(can, streaming=can.streaming and not self.paper_form)
 
     def functional_args(self, inputs: Inputs) -> Arguments:
         """Return the arguments of ``routing`` for this input: (positional, keyword)."""

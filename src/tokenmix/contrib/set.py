@@ -17,11 +17,11 @@ from ..functional.layout.masks import zero_masked
 from ..functional.sums.nonfinite import guard_nonfinite
 from ..kernels.backend import Backend
 from ..kernels.precision import at_least_float32, exact
-from ..mixers.base import About, Arguments, Inputs, Mixer
+from ..mixers.base import About, Arguments, Facts, Inputs, Mixer
 from ..mixers.cost import MixingCost
 from ..mixers.parts.options import at_least, check_heads
 from ..mixers.parts.shared import largest_dot
-from ..mixers.parts.weights_on_call import ReadLayerNorm, ReadLinear
+from ..mixers.parts.weights_on_call import ReadLayerNorm, ReadLinear, child_weights
 
 
 @exact
@@ -103,10 +103,12 @@ class InducedSet(Mixer):
         MixerError: if an option is out of its range, or with ``causal=True``.
     """
 
-    supports_context = True
-    form = staticmethod(induced_set)
-    about = About("Lee et al. 2019, arXiv 1810.00825", "memory", "T m D", "T (m H + D)")
-    carries = ("q_proj", "out_proj")  # its k_proj and v_proj see the points, not the tokens
+    facts = Facts(
+        context=True,
+        form=induced_set,
+        about=About("Lee et al. 2019, arXiv 1810.00825", "memory", "T m D", "T (m H + D)"),
+        carries=("q_proj", "out_proj"),  # its k_proj and v_proj see the points, not the tokens
+    )
 
     def __init__(
         self,
@@ -144,22 +146,25 @@ class InducedSet(Mixer):
         """Return the arguments of ``induced_set`` for this input: (positional, keyword)."""
         x = inputs.x
         keys = inputs.keys
-        of_k, of_v = self.read(self.point_k_proj, x), self.read(self.point_v_proj, x)
+        of_k, of_v = child_weights(self, self.point_k_proj, x), child_weights(self, self.point_v_proj, x)
         maps = of_k[0], of_v[0], *of_k[1:], *of_v[1:]
         block: tuple[Tensor, ...] = ()
         if self.norm_1 is not None and self.feed is not None and self.norm_2 is not None:
-            block = *self.read(self.norm_1, x), *self.read(self.feed, x), *self.read(self.norm_2, x)
+            block = (
+                *child_weights(self, self.norm_1, x),
+                *child_weights(self, self.feed, x),
+                *child_weights(self, self.norm_2, x),
+            )
         args = self.q_proj(x), self.k_proj(keys), self.v_proj(keys), self.points, maps, block
         return args, {"heads": self.heads, "key_mask": inputs.key_mask}
-
-    def projection_flops(self, T):
-        m, D = len(self.points), self.dim
-        return 2 * D * D * (4 * T + (2 if self.inner == "attention" else 3) * m)
 
     def mixing_cost(self, T: int) -> MixingCost:
         m, D = len(self.points), self.dim
         return MixingCost(
-            flops=8 * T * m * D, counted=8 * T * m * D, activations=4 * T * (10 * D) + 8 * T * m * self.heads
+            flops=8 * T * m * D,
+            counted=8 * T * m * D,
+            activations=4 * T * (10 * D) + 8 * T * m * self.heads,
+            projections=2 * D * D * (4 * T + (2 if self.inner == "attention" else 3) * m),
         )
 
     @staticmethod

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..functional.layout.masks import valid_mask
-from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer, chunk_positions, register_state, token_positions
+from ..mixers.base import QKVO, About, Arguments, Facts, Inputs, Mixer, chunk_positions, register_state, token_positions
 from ..mixers.cost import MixingCost
 from ..mixers.parts.options import at_least
 from ..mixers.parts.shared import add_projections, check_positions, largest_dot
@@ -61,16 +61,19 @@ class Sinkhorn(Mixer):
         MixerError: if an option is out of its range.
     """
 
-    supports_causal = supports_streaming = True
-    fixed_when_traced = "causal"
-    about = About(
-        "Tay et al. 2020, arXiv 2002.11296",
-        "learned pattern",
-        "T block D + (T / block)^2 (block D + iterations heads)",
-        "T (block heads + D)",
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        fixed_when_traced="causal",
+        about=About(
+            "Tay et al. 2020, arXiv 2002.11296",
+            "learned pattern",
+            "T block D + (T / block)^2 (block D + iterations heads)",
+            "T (block heads + D)",
+        ),
+        form=sinkhorn,
+        carries=QKVO,
     )
-    form = staticmethod(sinkhorn)
-    carries = QKVO
 
     def __init__(
         self,

@@ -18,11 +18,11 @@ from ..functional.layout.positions import drop_padding
 from ..functional.sums.nonfinite import guard_nonfinite
 from ..kernels.backend import Backend
 from ..kernels.precision import at_least_float32, exact
-from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer
+from ..mixers.base import QKVO, About, Arguments, Facts, Inputs, Mixer
 from ..mixers.cost import MixingCost
 from ..mixers.parts.options import at_least, one_of
 from ..mixers.parts.shared import add_projections, largest_dot
-from ..mixers.parts.weights_on_call import ReadConv1d, ReadConv2d, ReadConv3d, ReadLayerNorm
+from ..mixers.parts.weights_on_call import ReadConv1d, ReadConv2d, ReadConv3d, ReadLayerNorm, child_weights
 from .parts.cells import cells_of, patches, strided_conv, sum_cells, taps_of
 
 
@@ -180,10 +180,12 @@ class SpatialReduction(Mixer):
         MixerError: if an option is out of its range, if ``causal=True``, or if the grid does not have ``ndim`` axes.
     """
 
-    supports_grid = True
-    about = About("Wang et al. 2021, arXiv 2102.12122", "low rank", "T^2 D / R^n + T D^2", "T D")
-    form = staticmethod(spatial_reduction)
-    carries = QKVO
+    facts = Facts(
+        grid=True,
+        about=About("Wang et al. 2021, arXiv 2102.12122", "low rank", "T^2 D / R^n + T D^2", "T D"),
+        form=spatial_reduction,
+        carries=QKVO,
+    )
 
     def __init__(
         self,
@@ -211,8 +213,8 @@ class SpatialReduction(Mixer):
             self.refuse(f"was built with ndim={self.ndim} and needs grid=, the {self.ndim} sizes of the token grid")
         if grid is not None and len(grid) != self.ndim:
             self.refuse(f"was built with ndim={self.ndim}, got grid={tuple(grid)}")
-        conv, norm = (() if m is None else self.read(m, x) for m in (self.conv, self.norm))
-        maps = (self.read(m, x) for m in (self.k_proj, self.v_proj))
+        conv, norm = (() if m is None else child_weights(self, m, x) for m in (self.conv, self.norm))
+        maps = (child_weights(self, m, x) for m in (self.k_proj, self.v_proj))
         options = {
             "heads": self.heads,
             "grid": grid,
@@ -225,9 +227,6 @@ class SpatialReduction(Mixer):
     def _cells(self, T: int) -> int:
         return -(-T // self.ratio**self.ndim)
 
-    def projection_flops(self, T):
-        return 4 * self.dim**2 * (T + self._cells(T))
-
     def mixing_cost(self, T: int) -> MixingCost:
         """Compute the cost for a grid of T tokens that ``ratio`` divides, without prefix, as PVT counts it."""
         D, n, taps = self.dim, self._cells(T), self.ratio**self.ndim
@@ -237,6 +236,7 @@ class SpatialReduction(Mixer):
             flops=conv + 4 * T * n * D,
             counted=conv + 4 * T * n * D if 1 in (self.ratio, self.ndim) else None,
             activations=kept,
+            projections=4 * D * D * (T + n),
         )
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from ..functional.layout.positions import Positions
 from ..functional.sums.nonfinite import clean, marks
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import exact, sum_dtype
-from ..mixers.base import QKVO, About, Arguments, Inputs
+from ..mixers.base import QKVO, About, Arguments, Facts, Inputs
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import append_tokens, empty_history, join_rings, keep_newest
 from ..mixers.parts.shared import add_projections, ring_chunk
@@ -201,11 +202,17 @@ class TransformerXL(Segmented):
         MixerError: if an option is out of its range.
     """
 
-    supports_causal = supports_streaming = supports_attn_mask = True
-    about = About("Dai et al. 2019, arXiv 1901.02860", "memory", "T^2 D, or T memory D", "T^2 heads, or T memory heads")
-    knows_positions = True
-    form = staticmethod(transformer_xl)
-    carries = QKVO
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        attn_mask=True,
+        about=About(
+            "Dai et al. 2019, arXiv 1901.02860", "memory", "T^2 D, or T memory D", "T^2 heads, or T memory heads"
+        ),
+        knows_positions=True,
+        form=transformer_xl,
+        carries=QKVO,
+    )
 
     def __init__(
         self,
@@ -268,9 +275,8 @@ class TransformerXL(Segmented):
             batch_size, self.dim, 0 if self.memory is None else self.memory - 1, device=device, dtype=dtype
         )
 
-    @property
-    def has_segments(self):
-        return super().has_segments and self.memory is not None
+    def narrow_capabilities(self, can):
+        return replace(can, segments=self.memory is not None)
 
     @property
     def halo(self):

@@ -5,9 +5,8 @@ Every size that torch fixes or bounds is reported; none is ignored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import MixerError
 from ..functional import use_backend
+from ..types import Options
 from .inputs import Port, silence_exporters
 
 BATCH, LONG, SHORT = 3, 256, 7
@@ -36,7 +36,7 @@ class Sizes:
     padded: bool = False
 
 
-def programs(port: Port, length: int | None, fixed: bool) -> Iterator[tuple[Any, Sizes]]:
+def programs(port: Port, length: int | None, fixed: bool) -> Iterator[tuple[torch.export.ExportedProgram, Sizes]]:
     """Yield programs for a port with their sizes, the best first.
 
     The order is: any length up to ``length``, the same by padding, ``length`` alone.
@@ -63,9 +63,11 @@ class _Operators(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[Any] = []
+        self.seen: list[object] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Callable[..., object], types: object, args: tuple = (), kwargs: Options | None = None
+    ) -> object:
         # a slice of everything is an alias: a table of positions at its full length
         self.seen.append(torch.ops.aten.slice.Tensor if func is torch.ops.aten.alias.default else func)
         return func(*args, **(kwargs or {}))
@@ -84,7 +86,7 @@ def _same_steps(port: Port, most: int) -> bool:
     return seen[0] == seen[1]
 
 
-def _of_any_length(port: Port, most: int) -> Iterator[tuple[Any, Sizes]]:
+def _of_any_length(port: Port, most: int) -> Iterator[tuple[torch.export.ExportedProgram, Sizes]]:
     """Yield a program with a free length from 1 to ``most``, or after any number of earlier tokens up to ``most``.
 
     Tracing is repeated at another length where torch specialises on the first.
@@ -100,7 +102,7 @@ def _of_any_length(port: Port, most: int) -> Iterator[tuple[Any, Sizes]]:
             return
 
 
-def _runs(program: Any, port: Port, sizes: Sizes, most: int) -> bool:
+def _runs(program: torch.export.ExportedProgram, port: Port, sizes: Sizes, most: int) -> bool:
     """Return whether the program accepts a short, a middle and a long input.
 
     At run time torch checks conditions that its ranges do not show.
@@ -125,7 +127,7 @@ class Padded(nn.Module):
         super().__init__()
         self.call, self.most, self.tokenwise = call, most, tokenwise
 
-    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Any:
+    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor | tuple[Tensor, ...]:
         """Return the outputs of the tokens given."""
         B, T = x.shape[:2]
         torch._check(self.most >= T)
@@ -146,7 +148,7 @@ def short_length(port: Port) -> int:
     return port.size if port.size is not None else min(SHORT, SHORT if port.longest is None else port.longest)
 
 
-def varying_axes(port: Port, length: int) -> tuple[tuple[Any, ...], list[tuple[set[int], set[int]]]]:
+def varying_axes(port: Port, length: int) -> tuple[tuple[object, ...], list[tuple[set[int], set[int]]]]:
     """Return the example and, for each tensor in it, the axes that vary with the batch and with the length."""
     one, wide, long = (
         [tuple(a.shape) for a in pytree.tree_leaves(port.example(*at))]
@@ -159,7 +161,7 @@ def varying_axes(port: Port, length: int) -> tuple[tuple[Any, ...], list[tuple[s
     return port.example(BATCH, length), axes  # type: ignore[return-value]  # each is a pair of sets
 
 
-def _export(port: Port, length: int, *, free: bool) -> Any:
+def _export(port: Port, length: int, *, free: bool) -> torch.export.ExportedProgram:
     args, axes = varying_axes(port, length)
     shapes = [dict.fromkeys(batch | (along if free else set()), torch.export.Dim.AUTO) for batch, along in axes]
     leaves, tree = pytree.tree_flatten(args)
@@ -174,7 +176,7 @@ def _export(port: Port, length: int, *, free: bool) -> Any:
         raise MixerError(f"export: torch.export cannot trace {port.who} ({type(why).__name__}: {reason}).") from why
 
 
-def input_shapes(program: Any) -> list[Any]:
+def input_shapes(program: torch.export.ExportedProgram) -> list[list[int | torch.SymInt]]:
     """Return the shapes of the program's inputs, of integers and symbols."""
     users = set(program.graph_signature.user_inputs)
     return [
@@ -182,7 +184,7 @@ def input_shapes(program: Any) -> list[Any]:
     ]
 
 
-def _sizes(program: Any, port: Port, length: int) -> Sizes:
+def _sizes(program: torch.export.ExportedProgram, port: Port, length: int) -> Sizes:
     """Return the sizes that torch.export determined: those it fixed, and the bounds of the others."""
     _, axes = varying_axes(port, length)
     bounds: dict[bool, list[tuple[int, int | None]]] = {True: [], False: []}
@@ -196,7 +198,7 @@ def _sizes(program: Any, port: Port, length: int) -> Sizes:
     return Sizes(fixed[0] if fixed else None, (1 if low <= 2 else low, high))
 
 
-def _bounds(program: Any, size: Any) -> tuple[int, int | None]:
+def _bounds(program: torch.export.ExportedProgram, size: int | torch.SymInt) -> tuple[int, int | None]:
     """Return the smallest and the largest value of a dimension; None: unbounded.
 
     torch never reports a minimum below 2; that minimum means any size.

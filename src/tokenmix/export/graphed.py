@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import MixerError
-from ..mixers import Mixer
+from ..mixers import Mixer, State
 from ..models import LM, ImageDensity
 from ..system.cuda_graph import capture_graph
 from .inputs import Step, silence_exporters
@@ -34,7 +32,7 @@ class GraphedDecoder:
             of softmax attention does.
     """
 
-    def __init__(self, model: Any, batch_size: int = 1):
+    def __init__(self, model: LM | ImageDensity | Mixer, batch_size: int = 1):
         _check(model, batch_size)
         self.model = model
         self._left: int | None = None  # tokens left before max_len
@@ -51,7 +49,7 @@ class GraphedDecoder:
         self._load(fresh)
 
     @torch.no_grad()
-    def extend(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def extend(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Process the next token of each row (B, 1), or features (B, 1, D) for a mixer, after a state.
 
         Returns:
@@ -75,7 +73,7 @@ class GraphedDecoder:
         self._token.copy_(tokens)
         return self._replay(), self.state
 
-    def _load(self, state: Any) -> None:
+    def _load(self, state: State) -> None:
         """Copy a state into the decoder's memory."""
         leaves = pytree.tree_leaves(state)
         found, wanted = ([tuple(leaf.shape) for leaf in each] for each in (leaves, self._leaves))
@@ -98,7 +96,7 @@ class GraphedDecoder:
         return result
 
 
-def _check(model: Any, batch_size: int) -> None:
+def _check(model: LM | ImageDensity | Mixer, batch_size: int) -> None:
     if not isinstance(model, (LM, ImageDensity, Mixer)) or (
         isinstance(model, Mixer) and not model.capabilities.streaming
     ):
@@ -115,14 +113,14 @@ def _check(model: Any, batch_size: int) -> None:
         raise MixerError("GraphedDecoder: the model is in training mode; call model.eval().")
 
 
-def _token(model: Any, rows: int) -> Tensor:
+def _token(model: LM | ImageDensity | Mixer, rows: int) -> Tensor:
     like = next(model.parameters())
     if isinstance(model, Mixer):
         return like.new_zeros(rows, 1, model.dim)
     return torch.zeros(rows, 1, dtype=torch.long, device=like.device)
 
 
-def _refuse_growth(model: Any, token: Tensor, fresh: Any) -> None:
+def _refuse_growth(model: LM | ImageDensity | Mixer, token: Tensor, fresh: State) -> None:
     """Refuse a state that grows, because a CUDA graph has fixed sizes."""
     _, after = model.extend(token, fresh)
     whose = [(type(model).__name__, fresh, after)]

@@ -19,14 +19,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import MixerError
-from ..mixers import MIXERS, Mixer
+from ..mixers import MIXERS, Mixer, State
 from ..models import LM, ImageDensity
+from ..types import Record
 
 
 class Call(nn.Module):
     """Call a model on the whole input; ``place`` holds the fixed grid arguments of a mixer."""
 
-    def __init__(self, model: nn.Module, **place: Any):
+    def __init__(self, model: nn.Module, **place: object):
         super().__init__()
         self.model, self.place = model, place
 
@@ -38,11 +39,11 @@ class Call(nn.Module):
 class Step(nn.Module):
     """Map the next tokens and a state to their outputs and the new state."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: LM | ImageDensity | Mixer):
         super().__init__()
         self.model = model
 
-    def forward(self, x: Tensor, state: Any) -> Any:
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Call ``extend``."""
         return self.model.extend(x, state)
 
@@ -70,7 +71,7 @@ class Port:
     size: int | None = None
     masked: bool = False
     tokenwise: tuple[bool, ...] = (True,)
-    config: dict[str, Any] | None = None
+    config: Record | None = None
 
     @property
     def decodes(self) -> bool:
@@ -87,7 +88,7 @@ PORT_FINDERS: list[PortFinder] = []
 
 
 def find_port(
-    model: Any, *, decode: bool, key_mask: bool, chunk: int, grid: tuple[int, ...] | None, prefix: int
+    model: nn.Module, *, decode: bool, key_mask: bool, chunk: int, grid: tuple[int, ...] | None, prefix: int
 ) -> Port:
     """Return how to call a mixer or a model of tokenmix.
 
@@ -133,7 +134,7 @@ def find_port(
     return _image_port(model)
 
 
-def check_exportable(model: Any) -> None:
+def check_exportable(model: object) -> None:
     """Refuse a model that contains a mixer without export, is not float32, or is not on the CPU."""
     if not isinstance(model, nn.Module):
         raise MixerError(f"export: expects a mixer or a model of tokenmix, got {type(model).__name__}.")
@@ -148,16 +149,16 @@ def check_exportable(model: Any) -> None:
             raise MixerError(f"export: {held}; export takes float32 on the CPU, call model.float().cpu() first.")
 
 
-def _decode_port(model: Any, chunk: int) -> Port:
+def _decode_port(model: nn.Module, chunk: int) -> Port:
     who = type(model).__name__
     if isinstance(model, Mixer) and not model.capabilities.streaming:
-        why = "was built with causal=False" if model.supports_streaming else "has no streaming form"
+        why = "was built with causal=False" if model.facts.streaming else "has no streaming form"
         raise MixerError(f"export: {who} {why}, so there is no decode step; export the whole sequence.")
     if not isinstance(model, (Mixer, LM, ImageDensity)):
         raise MixerError(f"export: {who} reads whole images and has no decode step; leave decode out.")
     inputs = _features(model.dim) if isinstance(model, Mixer) else token_example(model.vocab)
 
-    def example(batch: int, length: int) -> tuple[Any, ...]:
+    def example(batch: int, length: int) -> tuple[object, ...]:
         streaming: Any = model
         state = streaming.init_state(batch)
         if length:
@@ -188,7 +189,7 @@ def _mixer_port(mixer: Mixer, key_mask: bool, grid: tuple[int, ...] | None, pref
     )
 
 
-def _image_port(model: Any) -> Port:
+def _image_port(model: nn.Module) -> Port:
     config: Any = getattr(getattr(model, "backbone", model), "config", None)
     own = [p for p in signature(model.forward).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     needed = [p.name for p in own if p.default is p.empty] or [p.name for p in own[:1]]
@@ -228,13 +229,13 @@ def token_example(vocab: int) -> Callable[[int, int], Tensor]:
     )
 
 
-def masked_example(inputs: Callable[[int, int], Tensor], key_mask: bool) -> Callable[[int, int], tuple[Any, ...]]:
+def masked_example(inputs: Callable[[int, int], Tensor], key_mask: bool) -> Callable[[int, int], tuple[Tensor, ...]]:
     """Return a function that makes the arguments, with a mask if ``key_mask``.
 
     The mask hides different tokens in each row, leading ones among them, and never all.
     """
 
-    def example(batch: int, length: int) -> tuple[Any, ...]:
+    def example(batch: int, length: int) -> tuple[Tensor, ...]:
         if not key_mask:
             return (inputs(batch, length),)
         mask = torch.rand(batch, length, generator=_seeded_generator(batch, length), device="cpu") < 0.8

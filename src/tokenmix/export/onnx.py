@@ -22,6 +22,7 @@ from ..errors import MixerError
 from ..models import evaluation_mode
 from ..system.files import temporary_path
 from ..system.version import __version__
+from ..types import Record
 from .dynamic_shapes import Sizes, input_shapes, programs, short_length, varying_axes
 from .inputs import Port, find_port, silence_exporters
 from .onnx_model import KEY, OnnxModel, difference, encode_row
@@ -49,7 +50,7 @@ class OnnxReport:
     nodes: int
     bytes: int
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Record:
         """Return JSON values."""
         return asdict(self)
 
@@ -80,7 +81,7 @@ def export_program(
     chunk: int = 1,
     grid: tuple[int, ...] | None = None,
     prefix: int = 0,
-) -> Any:
+) -> torch.export.ExportedProgram:
     """Export a mixer or a model as a ``torch.export.ExportedProgram`` of standard operators.
 
     The model is one of tokenmix, or a host whose attention ``replace_mixers`` replaced; a host's mask is its
@@ -165,7 +166,12 @@ def export_onnx(
 
 
 def _write_first_match(
-    port: Port, made: Iterable[tuple[Any, Sizes]], model: Any, path: Path, opset: int | None, tolerance: float
+    port: Port,
+    made: Iterable[tuple[torch.export.ExportedProgram, Sizes]],
+    model: nn.Module,
+    path: Path,
+    opset: int | None,
+    tolerance: float,
 ) -> tuple[int, Sizes, float, int]:
     """Write the first program whose file matches torch at all its sizes.
 
@@ -196,7 +202,7 @@ def _check_onnx(opset: int | None) -> None:
         raise MixerError(f"export_onnx: opset must be in {OLDEST_OPSET}..{onnx_opset_version()}, got {opset!r}.")
 
 
-def _names(example: Any, roots: tuple[str, ...]) -> list[str]:
+def _names(example: object, roots: tuple[str, ...]) -> list[str]:
     """Return a name for each tensor: that of its argument, then the fields that lead to it."""
     paths: Any = pytree.tree_flatten_with_path(example)[0]
     return [
@@ -205,7 +211,9 @@ def _names(example: Any, roots: tuple[str, ...]) -> list[str]:
     ]
 
 
-def _write(program: Any, port: Port, sizes: Sizes, model: Any, path: Path, opset: int | None) -> int:
+def _write(
+    program: torch.export.ExportedProgram, port: Port, sizes: Sizes, model: nn.Module, path: Path, opset: int | None
+) -> int:
     """Write the ONNX file with named inputs, outputs and axes, and metadata; return its number of nodes."""
     example = port.example(1, short_length(port))
     result = port.module(*example)
@@ -253,7 +261,7 @@ def _as_free(file: OnnxModel, port: Port, sizes: Sizes) -> bool:
     )
 
 
-def _name_axes(model: Any, program: Any, port: Port) -> None:
+def _name_axes(model: Any, program: torch.export.ExportedProgram, port: Port) -> None:
     """Name the free axes batch, and length or past, instead of torch's symbols; number other sizes that grow."""
     length = short_length(port)
     names: dict[str, str] = {}
@@ -274,7 +282,7 @@ def _name_axes(model: Any, program: Any, port: Port) -> None:
                 value.shape[axis] = " ".join(names.get(word, word) for word in str(size.value).split(" "))
 
 
-def _config(model: Any) -> dict[str, Any]:
+def _config(model: Any) -> Record:
     """Return the config of a model, or the common facts of a mixer."""
     config = getattr(getattr(model, "backbone", model), "config", None)
     return (

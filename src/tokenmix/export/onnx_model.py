@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from ..types import Record
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
 
 KEY = "tokenmix"
 
 
-def onnx_session(model: str | bytes, *, threads: int = 1) -> Any:
+def onnx_session(model: str | bytes, *, threads: int = 1) -> InferenceSession:
     """Open an ``onnxruntime.InferenceSession`` on the CPU for a file or its content."""
     import onnxruntime
 
@@ -23,7 +27,7 @@ def onnx_session(model: str | bytes, *, threads: int = 1) -> Any:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def run_onnx(session: Any, values: tuple[Tensor, ...]) -> list[Tensor]:
+def run_onnx(session: InferenceSession, values: tuple[Tensor, ...]) -> list[Tensor]:
     """Return the outputs for inputs in the session's order."""
     names = [end.name for end in session.get_inputs()]
     return [
@@ -48,7 +52,7 @@ class OnnxModel:
         about = self.session.get_modelmeta().custom_metadata_map.get(KEY)
         if about is None:
             raise MixerError(f"OnnxModel: {path} was not written by tokenmix.export.onnx; it lacks that metadata.")
-        self.about: dict[str, Any] = json.loads(about)
+        self.about: Record = json.loads(about)
 
     def __call__(self, *values: Tensor) -> Tensor:
         """Return the output for an input, and a mask where the file takes one."""
@@ -78,7 +82,7 @@ class OnnxModel:
         return run_onnx(self.session, values)
 
 
-def encode_row(row: Tensor) -> dict[str, Any]:
+def encode_row(row: Tensor) -> Record:
     """Encode one row of a state as JSON: a single number where all are equal, infinities as words."""
     words = (
         [str(n) for n in row.flatten().tolist()]
@@ -92,7 +96,7 @@ def encode_row(row: Tensor) -> dict[str, Any]:
     }
 
 
-def _decode_row(row: dict[str, Any]) -> Tensor:
+def _decode_row(row: Record) -> Tensor:
     values = torch.tensor(
         [float(n) if isinstance(n, str) else n for n in row["values"]], dtype=getattr(torch, row["dtype"]), device="cpu"
     )

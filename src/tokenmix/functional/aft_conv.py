@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from ..errors import MixerError
 from ..kernels.backend import Backend, choose, is_exporting
 from ..kernels.operator import Operator
 from ..kernels.precision import exact
+from ..types import Options
 from .layout.checks import check_flags, check_key_mask
 from .sums.band import aft_band, band_sums, causal_sums, window_ratio
 from .sums.filtered import cap_keys, factors_of, finish_sums, literal_factors, over_factors, plain_sums, tap_sums
@@ -245,7 +245,7 @@ def _missing_kernel(kernel: Tensor, prefix: int, positions: Tensor | None, outsi
     return "it has no 3-D kernel" if kernel.ndim == 4 else None
 
 
-def _check_places(T: int, grid: Any, prefix: Any, positions: Tensor | None) -> None:
+def _check_places(T: int, grid: tuple[int, ...] | None, prefix: int, positions: Tensor | None) -> None:
     """Refuse a prefix and a grid that do not add up to T tokens: a kernel would read and write out of bounds."""
     sizes = () if grid is None else grid
     if not all(isinstance(n, (int, torch.SymInt)) and not isinstance(n, bool) and n >= 0 for n in (prefix, *sizes)):
@@ -260,7 +260,7 @@ def _check_places(T: int, grid: Any, prefix: Any, positions: Tensor | None) -> N
 def _run_eager(
     q: Tensor | None, k: Tensor, v: Tensor, kernel: Tensor, key_mask: Tensor | None, grid: list[int], prefix: int
 ) -> Tensor:
-    options: dict[str, Any] = {
+    options: Options = {
         "grid": tuple(grid),
         "prefix": prefix,
         "key_mask": key_mask,

@@ -11,8 +11,6 @@ subtracted from each other, so a token that forgets everything costs its success
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,6 +23,7 @@ from ..kernels.extended import extend_on_kernel, has_gradient
 from ..kernels.operator import Operator
 from ..kernels.precision import cast_alike, exact, sum_dtype
 from ..kernels.tokenwise import rms_norm
+from ..types import Options
 from .layout.checks import check_eps, check_flags, check_key_mask
 from .sums.gates import Gate, apply_gate, check_gate
 from .sums.nonfinite import nothing_to_hide, over_keys, propagate_nonfinite, propagate_nonfinite_chunk
@@ -112,7 +111,7 @@ def aft_forget(
         return _by_head(over_keys(mark, mark.shape[1], causal=causal), heads)
 
     keys = clamp_finite(k), v, clamp_finite(g)
-    options: dict[str, Any] = {"causal": causal, "key_mask": key_mask, "each": True, "reach": mark_keys}
+    options: Options = {"causal": causal, "key_mask": key_mask, "each": True, "reach": mark_keys}
     if gate is None:
         return propagate_nonfinite(lambda *keys: form(q, *keys), None, *keys, **options)
     return propagate_nonfinite(form, q, *keys, **options)
@@ -186,7 +185,7 @@ def _eager_chunk(
         return normalise_and_gate(q, merge_heads(ratio_of(total)), heads, eps, gate), after
 
     keys = clamp_finite(k), v, clamp_finite(g)
-    options: dict[str, Any] = {
+    options: Options = {
         "key_mask": key_mask,
         "each": True,
         "reach": lambda mark: _by_head(mark.cumsum(1), heads),
@@ -199,7 +198,7 @@ def _eager_chunk(
 def _run_eager(
     q: Tensor | None, k: Tensor, v: Tensor, g: Tensor, key_mask: Tensor | None, heads: int, eps: float
 ) -> Tensor:
-    options: dict[str, Any] = {"gate": None if q is None else "sigmoid", "heads": heads or None, "eps": eps}
+    options: Options = {"gate": None if q is None else "sigmoid", "heads": heads or None, "eps": eps}
     return aft_forget(k if q is None else q, k, v, g, causal=True, key_mask=key_mask, **options, backend="eager")
 
 
@@ -293,7 +292,16 @@ def _by_head(mark: Tensor, heads: int | None) -> Tensor:
     return mark.unflatten(-1, (heads, -1)).sum(-1, keepdim=True).expand(-1, -1, -1, mark.shape[2] // heads).flatten(2)
 
 
-def _check(q: Any, k: Any, v: Any, g: Any, causal: Any, key_mask: Any, heads: Any, gate: Any) -> None:
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    causal: bool,
+    key_mask: Tensor | None,
+    heads: int | None,
+    gate: Gate | None,
+) -> None:
     check_gate(gate, "aft_forget")
     check_flags("aft_forget", causal=causal)
     if q.ndim != 3 or any(a.shape != q.shape for a in (k, v, g)):

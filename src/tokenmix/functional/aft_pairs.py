@@ -7,8 +7,6 @@ from AFT (R = 1) to linear attention, whose kernel is also a sum of products of 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -17,6 +15,7 @@ from ..kernels.backend import Backend, choose, masks, steps
 from ..kernels.cpu import aft_pairs as kernel
 from ..kernels.operator import Operator
 from ..kernels.precision import exact
+from ..types import Options
 from .aft_forget import Past, clamp_finite, decayed_sums, later_sums, normalise_and_gate
 from .layout.checks import check_eps, check_flags, check_key_mask
 from .layout.masks import zero_masked
@@ -138,7 +137,7 @@ def _run_eager(
     norm: bool,
     eps: float,
 ) -> Tensor:
-    options: dict[str, Any] = {"gate": None if q is None else "sigmoid", "norm": norm, "eps": eps, "backend": "eager"}
+    options: Options = {"gate": None if q is None else "sigmoid", "norm": norm, "eps": eps, "backend": "eager"}
     return aft_pairs(k if q is None else q, k, v, a, b, g, causal=True, key_mask=key_mask, **options)
 
 
@@ -224,7 +223,18 @@ def _expand_logits(logits: Tensor, like: Tensor) -> Tensor:
     return each.repeat_interleave(like.shape[-1] // each.shape[-1], -1)
 
 
-def _check(q: Any, k: Any, v: Any, a: Any, b: Any, g: Any, causal: Any, norm: Any, key_mask: Any, gate: Any) -> None:
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor | None,
+    g: Tensor | None,
+    causal: bool,
+    norm: bool,
+    key_mask: Tensor | None,
+    gate: Gate | None,
+) -> None:
     check_gate(gate, "aft_pairs")
     check_flags("aft_pairs", causal=causal, norm=norm)
     if q.ndim != 3 or any(each.shape != q.shape for each in (k, v)):

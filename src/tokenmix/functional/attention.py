@@ -13,6 +13,7 @@ from ..errors import MixerError
 from ..kernels.backend import Backend, choose, is_intercepted
 from ..kernels.precision import cast_alike, exact
 from ..kernels.recompute import as_now
+from ..types import Options
 from .layout.checks import check_flags, check_scale
 from .layout.heads import by_head
 from .layout.masks import allowed, check_keys, zero_masked
@@ -66,7 +67,7 @@ def attention(
         raise MixerError(f"attention: heads={heads}, kv_heads={kv_heads} do not divide {widths}.")
     check_keys(key_mask, *k.shape[:2])
     kh, vh = by_head(zero_masked(k, key_mask), kv_heads), by_head(zero_masked(v, key_mask), kv_heads)
-    options: dict[str, Any] = {"scale": scale, "causal": causal, "key_mask": key_mask, "attn_mask": attn_mask}
+    options: Options = {"scale": scale, "causal": causal, "key_mask": key_mask, "attn_mask": attn_mask}
     return attention_by_head(by_head(q, heads), kh, vh, w, **options, backend=backend)
 
 
@@ -98,7 +99,7 @@ def attention_by_head(
     q, k, v = cast_alike(q, k, v)
     if isinstance(w, Tensor):
         _check_bias(w, q, k)
-    given: dict[str, Any] = {
+    given: Options = {
         "w": w,
         "scale": scale,
         "causal": causal,
@@ -169,7 +170,7 @@ def _attend_finite(
 ) -> Tensor:
     """Compute the same when everything is finite, or attended by all."""
     if w is not None and not isinstance(w, Tensor):
-        options: dict[str, Any] = {"scale": scale, "causal": causal, "key_mask": key_mask, "attn_mask": attn_mask}
+        options: Options = {"scale": scale, "causal": causal, "key_mask": key_mask, "attn_mask": attn_mask}
         return _in_rows(q, k, v, w, **options, backend=backend)
     (B, _, T, _), S = q.shape, k.shape[2]
     fused = choose("attention", backend, q, on=("fused",)) == "fused"

@@ -16,14 +16,13 @@ token's whole D-vector and the result is split into heads, so that heads = D is 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ..kernels.backend import Backend, choose
 from ..kernels.operator import Operator
 from ..kernels.precision import at_least_float32, exact
+from ..types import Options
 from .aft import simple_kernel
 from .layout.checks import check_qkv
 from .layout.masks import zero_masked
@@ -84,7 +83,7 @@ def hydra(
             if where == "cpu"
             else propagate_nonfinite(on_kernel, q, k, v, causal=causal, key_mask=key_mask)
         )
-    options: dict[str, Any] = {
+    options: Options = {
         "feature": feature,
         "normalise": normalise,
         "eps": eps,
@@ -171,7 +170,7 @@ def multihead_linear(
     linear attention without a normaliser, heads = D is Hydra. The causal form works in blocks. The other arguments, the
     result and the errors are those of ``hydra``; there are no kernels, so it runs on the eager form only.
     """
-    options: dict[str, Any] = {
+    options: Options = {
         "feature": feature,
         "normalise": normalise,
         "eps": eps,
@@ -203,7 +202,7 @@ def _kernel_attention(
     if 0 in (q.shape[1], k.shape[1]):
         return torch.zeros_like(q)
     past = empty_sums(q.shape[0], q.shape[-1], heads, softmax=of_keys == "softmax", device=q.device)
-    options: dict[str, Any] = {"heads": heads, "feature": feature, "eps": eps}
+    options: Options = {"heads": heads, "feature": feature, "eps": eps}
 
     def form(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if causal:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import MixerError
 
+Cache = TypeVar("Cache")
 CACHE_NAMES = ("cache", "past_key_values", "layer_past")
 """Keywords of a cache in forward methods of transformers; some attention modules, as GPT-NeoX's, say layer_past."""
 
 
-def given_cache(who: str, **named: Any) -> Any:
+def given_cache(who: str, **named: Cache | None) -> Cache | None:
     """Return the one cache that is not None among those given by name; None if all are.
 
     Raises:

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
-from typing import Any
+
+from ..types import Record
 
 STATUSES = ("copied", "split", "new", "dropped")
 # the first number in a name counts the layers of the stack before it
@@ -60,7 +61,7 @@ class Report:
         """Return the share of the new model's parameters that comes from the source."""
         return self.parameters("copied", "split") / max(self.parameters("copied", "split", "new"), 1)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Record:
         """Return plain JSON values."""
         counts = {s: {"tensors": len(self.names(s)), "parameters": self.parameters(s)} for s in STATUSES}
         tensors = [

@@ -49,13 +49,13 @@ class PatchGrid:
         self.seen: WeakSet[_Pass] = WeakSet()
         self.kept: dict[Grid, _Pass] = {}  # the last of each grid whose graph is not known
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         PatchGrid.__init__(self)
 
-    def enter(self, model: nn.Module, args: Any) -> None:
+    def enter(self, model: nn.Module, args: object) -> None:
         """Begin a forward pass: its patches are not known yet."""
         if not torch.compiler.is_compiling():
             self.local.outer = self.local.grid, self.local.outer
@@ -88,7 +88,7 @@ class PatchGrid:
         if self.kept.get(begun.grid) is begun:
             del self.kept[begun.grid]
 
-    def leave(self, model: nn.Module, args: Any, outputs: Any) -> None:
+    def leave(self, model: nn.Module, args: object, outputs: object) -> None:
         """End a forward pass; the last grid stays for layers that are called by hand afterwards."""
         if torch.compiler.is_compiling():
             return
@@ -127,7 +127,7 @@ class PatchGrid:
         owner.register_forward_hook(self.leave, always_call=True)
 
 
-def tensors_of(outputs: Any) -> Iterator[Tensor]:
+def tensors_of(outputs: object) -> Iterator[Tensor]:
     """Yield the tensors among a model's outputs."""
     if isinstance(outputs, Tensor):
         yield outputs

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..errors import MixerError
+from ..types import Options, Record
 
 NAMES = {"original_max_position_embeddings": "original_max_len"}
 ROPE_SCALING = {
@@ -21,9 +20,7 @@ BY_HAND = {
 """rope_type whose angles depend on the length of the text -> how to fix them for one length."""
 
 
-def rotary_spec(
-    rope_parameters: dict[str, Any], *, head_dim: int, max_len: int | None = None, layout: str = "half"
-) -> dict[str, Any]:
+def rotary_spec(rope_parameters: Record, *, head_dim: int, max_len: int | None = None, layout: str = "half") -> Options:
     """Return the ``positions`` of ``attention`` that equal a Hugging Face ``config.rope_parameters``.
 
     Args:
@@ -42,7 +39,7 @@ def rotary_spec(
         how = f"default, {', '.join(ROPE_SCALING)} have one" if rule not in BY_HAND else BY_HAND[rule]
         why = why if rule in BY_HAND else "it is unknown here"
         raise MixerError(f"rotary_spec: rope_type={rule!r} has no counterpart: {why}; {how}.")
-    spec: dict[str, Any] = {"name": "rotary", "base": float(given.get("rope_theta", 10000.0)), "layout": layout}
+    spec: Options = {"name": "rotary", "base": float(given.get("rope_theta", 10000.0)), "layout": layout}
     if given.get("partial_rotary_factor", 1.0) != 1.0:
         spec["rotary_dim"] = int(head_dim * given["partial_rotary_factor"])
     if rule == "default":
@@ -53,7 +50,7 @@ def rotary_spec(
     return {**spec, "scaling": scaling}
 
 
-def _yarn(given: dict[str, Any], max_len: int | None) -> dict[str, Any]:
+def _yarn(given: Record, max_len: int | None) -> Options:
     """Return YaRN's factor, from two lengths if it is not given, and its two scales, which work together."""
     factor = given.get("factor")
     if factor is None:

@@ -17,6 +17,7 @@ from ..mixers import MIXERS, Inputs, Mixer, build_mixer, mixer_options
 from ..mixers.attention import Attention
 from ..mixers.registration import load_mixer
 from ..models.effective_attention import values_attention
+from ..types import Options, Spec
 
 
 class NoWeights:
@@ -30,7 +31,7 @@ class NoWeights:
     weight = bias = None
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> object:
         return NotImplemented
 
 
@@ -75,10 +76,10 @@ class MultiheadMixer(nn.Module):
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = False,
-        device: Any = None,
+        device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        mixer: str | dict[str, Any] = "attention",
+        mixer: str | Spec = "attention",
         causal: bool = False,
     ):
         super().__init__()
@@ -122,7 +123,7 @@ class MultiheadMixer(nn.Module):
         if not attention._qkv_same_embed_dim or attention.bias_k is not None or attention.add_zero_attn:
             _refuse("from_torch takes attention with kdim = vdim = embed_dim, without add_bias_kv and add_zero_attn")
         joint, bias = attention.in_proj_weight, attention.in_proj_bias is not None
-        options: dict[str, Any] = {
+        options: Options = {
             "bias": bias,
             "batch_first": attention.batch_first,
             "device": joint.device,
@@ -132,7 +133,7 @@ class MultiheadMixer(nn.Module):
         made.load_state_dict(attention.state_dict())
         return made.train(attention.training)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         """Load as torch does; if the mixer is softmax attention, weights of ``nn.MultiheadAttention`` load too."""
         if isinstance(self.mixer, Attention):
             for kind in ("weight", "bias"):
@@ -239,7 +240,7 @@ class MultiheadMixer(nn.Module):
         if able:
             return allowed
         instead = (
-            "build it with causal=True for the causal mask" if self.mixer.supports_causal else "it has no causal form"
+            "build it with causal=True for the causal mask" if self.mixer.facts.causal else "it has no causal form"
         )
         why = f"{name} weighs no pairs of tokens and takes no attn_mask"
         _require(allowed.all(), f"{why}; {instead}, use key_padding_mask for padding; {_who_weighs_pairs()}")
@@ -277,7 +278,7 @@ class MultiheadMixer(nn.Module):
         self, x: Tensor, context: Tensor | None, keep: Tensor | None, pairs: Tensor | None, i: int
     ) -> Tensor:
         """Return the weights of row i of the batch, (groups, L, S)."""
-        given: dict[str, Any] = {"key_mask": None if keep is None else keep[i : i + 1]}
+        given: Options = {"key_mask": None if keep is None else keep[i : i + 1]}
         given["attn_mask"] = pairs if pairs is None or pairs.ndim == 2 else pairs[i : i + 1]
         found = values_attention(self.mixer, x[i : i + 1], None if context is None else context[i : i + 1], **given)
         if found is None:
@@ -319,7 +320,7 @@ def _require(holds: Tensor, why: str) -> None:
         _refuse(why)
 
 
-def _complete(mixer: str | dict[str, Any], num_heads: int, bias: bool) -> dict[str, Any]:
+def _complete(mixer: str | Spec, num_heads: int, bias: bool) -> Spec:
     """Fill in ``nn.MultiheadAttention``'s heads and biases for options of the mixer that the spec leaves open."""
     spec = {"name": mixer} if isinstance(mixer, str) else mixer
     if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
@@ -328,9 +329,7 @@ def _complete(mixer: str | dict[str, Any], num_heads: int, bias: bool) -> dict[s
         if taken in spec:
             _refuse(f"takes {ours} as an argument of its own; leave {taken!r} out of the spec {spec!r}")
     known = mixer_options(cls) if (cls := load_mixer(spec["name"])) is not None else {}
-    wanted: dict[str, Any] = (
-        {"heads": num_heads} if bias else {"heads": num_heads, "qkv_bias": False, "out_bias": False}
-    )
+    wanted: Options = {"heads": num_heads} if bias else {"heads": num_heads, "qkv_bias": False, "out_bias": False}
     return {name: value for name, value in wanted.items() if name in known} | spec
 
 
@@ -347,7 +346,7 @@ def _as_allowed_pairs(mask: Tensor, name: str) -> Tensor:
 
 
 def _who_weighs_pairs() -> str:
-    return f"these take any attn_mask: {', '.join(name for name, cls in MIXERS.items() if cls.supports_attn_mask)}"
+    return f"these take any attn_mask: {', '.join(name for name, cls in MIXERS.items() if cls.facts.attn_mask)}"
 
 
 def _softmax_weights(

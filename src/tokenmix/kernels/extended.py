@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..types import Options
 from .operator import own_node
 
 LONG = 64  # new tokens from which sums in float32 over blocks drift no more than over a whole sequence
@@ -23,12 +25,12 @@ def has_gradient(*tensors: Tensor | None) -> bool:
 
 
 def extend_on_kernel(
-    kernel: Any,
+    kernel: ModuleType,
     eager: Callable[..., tuple[Tensor, Any]],
     inputs: Sequence[Tensor | None],
     mask: Tensor | None,
     past: Sequence[Tensor],
-    **options: Any,
+    **options: object,
 ) -> tuple[Tensor, Any]:
     """Return the outputs over new tokens and the sums after them.
 
@@ -58,13 +60,13 @@ class _Extended(torch.autograd.Function):
     def forward(
         ctx: Any,
         done: tuple[Tensor, Sequence[Tensor], Sequence[Tensor]],
-        kernel: Any,
-        eager: Callable[..., Any],
-        options: dict[str, Any],
+        kernel: ModuleType,
+        eager: Callable[..., tuple[Tensor, Sequence[Tensor]]],
+        options: Options,
         mask: Tensor | None,
         states: int,
         *tensors: Tensor | None,
-    ) -> Any:
+    ) -> tuple[Tensor, ...]:
         y, after, kept = done
         ctx.save_for_backward(mask, after[0], *tensors, *kept)
         ctx.kernel, ctx.eager, ctx.options, ctx.states, ctx.tensors = kernel, eager, options, states, len(tensors)
@@ -73,7 +75,7 @@ class _Extended(torch.autograd.Function):
         return y, *after
 
     @staticmethod
-    def backward(ctx: Any, gy: Tensor | None, _: None, *of_after: Tensor | None) -> Any:  # type: ignore[override]  # one for each output
+    def backward(ctx: Any, gy: Tensor | None, _: None, *of_after: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # one for each output
         mask, unit, *rest = ctx.saved_tensors
         past, inputs, kept = rest[: ctx.states], rest[ctx.states : ctx.tensors], rest[ctx.tensors :]
         g_sums = [torch.zeros_like(a) if g is None else g for a, g in zip(past[1:], of_after, strict=True)]
@@ -90,7 +92,7 @@ class _Extended(torch.autograd.Function):
 
 
 def _derive_again(
-    eager: Callable[..., Any],
+    eager: Callable[..., tuple[Tensor, Sequence[Tensor]]],
     inputs: Sequence[Tensor | None],
     past: Sequence[Tensor],
     unit: Tensor,

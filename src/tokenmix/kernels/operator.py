@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from itertools import compress
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..types import Options
 from . import triton
 from .shapes import check_shapes, parse_declaration, refuse_shapes
 
@@ -63,12 +65,12 @@ class Operator:
         eager: Callable[..., Tensor],
         keeps_result: bool = False,
         shape: Callable[..., Sequence[int]] | None = None,
-        fits: Callable[[dict[str, Any], Mapping[str, Any]], bool] | None = None,
+        fits: Callable[[dict[str, Any], Options], bool] | None = None,
         on: Sequence[str] = ("cpu", "triton"),
     ):
         self.name, self.eager, self.shape, self.on = name, eager, shape, tuple(on)
-        self.modules: dict[str, Any] = {}
-        self.fitting: set[Any] = set()
+        self.modules: dict[str, ModuleType] = {}
+        self.fitting: set[object] = set()
         self.inputs, self.each, self.fits = inputs, parse_declaration(inputs), fits
         kept = [f"Tensor {one}" for one in (["y"] if keeps_result else []) + list(saves)]
         self.differentiable = tuple(one.differentiable for one in self.each)
@@ -99,13 +101,15 @@ class Operator:
         found = self.forward(*args, grad)
         return found if isinstance(found, Tensor) else found[0]
 
-    def module(self, where: str) -> Any:
+    def module(self, where: str) -> ModuleType:
         """Return the kernel module for "cpu" or "triton"; import it on first use, because triton is optional."""
         if where not in self.modules:
             self.modules[where] = import_module(f".{where}.{self.name}", __package__)
         return self.modules[where]
 
-    def _define(self, name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    def _define(
+        self, name: str, schema: str, run: Callable[..., Results | Tensor], fake: Callable[..., Results | Tensor]
+    ) -> torch._ops.OpOverload:
         LIBRARY.define(f"{name}{schema}")
         for key, on_cuda in (("CPU", False), ("CUDA", True)):
             where = self._kernel_of(on_cuda)
@@ -114,7 +118,9 @@ class Operator:
         torch.library.register_fake(f"tokenmix::{name}", fake, lib=LIBRARY)
         return getattr(torch.ops.tokenmix, name).default
 
-    def _derivative(self, name: str, keep: Callable[..., None], derive: Callable[..., Any]) -> None:
+    def _derivative(
+        self, name: str, keep: Callable[..., None], derive: Callable[..., tuple[Tensor | None, ...]]
+    ) -> None:
         torch.library.register_autograd(f"tokenmix::{name}", derive, setup_context=keep, lib=LIBRARY)
 
     def _kernel_of(self, on_cuda: bool) -> str:
@@ -122,7 +128,7 @@ class Operator:
         on_triton = on_cuda or triton.INTERPRETED and triton.available()
         return "triton" if on_triton and "triton" in self.on else "cpu"
 
-    def _named_options(self, options: Sequence[Any]) -> dict[str, Any]:
+    def _named_options(self, options: Sequence[object]) -> Options:
         return dict(zip(self.options, options, strict=True))
 
     def _run(self, where: str, *args: Any) -> Results | Tensor:
@@ -130,7 +136,7 @@ class Operator:
         self._check(inputs, options)
         return self.module(where).forward(*inputs, **options, save=args[-1])
 
-    def _check(self, inputs: Sequence[Tensor | None], options: dict[str, Any]) -> None:
+    def _check(self, inputs: Sequence[Tensor | None], options: Options) -> None:
         """Refuse tensors that do not fit each other; sizes, dtypes and options that fitted before are remembered."""
         described = tuple([None if a is None else (a.shape, a.dtype, a.device) for a in inputs])
         key = (described, tuple([tuple(v) if type(v) is list else v for v in options.values()]))
@@ -140,7 +146,7 @@ class Operator:
                 self.fitting.clear()
             self.fitting.add(key)
 
-    def _compare(self, inputs: Sequence[Tensor | None], options: dict[str, Any]) -> None:
+    def _compare(self, inputs: Sequence[Tensor | None], options: Options) -> None:
         check_shapes(self.name, self.inputs, self.each, inputs, options, inputs[self.main], self.fits)
 
     def _run_backward(self, where: str, *args: Any) -> Results | Tensor:
@@ -186,7 +192,7 @@ class Operator:
         results = (output,) if isinstance(output, Tensor) else output
         ctx.save_for_backward(*inputs[: self.count], *results[self.kept])
 
-    def _derive(self, ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    def _derive(self, ctx: Any, g: Tensor, *_: object) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         inputs, kept = saved[: self.count], saved[self.count :]
         found = self.backward(g, *inputs, *(a.detach() for a in kept), *ctx.options)
@@ -194,7 +200,7 @@ class Operator:
         rest = [None] * (len(ctx.options) + 1)  # the options and ``save``
         return *self._at_inputs(inputs, grads, empty=True), *rest
 
-    def _keep_twice(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    def _keep_twice(self, ctx: Any, inputs: Sequence[Any], output: object) -> None:
         ctx.options = inputs[len(inputs) - len(self.options) :]
         ctx.save_for_backward(*inputs[: 1 + self.count])
         ctx.rest = len(inputs) - 1 - self.count
@@ -212,7 +218,7 @@ class Operator:
         return dg, *self._at_inputs(inputs, iter(found)), *[None] * ctx.rest
 
     def _at_inputs(
-        self, inputs: Sequence[Any], found: Iterator[Tensor | None], *, empty: bool = False
+        self, inputs: Sequence[Tensor | None], found: Iterator[Tensor | None], *, empty: bool = False
     ) -> Iterator[Tensor | None]:
         """Yield a gradient for each input, in order: the next one found, or None if the input has no gradient.
 

@@ -33,8 +33,8 @@ SAMPLES = 256
 class Setting(NamedTuple):
     """Something that a ``with`` block sets and a forward pass reads: how to read it, and a block that sets it again."""
 
-    read: Callable[[], Any]
-    use: Callable[[Any], AbstractContextManager[Any]]
+    read: Callable[[], object]
+    use: Callable[[Any], AbstractContextManager[object]]
 
 
 SETTINGS: list[Setting] = []
@@ -47,11 +47,11 @@ def is_recomputing() -> bool:
     return not _compiling() and _graph_task() != -1
 
 
-def as_now(call: Callable[..., Any]) -> Callable[..., Any]:
+def as_now(call: Callable[Given, Found]) -> Callable[Given, Found]:
     """Return ``call`` bound to the settings of this moment, for whenever and wherever it runs."""
     now = [*map(_read, SETTINGS)]
 
-    def run(*args: Any, **given: Any) -> Any:
+    def run(*args: Given.args, **given: Given.kwargs) -> Found:
         return _call_under(now, call, *args, **given)
 
     return run
@@ -66,10 +66,10 @@ class Passes:
     def __init__(self) -> None:
         self._kept: deque[_Pass] = deque(maxlen=PASSES)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Passes, ()  # a copy of the module has made no pass
 
-    def first(self, who: str, x: Tensor, value: Any) -> Any:
+    def first(self, who: str, x: Tensor, value: Found) -> Found:
         """Return ``value``; in a recomputed pass, the value of the first pass over the same x.
 
         Raises:
@@ -90,7 +90,7 @@ class Passes:
             )
         return found[0]
 
-    def add(self, x: Tensor, value: Any) -> None:
+    def add(self, x: Tensor, value: object) -> None:
         """Remember ``value`` of a first pass over x, if it runs in a checkpoint and may be computed again."""
         if (_grad_mode() and _hooks(True) is None) or _functorch() is not None or x.is_meta:
             return
@@ -113,7 +113,7 @@ class Passes:
 
 
 class _Pass:
-    def __init__(self, sample: Tensor, shape: torch.Size, value: Any):
+    def __init__(self, sample: Tensor, shape: torch.Size, value: object):
         self.sample, self.shape, self.value, self.found = sample, shape, value, False
 
 
@@ -137,7 +137,7 @@ def remembers_settings(forward: Callable[Given, Found]) -> Callable[Given, Found
     """
 
     @wraps(forward)
-    def run(self: Any, *args: Any, **given: Any) -> Any:
+    def run(self: Any, *args: Any, **given: Any) -> Found:
         if _compiling():
             return forward(self, *args, **given)
         kept, x = self.__dict__, args[0] if args else given.get("x")
@@ -156,7 +156,9 @@ def remembers_settings(forward: Callable[Given, Found]) -> Callable[Given, Found
     return run  # type: ignore[return-value]  # mypy does not take self out of the parameters
 
 
-def _call_under(values: Sequence[Any], call: Callable[..., Any], *args: Any, **given: Any) -> Any:
+def _call_under(
+    values: Sequence[object], call: Callable[Given, Found], *args: Given.args, **given: Given.kwargs
+) -> Found:
     with ExitStack() as stack:
         for setting, value in zip(SETTINGS, values, strict=False):
             stack.enter_context(setting.use(value))

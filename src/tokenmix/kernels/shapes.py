@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from ..types import Options
 from .cpu import DTYPES
 
 KINDS = {"bool": torch.bool, "float32": torch.float32, "float": None}
@@ -65,9 +66,9 @@ def check_shapes(
     inputs: str,
     each: Sequence[Declared],
     tensors: Sequence[Tensor | None],
-    options: Mapping[str, Any],
+    options: Options,
     main: Tensor | None,
-    fits: Callable[[dict[str, Any], Mapping[str, Any]], bool] | None,
+    fits: Callable[[dict[str, Any], Options], bool] | None,
 ) -> None:
     """Raise MixerError unless the tensors have the declared dtypes and sizes and one device, and ``fits`` accepts them.
 
@@ -101,7 +102,7 @@ def check_shapes(
         refuse_shapes(who, inputs, tensors, options)
 
 
-def refuse_shapes(who: str, inputs: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> NoReturn:
+def refuse_shapes(who: str, inputs: str, tensors: Sequence[Tensor | None], options: Options) -> NoReturn:
     """Raise MixerError: the tensors do not fit each other."""
     kinds = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
     got = ", ".join(

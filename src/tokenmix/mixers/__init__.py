@@ -4,10 +4,10 @@ from ..functional.layout.heads import by_head, join_heads
 from ..functional.layout.masks import allowed, zero_masked
 from ..functional.sums.nonfinite import guard_nonfinite, propagate_nonfinite_chunk
 from ..kernels.precision import at_least_float32, exact
-from .base import QKVO, About, Capabilities, Inputs, Mixer
+from .base import QKVO, About, Capabilities, Facts, Inputs, Mixer
 from .cost import Cost, MixingCost
 from .examples import example_mixer, state_growth
-from .facts import Kernels, mixer_options
+from .facts import Kernels, mixer_options, required_options
 from .parts.aux_losses import aux_losses
 from .parts.options import check_heads
 from .parts.shared import add_projections, check_positions, largest_dot, valid_mask
@@ -22,6 +22,7 @@ __all__ = [
     "CORE",
     "Capabilities",
     "Cost",
+    "Facts",
     "Inputs",
     "Kernels",
     "MIXERS",
@@ -51,6 +52,7 @@ __all__ = [
     "register_mixer",
     "register_state",
     "reorder",
+    "required_options",
     "state_bytes",
     "state_growth",
     "token_positions",

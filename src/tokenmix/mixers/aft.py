@@ -20,7 +20,7 @@ from ..functional.sums.softmax import MASKED_KEY
 from ..functional.sums.window import OUTSIDES, Outside
 from ..kernels.precision import at_least_float32
 from ..positions import PairPositions
-from .base import QKVO, About, Arguments, Inputs, Kernels, chunk_positions, token_positions
+from .base import QKVO, About, Arguments, Facts, Inputs, Kernels, chunk_positions, token_positions
 from .cost import MixingCost
 from .parts.aft import (
     AFTDecayState,
@@ -60,14 +60,18 @@ class AFTSimple(Segmented):
         MixerError: if ``gate`` is unknown.
     """
 
-    supports_causal = supports_streaming = supports_context = True
-    about = About(
-        "Zhai et al. 2021, arXiv 2105.14103", "attention free", "T D", "T D", idea="AFT without a bias", tier="core"
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        context=True,
+        about=About(
+            "Zhai et al. 2021, arXiv 2105.14103", "attention free", "T D", "T D", idea="AFT without a bias", tier="core"
+        ),
+        form="aft_simple",
+        carries=QKVO,
+        kernels=Kernels(("aft_simple",), step="simple"),
+        only_qkv=True,
     )
-    form = "aft_simple"
-    carries = QKVO
-    kernels = Kernels(("aft_simple",), step="simple")
-    only_qkv = True
 
     def __init__(
         self,
@@ -145,20 +149,25 @@ class AFTFull(DecaySegments, Segmented, FullBlocks):
         MixerError: if an option is out of its range, or a sequence is longer than ``max_len``.
     """
 
-    supports_causal = supports_streaming = supports_context = supports_attn_mask = True
-    fixed_when_traced = "causal"
-    about = About(
-        "Zhai et al. 2021, arXiv 2105.14103",
-        "attention free",
-        "T^2 D",
-        "T D",
-        idea="a weight per key and feature, with a learned bias per pair of positions",
-        tier="core",
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        context=True,
+        attn_mask=True,
+        fixed_when_traced="causal",
+        about=About(
+            "Zhai et al. 2021, arXiv 2105.14103",
+            "attention free",
+            "T^2 D",
+            "T D",
+            idea="a weight per key and feature, with a learned bias per pair of positions",
+            tier="core",
+        ),
+        knows_positions=True,
+        form="aft_full",
+        carries=QKVO,
+        kernels=Kernels(("aft_full",), step="full"),
     )
-    knows_positions = True
-    form = "aft_full"
-    carries = QKVO
-    kernels = Kernels(("aft_full",), step="full")
 
     def __init__(
         self,
@@ -287,20 +296,25 @@ class AFTLocal(RingSegments, Segmented, PairBiased):
             longer than ``max_len``.
     """
 
-    supports_causal = supports_streaming = supports_context = supports_attn_mask = True
-    fixed_when_traced = True
-    about = About(
-        "Zhai et al. 2021, arXiv 2105.14103",
-        "attention free",
-        "T s D",
-        "T D",
-        idea="AFT with the bias learned inside a window only",
-        tier="core",
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        context=True,
+        attn_mask=True,
+        fixed_when_traced=True,
+        about=About(
+            "Zhai et al. 2021, arXiv 2105.14103",
+            "attention free",
+            "T s D",
+            "T D",
+            idea="AFT with the bias learned inside a window only",
+            tier="core",
+        ),
+        knows_positions=True,
+        form="aft_local",
+        carries=QKVO,
+        kernels=Kernels(("aft_band",), step="ring"),
     )
-    knows_positions = True
-    form = "aft_local"
-    carries = QKVO
-    kernels = Kernels(("aft_band",), step="ring")
 
     def __init__(
         self,
@@ -376,11 +390,10 @@ class AFTLocal(RingSegments, Segmented, PairBiased):
         )
 
     def empty_state(self, batch_size, *, device, dtype):
+        if not self.causal:
+            return empty_full(batch_size, self.dim, device=device, dtype=dtype)
         ring = max(self.window - 1, 0)
         return empty_ring(batch_size, ring, self.dim, self.dim, device=device, dtype=dtype)
-
-    def empty_context_state(self, batch_size, *, device, dtype):
-        return empty_full(batch_size, self.dim, device=device, dtype=dtype)
 
     def context_state(self, context, context_mask):
         return history_of(self, context, context_mask)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from ..functional import aft_chunk as chunk
 from ..functional.sums.gates import Gate
 from ..functional.sums.window import FILTERS, OUTSIDES, Filters, Outside
-from .base import About, Arguments, Inputs, Kernels
+from .base import About, Arguments, Facts, Inputs, Kernels
 from .cost import MixingCost
 from .parts.aft import add_projections, empty_ring, join_ring_states, queries, ring_step
 from .parts.options import check_heads, check_spread, one_of
@@ -56,25 +57,29 @@ class AFTConv(Segmented):
         MixerError: if an option is out of its range, or if the grid does not have ``ndim`` axes.
     """
 
-    supports_causal = supports_streaming = supports_grid = True
-    fixed_when_traced = "causal"
-    about = About(
-        "Zhai et al. 2021, arXiv 2105.14103",
-        "attention free",
-        "T s D",
-        "T D",
-        idea="AFT with the bias as one filter per head",
-        tier="core",
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        grid=True,
+        fixed_when_traced="causal",
+        about=About(
+            "Zhai et al. 2021, arXiv 2105.14103",
+            "attention free",
+            "T s D",
+            "T D",
+            idea="AFT with the bias as one filter per head",
+            tier="core",
+        ),
+        knows_positions=True,
+        form="aft_conv",
+        waivers={
+            "accurate_on_adversarial_keys": "numerators alone reach exp(160) on these keys, beyond float32",
+            "runs_under_autocast": "numerators alone grow as exp(k), beyond float16 for keys above 11",
+            "finite_at_large_keys": "numerators alone grow as exp(k), beyond float32 for keys above 88",
+        },
+        carries=("v_proj", "out_proj"),  # AFT, Table 8
+        kernels=Kernels(("aft_band", "aft_conv2d"), step="ring"),
     )
-    knows_positions = True
-    form = "aft_conv"
-    waivers: ClassVar[dict[str, str]] = {
-        "accurate_on_adversarial_keys": "numerators alone reach exp(160) on these keys, beyond float32",
-        "runs_under_autocast": "numerators alone grow as exp(k), beyond float16 for keys above 11",
-        "finite_at_large_keys": "numerators alone grow as exp(k), beyond float32 for keys above 88",
-    }
-    carries = ("v_proj", "out_proj")  # AFT, Table 8
-    kernels = Kernels(("aft_band", "aft_conv2d"), step="ring")
 
     def __init__(
         self,
@@ -125,14 +130,12 @@ class AFTConv(Segmented):
         self.beta = nn.Parameter(torch.empty(heads)) if scaled else None
         self.init_parameters()
 
-    @property
-    def capabilities(self):
+    def narrow_capabilities(self, can):
         """Return the features of this instance: the causal form takes no grid, and grids do not stream."""
-        base = super().capabilities
-        return type(base)(**{**vars(base), "grid": not self.causal})
+        return replace(can, grid=not self.causal)
 
     def waived(self):
-        return {} if self.divide else dict(self.waivers)
+        return {} if self.divide else dict(self.facts.waivers)
 
     def init_parameters(self) -> None:
         if self.raw is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..functional.aft_forget import aft_forget_chunk
 from ..functional.sums.gates import Gate
 from ..kernels.precision import at_least_float32
-from .base import About, Kernels
+from .base import About, Facts, Kernels
 from .cost import MixingCost
 from .parts.convolved import EPS, ConvolvedAFT
 from .parts.options import check_heads, one_of
@@ -48,18 +48,20 @@ class AFTForget(ConvolvedAFT):
         MixerError: if an option is out of its range.
     """
 
-    about = About(
-        "tokenmix; after Zhai et al. 2021, arXiv 2105.14103",
-        "attention free",
-        "T D",
-        "T D",
-        idea="AFT-simple with a short convolution, a decay per feature and normalised keys",
-        tier="core",
+    facts = Facts(
+        about=About(
+            "tokenmix; after Zhai et al. 2021, arXiv 2105.14103",
+            "attention free",
+            "T D",
+            "T D",
+            idea="AFT-simple with a short convolution, a decay per feature and normalised keys",
+            tier="core",
+        ),
+        form="aft_forget",
+        conditioned={"heads": None},
+        kernels=Kernels(("aft_forget",)),
     )
-    form = "aft_forget"
     chunk = staticmethod(aft_forget_chunk)
-    conditioned: ClassVar[dict[str, Any]] = {"heads": None}
-    kernels = Kernels(("aft_forget",))
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..functional.aft_pairs import aft_pairs_chunk
 from ..functional.sums.gates import Gate
 from ..kernels.precision import at_least_float32
-from .base import About, Kernels
+from .base import About, Facts, Kernels
 from .cost import MixingCost
 from .parts.convolved import EPS, ConvolvedAFT
 from .parts.options import at_least, check_heads
@@ -47,18 +47,20 @@ class AFTPairs(ConvolvedAFT):
         MixerError: if an option is out of its range.
     """
 
-    about = About(
-        "tokenmix; after Zhai et al. 2021, arXiv 2105.14103",
-        "attention free",
-        "T D R",
-        "T D R",
-        idea="AFT-full with weights exp(w) that are sums of R products, in linear time",
-        tier="core",
+    facts = Facts(
+        about=About(
+            "tokenmix; after Zhai et al. 2021, arXiv 2105.14103",
+            "attention free",
+            "T D R",
+            "T D R",
+            idea="AFT-full with weights exp(w) that are sums of R products, in linear time",
+            tier="core",
+        ),
+        form="aft_pairs",
+        kernels=Kernels(("aft_pairs",)),
+        conditioned={"norm": False},
     )
-    form = "aft_pairs"
-    kernels = Kernels(("aft_pairs",))
     chunk = staticmethod(aft_pairs_chunk)
-    conditioned: ClassVar[dict[str, Any]] = {"norm": False}
 
     def __init__(
         self,

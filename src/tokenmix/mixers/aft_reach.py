@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from math import log
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..functional.aft_pairs import aft_pairs_chunk
 from ..functional.sums.gates import Gate
-from .base import About, Kernels
+from .base import About, Facts, Kernels
 from .cost import MixingCost
 from .parts.convolved import EPS, ConvolvedAFT
 from .parts.options import at_least, check_heads
@@ -41,18 +41,20 @@ class AFTReach(ConvolvedAFT):
         MixerError: if an option is out of its range.
     """
 
-    about = About(
-        "tokenmix; after Zhai et al. 2021, arXiv 2105.14103",
-        "attention free",
-        "T D R",
-        "T D R",
-        idea="AFT whose queries weigh R fixed decays, and so choose how far they look",
-        tier="core",
+    facts = Facts(
+        about=About(
+            "tokenmix; after Zhai et al. 2021, arXiv 2105.14103",
+            "attention free",
+            "T D R",
+            "T D R",
+            idea="AFT whose queries weigh R fixed decays, and so choose how far they look",
+            tier="core",
+        ),
+        form="aft_pairs",
+        kernels=Kernels(("aft_pairs",)),
+        conditioned={"norm": False},
     )
-    form = "aft_pairs"
-    kernels = Kernels(("aft_pairs",))
     chunk = staticmethod(aft_pairs_chunk)
-    conditioned: ClassVar[dict[str, Any]] = {"norm": False}
     by_distance = True
 
     def __init__(

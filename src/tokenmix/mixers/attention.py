@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from ..functional.sums.softmax import Sums
 from ..kernels.backend import is_intercepted
 from ..positions import ContentPositions, LearnedPositions, RotaryPositions, XPositions, build_logit_bias
 from ..positions.checks import choose_class
-from .base import QKVO, About, Arguments, Inputs, chunk_positions, register_state, token_positions
+from .base import QKVO, About, Arguments, Capabilities, Facts, Inputs, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .key_blocks import KeyBlock, KeyBlocks
 from .parts.log_weights import content_log_weights, log_weights
@@ -84,19 +85,24 @@ class Attention(KeyBlocks):
         MixerError: if an option is out of its range or the position spec is unknown.
     """
 
-    supports_causal = supports_streaming = supports_context = supports_attn_mask = True
-    about = About(
-        "Vaswani et al. 2017, arXiv 1706.03762",
-        "attention",
-        "T^2 D",
-        "T D",
-        idea="softmax of dot products, with heads and grouped keys",
-        tier="core",
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        context=True,
+        attn_mask=True,
+        about=About(
+            "Vaswani et al. 2017, arXiv 1706.03762",
+            "attention",
+            "T^2 D",
+            "T D",
+            idea="softmax of dot products, with heads and grouped keys",
+            tier="core",
+        ),
+        form="attention",
+        carries=(*QKVO, "q_norm", "k_norm"),
+        knows_positions=True,
+        modern_options={"positions": {"name": "rotary"}, "qk_norm": "rms"},
     )
-    form = "attention"
-    carries = (*QKVO, "q_norm", "k_norm")
-    knows_positions = True
-    modern_options = {"positions": {"name": "rotary"}, "qk_norm": "rms"}
 
     def __init__(
         self,
@@ -275,9 +281,8 @@ class Attention(KeyBlocks):
         pieces = [w] if isinstance(w, Tensor) else [w(start, min(start + ROWS, T)) for start in range(0, T, ROWS)]
         return dot + max(float(piece.detach().abs().max()) for piece in pieces)
 
-    @property
-    def has_key_blocks(self) -> bool:
-        return self.causal and not isinstance(self.bias, ContentPositions)
+    def narrow_capabilities(self, can: Capabilities) -> Capabilities:
+        return replace(can, key_blocks=not isinstance(self.bias, ContentPositions))
 
     def block_keys(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         (keys,) = self._rotate_tensors(positions, self._keys(self._with_positions(x, positions)))

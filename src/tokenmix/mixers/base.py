@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..kernels.recompute import remembers_settings
 from ..system.properties import named_errors
-from .cost import Cost, MixingCost
+from .cost import Cost, MixingCost, projection_flops
 from .entries import Entry, called_with_hooks
 from .entries import Inputs as Inputs
 from .facts import QKVO as QKVO
 from .facts import About as About
+from .facts import Facts as Facts
 from .facts import Kernels as Kernels
 from .input_checks import InputChecks
 from .option_checks import Checked
-from .parts.weights_on_call import WeightsOnCall
 from .state import Halo, Segment
 from .state import State as State
 from .state import chunk_positions as chunk_positions
@@ -49,6 +49,16 @@ class Capabilities:
     attn_mask: bool
     grid: bool
     export: bool
+    keeps_context: bool = False
+    """Whether ``init_state(context=...)`` projects a context, or the sums over it, once for all later queries."""
+    segments: bool = False
+    key_blocks: bool = False
+    """Whether keys can be read in blocks whose sums merge, as in ring attention."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keeps_context", self.keeps_context and self.context)
+        object.__setattr__(self, "segments", self.segments and self.streaming)
+        object.__setattr__(self, "key_blocks", self.key_blocks and self.causal)
 
 
 @named_errors
@@ -95,9 +105,9 @@ class Mixer(InputChecks, metaclass=Checked):
             self.refuse(f"dim must be a positive integer, got {dim!r}")
         if max_len is not None and max_len < 1:
             self.refuse(f"max_len must be a positive integer, got {max_len!r}")
-        if causal and not self.supports_causal:
+        if causal and not self.facts.causal:
             self.refuse("has no causal form; build it with causal=False")
-        if self.causal_only and not causal:
+        if self.facts.causal_only and not causal:
             self.refuse(
                 "has only a causal form; build it with causal=True, or take a mixer whose tokens see both sides"
             )
@@ -105,22 +115,26 @@ class Mixer(InputChecks, metaclass=Checked):
     @property
     def capabilities(self) -> Capabilities:
         """Return the features of this instance: those of its class, narrowed by its options."""
-        return Capabilities(
+        facts = self.facts
+        can = Capabilities(
             causal=self.causal,
-            streaming=self.supports_streaming and self.causal,
-            context=self.supports_context and not self.causal,
-            attn_mask=self.supports_attn_mask,
-            grid=self.supports_grid,
-            export=self.supports_export,
+            streaming=facts.streaming and self.causal,
+            context=facts.context and not self.causal,
+            attn_mask=facts.attn_mask,
+            grid=facts.grid,
+            export=facts.export,
+            keeps_context=facts.streaming,
+            segments=facts.segments,
+            key_blocks=facts.key_blocks,
         )
+        return self.narrow_capabilities(can)
 
-    @property
-    def keeps_context(self) -> bool:
-        """Return whether ``init_state(context=...)`` is supported.
+    def narrow_capabilities(self, can: Capabilities) -> Capabilities:
+        """Return the features that are left with the options of this instance.
 
-        It projects the keys and values of a context, or their sums, once for all later queries.
+        Mixers some of whose options exclude a feature override this, with ``dataclasses.replace(can, ...)``.
         """
-        return self.capabilities.context and self.supports_streaming
+        return can
 
     def cost(self, T: int, batch: int = 1) -> Cost:
         """Compute the cost of one forward pass over (batch, T, dim).
@@ -134,16 +148,8 @@ class Mixer(InputChecks, metaclass=Checked):
             self.refuse(f"was built with max_len={self.max_len}, cost was asked for T={T}")
         mixing, each = self.mixing_cost(T), sum(p.numel() for p in self.parameters())
         state = mixing.state if self.capabilities.streaming else 0
-        return Cost(
-            batch * self.projection_flops(T), batch * mixing.flops, each, batch * mixing.activations, batch * state
-        )
-
-    def projection_flops(self, T: int) -> int:
-        """Compute the FLOPs per row of the maps that act on each token alone.
-
-        By default, each Linear once per token.
-        """
-        return sum(2 * T * m.in_features * m.out_features for m in self.modules() if isinstance(m, nn.Linear))
+        projections = projection_flops(self, T) if mixing.projections is None else mixing.projections
+        return Cost(batch * projections, batch * mixing.flops, each, batch * mixing.activations, batch * state)
 
     def mixing_cost(self, T: int) -> MixingCost:
         """Compute the cost per row of mixing T tokens, without the projections.
@@ -161,8 +167,8 @@ class Mixer(InputChecks, metaclass=Checked):
         return 0.0
 
     def waived(self) -> dict[str, str]:
-        """Return the promises that this instance cannot keep, with reasons: ``waivers``, narrowed by its options."""
-        return dict(self.waivers)
+        """Return the promises that this instance cannot keep, with reasons: its class's, narrowed by its options."""
+        return dict(self.facts.waivers)
 
     def options_of_length(self) -> dict[str, Any]:
         """Return the options that ``max_len`` determined, because they were not given, and that ``resize`` keeps."""
@@ -313,7 +319,7 @@ class Mixer(InputChecks, metaclass=Checked):
         Raises:
             MixerError: if the mixer does not stream in this form.
         """
-        if not self.supports_streaming:
+        if not self.facts.streaming:
             self.refuse("has no streaming form; call forward on the whole sequence")
         if context is None:
             if not self.causal:
@@ -350,17 +356,12 @@ class Mixer(InputChecks, metaclass=Checked):
         """
         if state is None:
             self.refuse("extend needs a state; start with init_state")
-        return self._enter(Entry(self._extend, state), x, positions, key_mask)
-
-    @property
-    def has_segments(self) -> bool:
-        """Return whether this instance computes segments: it is ``Segmented``, and streams."""
-        return False
-
-    @property
-    def has_key_blocks(self) -> bool:
-        """Return whether keys can be read in blocks whose sums merge: the mixer is one of ``KeyBlocks``."""
-        return False
+        if called_with_hooks(self):
+            seen: tuple[Tensor, State] = self(
+                x, positions=positions, key_mask=key_mask, entry=Entry(self._extend, state)
+            )
+            return seen
+        return self._extend(x, state, positions, key_mask)
 
     def segment(
         self, x: Tensor, *, positions: Tensor | None = None, key_mask: Tensor | None = None, halo: Halo | None = None
@@ -397,7 +398,7 @@ class Mixer(InputChecks, metaclass=Checked):
     ) -> tuple[Tensor, State]:
         """Check the inputs of ``extend`` and mix the chunk."""
         self._check_chunk(x, positions, key_mask)
-        if not self.causal and not self.supports_context:
+        if not self.causal and not self.facts.context:
             self.refuse("was built with causal=False and does not stream; build it with causal=True")
         if _tracing() is not None:
             x = self._hold_chunk(x)
@@ -432,7 +433,7 @@ class Mixer(InputChecks, metaclass=Checked):
 
         Mixers whose outputs are anything else override this. The inputs have been checked.
         """
-        form = self.functional_form()
+        form = self.facts.functional_form()
         if form is None or not hasattr(self, "functional_args"):
             self.refuse("implements neither mix nor functional_args with the name of a form; it needs one of them")
         args, options = self.functional_args(inputs)
@@ -448,12 +449,8 @@ class Mixer(InputChecks, metaclass=Checked):
         raise NotImplementedError
 
     def empty_state(self, batch_size: int, *, device: Any, dtype: torch.dtype) -> State:
-        """Return the state of a causal mixer before the first token."""
+        """Return the state before the first token; with ``causal=False``, the state over a context without tokens."""
         raise NotImplementedError
-
-    def empty_context_state(self, batch_size: int, *, device: Any, dtype: torch.dtype) -> State:
-        """Return the state over a context without tokens; by default the same as ``empty_state``."""
-        return self.empty_state(batch_size, device=device, dtype=dtype)
 
     def state_lengths(self) -> dict[str, str]:
         """Name the state fields whose length along axis 1 does not simply follow the number of tokens.
@@ -467,29 +464,6 @@ class Mixer(InputChecks, metaclass=Checked):
     def context_state(self, context: Tensor, context_mask: Tensor | None) -> State:
         """Return the state of a mixer whose keys and values all come from ``context``."""
         self.refuse("has no streaming form over a context; call forward(x, context)")
-
-    def read(self, child: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the weights of a child module as tensors.
-
-        The child is called without input and returns its weights, so that module hooks, which may fetch weights, see
-        the call.
-
-        Raises:
-            MixerError: for a child that an adapter wraps or that is quantised, whose ``weight`` is not what it computes
-                with.
-        """
-        if not isinstance(child, WeightsOnCall) and (
-            next(child.children(), None) is not None or not isinstance(child.weight, Tensor)
-        ):
-            name = next((name for name, each in self.named_modules() if each is child), "a child")
-            kind = f"{type(child).__module__.split('.')[0]}'s {type(child).__name__}"
-            self.refuse(f"reads the weights of its {name}, which is now {kind}; leave this layer as it was")
-        given: Any = child() if isinstance(child, WeightsOnCall) else (child.weight, child.bias)
-        weights = tuple(a for a in given if a is not None)
-        for a in weights:
-            if a.device != x.device:
-                self.refuse(f"has weights on {a.device} and x on {x.device}; move one to the other")
-        return weights
 
 
 def _length_groups(lengths: Tensor) -> Iterator[Tensor]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from torch import nn
+
 
 class MixingCost(NamedTuple):
     """The cost of mixing the T tokens of one row, without the projections.
@@ -18,12 +20,14 @@ class MixingCost(NamedTuple):
         activations: bytes that autograd keeps for the backward pass of the whole layer in float32; leading terms only,
             accurate within a factor of 2.
         state: exact bytes of the streaming state in float32 after T tokens.
+        projections: FLOPs of the maps that act on each token alone; None: each Linear once per token.
     """
 
     flops: int
     counted: int | None
     activations: int
     state: int = 0
+    projections: int | None = None
 
 
 @dataclass(frozen=True)
@@ -45,3 +49,8 @@ class Cost:
     def mixing_share(self) -> float:
         """Return the share of the FLOPs that mixing takes, from 0 to 1."""
         return self.mixing / self.flops
+
+
+def projection_flops(layer: nn.Module, T: int) -> int:
+    """Count the FLOPs of a row of T tokens in the Linear layers, each once per token."""
+    return sum(2 * T * m.in_features * m.out_features for m in layer.modules() if isinstance(m, nn.Linear))

@@ -10,13 +10,13 @@ from .table import MIXERS
 
 def example_mixer(name: str, dim: int, *, T: int, causal: bool | None = None) -> Mixer:
     """Build a mixer with its defaults, and example values for the options it insists on; causal where it can be."""
-    causal = MIXERS[name].supports_causal if causal is None else causal
+    causal = MIXERS[name].facts.causal if causal is None else causal
     return build_mixer(name, dim, causal=causal, **MIXERS[name].example_options(T))
 
 
 def state_growth(name: str) -> str:
     """Return how the streaming state grows by its cost formula: "constant", "grows with T", or why neither is known."""
-    if not MIXERS[name].supports_streaming:
+    if not MIXERS[name].facts.streaming:
         return "none, it does not stream"
     try:
         few, many = (

@@ -21,7 +21,7 @@ from ..functional.external import (
     slot_logits,
     weights,
 )
-from .base import About, Arguments, Inputs, Kernels, register_state
+from .base import About, Arguments, Facts, Inputs, Kernels, register_state
 from .cost import MixingCost
 from .parts.options import at_least, check_heads
 from .segments import Segmented
@@ -69,8 +69,7 @@ def external_cost(T: int, width: int, heads: int, slots: int, *, kept: int) -> M
 class SlotMemory(Segmented):
     """Tokens that read a learned memory of slots; the base class of both forms of external attention."""
 
-    supports_causal = supports_streaming = True
-    kernels = Kernels(("external",))
+    facts = Facts(causal=True, streaming=True, kernels=Kernels(("external",)))
     memory_k: nn.Parameter
     memory_v: nn.Parameter | None
 
@@ -121,16 +120,18 @@ class External(SlotMemory):
         MixerError: if an option is out of its range.
     """
 
-    about = About(
-        "Guo et al. 2021, arXiv 2105.02358",
-        "memory",
-        "T S D",
-        "T (S + D)",
-        idea="slots of a learned memory, normalised over tokens, then over slots",
-        tier="core",
+    facts = Facts(
+        about=About(
+            "Guo et al. 2021, arXiv 2105.02358",
+            "memory",
+            "T S D",
+            "T (S + D)",
+            idea="slots of a learned memory, normalised over tokens, then over slots",
+            tier="core",
+        ),
+        form="external",
+        carries=("q_proj", "out_proj"),
     )
-    form = "external"
-    carries = ("q_proj", "out_proj")
 
     def __init__(
         self,
@@ -195,15 +196,17 @@ class ExternalMultihead(SlotMemory):
         MixerError: if an option is out of its range.
     """
 
-    about = About(
-        "Guo et al. 2021, arXiv 2105.02358",
-        "memory",
-        "T S D",
-        "T (S H + D)",
-        idea="external attention whose heads share one memory (EAMLP)",
-        tier="core",
+    facts = Facts(
+        about=About(
+            "Guo et al. 2021, arXiv 2105.02358",
+            "memory",
+            "T S D",
+            "T (S H + D)",
+            idea="external attention whose heads share one memory (EAMLP)",
+            tier="core",
+        ),
+        form="external",
     )
-    form = "external"
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..functional.sums import kernel_attention as sums
-from .base import QKVO, About, Arguments, Inputs, Kernels, State, register_state
+from .base import QKVO, About, Arguments, Facts, Inputs, Kernels, State, register_state
 from .cost import MixingCost
 from .parts.shared import add_projections
 from .segments import Segmented
@@ -92,19 +92,23 @@ class Hydra(Segmented):
         MixerError: if an option is out of its range, or if ``normalise`` comes with softmax keys.
     """
 
-    supports_causal = supports_streaming = supports_context = True
-    about = About(
-        "Bolya et al. 2022, arXiv 2209.07484",
-        "kernel",
-        "T D",
-        "T D",
-        idea="phi(q) times one sum of phi(k) v: attention with as many heads as features",
-        tier="core",
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        context=True,
+        about=About(
+            "Bolya et al. 2022, arXiv 2209.07484",
+            "kernel",
+            "T D",
+            "T D",
+            idea="phi(q) times one sum of phi(k) v: attention with as many heads as features",
+            tier="core",
+        ),
+        form="hydra",
+        carries=QKVO,
+        kernels=Kernels(("hydra",), step="hydra"),
+        only_qkv=True,
     )
-    form = "hydra"
-    carries = QKVO
-    kernels = Kernels(("hydra",), step="hydra")
-    only_qkv = True
 
     def __init__(
         self,
@@ -182,20 +186,24 @@ class MultiheadLinear(Segmented):
         MixerError: if an option is out of its range.
     """
 
-    supports_causal = supports_streaming = supports_context = True
-    fixed_when_traced = "causal"
-    about = About(
-        "Bolya et al. 2022, arXiv 2209.07484",
-        "kernel",
-        "T D^2 / H",
-        "T D + D^2 / H",
-        idea="Hydra's kernels with any number of heads from 1 to D",
-        tier="core",
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        context=True,
+        fixed_when_traced="causal",
+        about=About(
+            "Bolya et al. 2022, arXiv 2209.07484",
+            "kernel",
+            "T D^2 / H",
+            "T D + D^2 / H",
+            idea="Hydra's kernels with any number of heads from 1 to D",
+            tier="core",
+        ),
+        form="multihead_linear",
+        carries=QKVO,
+        signed=True,
+        only_qkv=True,
     )
-    form = "multihead_linear"
-    carries = QKVO
-    signed = True
-    only_qkv = True
 
     def __init__(
         self,

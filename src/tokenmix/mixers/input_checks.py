@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..positions.checks import check_exact, extremes
-from .facts import Facts
+from .facts import HasFacts
 from .traced import hold_grid, hold_length, is_traced
 
 
@@ -18,7 +18,7 @@ def describe(a: Tensor) -> str:
     return f"{a.dtype} {tuple(a.shape)}"
 
 
-class InputChecks(Facts):
+class InputChecks(HasFacts):
     """The input checks of ``Mixer``; each raises MixerError in the name of the mixer."""
 
     dim: int
@@ -51,7 +51,7 @@ class InputChecks(Facts):
 
     def _check_chunk(self, x: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> None:
         """Check the inputs of a chunk of a stream, of one token or more."""
-        if not self.supports_streaming:
+        if not self.facts.streaming:
             self.refuse("has no streaming form; call forward on the whole sequence")
         self._check_devices(x)
         self._check_input(x, "x")
@@ -70,7 +70,7 @@ class InputChecks(Facts):
                     f"was built with max_context_len={limit}, got x of length {T} as its own context; call resize"
                 )
             return
-        if not self.supports_context:
+        if not self.facts.context:
             self.refuse("mixes a sequence with itself and takes no context")
         if self.causal:
             self.refuse("was built with causal=True; a context has no order relative to x, build it with causal=False")
@@ -94,7 +94,7 @@ class InputChecks(Facts):
         if attn_mask is None:
             return
         self._check_beside(x, "attn_mask", attn_mask)
-        if not self.supports_attn_mask:
+        if not self.facts.attn_mask:
             self.refuse("does not weight pairs of tokens and takes no attn_mask; use key_mask")
         if attn_mask.dtype != torch.bool or tuple(attn_mask.shape) not in ((T, S), (B, T, S)):
             self.refuse(
@@ -112,7 +112,7 @@ class InputChecks(Facts):
             x, grid = hold_grid(x, grid, type(self).__name__)
         if not is_traced():
             return x, context, grid
-        who, fixed = type(self).__name__, self.fixed_when_traced is True or self.causal and bool(self.fixed_when_traced)
+        who, fixed = type(self).__name__, self.facts.has_fixed_length(self.causal)
         x = hold_length(x, who, limit=self.max_len, fixed=fixed or grid is not None)
         if context is None:
             return x, None, grid
@@ -127,7 +127,7 @@ class InputChecks(Facts):
             if prefix:
                 self.refuse(f"got prefix={prefix} without a grid")
             return
-        if not self.supports_grid:
+        if not self.facts.grid:
             self.refuse(f"mixes a sequence and takes no grid, got grid={grid}")
         if prefix < 0 or any(n < 1 for n in grid):
             self.refuse(f"expects a grid of positive sizes and prefix >= 0, got grid={tuple(grid)}, prefix={prefix}")

@@ -18,7 +18,7 @@ from ..functional.layout.masks import zero_masked
 from ..functional.sums.nonfinite import add_nan_mask, clean, each_mark, marks, over_keys
 from ..functional.sums.softmax import Sums, merge, merge_heads, ratio_of
 from ..kernels.recompute import as_now
-from .base import Mixer
+from .base import Facts, Mixer
 
 
 class KeyBlock(NamedTuple):
@@ -86,8 +86,9 @@ class Reading:
 
 
 class KeyBlocks(Mixer):
-    """A mixer that can read keys block by block; ``has_key_blocks`` tells whether this instance can."""
+    """A mixer that can read keys block by block; ``capabilities.key_blocks`` tells whether this instance can."""
 
+    facts = Facts(key_blocks=True)
     features_apart: bool = False
     """Whether each output feature, before ``out_proj``, depends only on the same feature of keys and values."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..functional import linear as form
 from ..functional.layout.checks import check_name
 from ..functional.sums import features as sums
-from .base import QKVO, About, Arguments, Inputs, Kernels
+from .base import QKVO, About, Arguments, Facts, Inputs, Kernels
 from .cost import MixingCost
 from .parts.feature_state import KernelState, kernel_cost, over_context
 from .parts.shared import add_projections
@@ -29,19 +29,23 @@ class LinearAttention(Segmented):
         MixerError: if an option is out of its range.
     """
 
-    supports_causal = supports_streaming = supports_context = True
-    form = "linear_attention"
-    about = About(
-        "Katharopoulos et al. 2020, arXiv 2006.16236",
-        "kernel",
-        "T e D",
-        "T D",
-        idea="a positive kernel in place of the softmax, elu + 1 and others",
-        tier="core",
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        context=True,
+        form="linear_attention",
+        about=About(
+            "Katharopoulos et al. 2020, arXiv 2006.16236",
+            "kernel",
+            "T e D",
+            "T D",
+            idea="a positive kernel in place of the softmax, elu + 1 and others",
+            tier="core",
+        ),
+        carries=QKVO,
+        kernels=Kernels(("linear",), step="linear"),
+        only_qkv=True,
     )
-    carries = QKVO
-    kernels = Kernels(("linear",), step="linear")
-    only_qkv = True
 
     def __init__(
         self,

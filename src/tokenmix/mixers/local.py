@@ -12,7 +12,7 @@ from .. import functional
 from ..functional.layout.positions import last_valid
 from ..functional.local import local_chunk
 from ..functional.sums.window import LOCAL_OUTSIDES, LocalOutside
-from .base import QKVO, About, Arguments, Inputs, chunk_positions, register_state, token_positions
+from .base import QKVO, About, Arguments, Facts, Inputs, chunk_positions, register_state, token_positions
 from .cost import MixingCost
 from .parts.history import HistoryState, empty_history, join_rings, keep_newest
 from .parts.options import at_least
@@ -60,17 +60,22 @@ class Local(Segmented):
         MixerError: if an option is out of its range.
     """
 
-    supports_causal = supports_streaming = supports_context = supports_attn_mask = True
-    about = About(
-        "Luong et al. 2015, arXiv 1508.04025 (the window); Beltagy et al. 2020, arXiv 2004.05150",
-        "fixed pattern",
-        "T w D",
-        "T w H + T D",
-        idea="softmax inside a window; the rest is left out or pooled",
-        tier="core",
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        context=True,
+        attn_mask=True,
+        about=About(
+            "Luong et al. 2015, arXiv 1508.04025 (the window); Beltagy et al. 2020, arXiv 2004.05150",
+            "fixed pattern",
+            "T w D",
+            "T w H + T D",
+            idea="softmax inside a window; the rest is left out or pooled",
+            tier="core",
+        ),
+        form="local",
+        carries=QKVO,
     )
-    form = "local"
-    carries = QKVO
 
     def __init__(
         self,
@@ -139,6 +144,8 @@ class Local(Segmented):
         return dot if len(args) < 4 else dot + float(args[3].detach().abs().max())
 
     def empty_state(self, batch_size, *, device, dtype):
+        if not self.causal:
+            return empty_history(batch_size, self.dim, device=device, dtype=dtype)
         keys = torch.zeros(batch_size, self.window - 1, self.dim, device=device, dtype=dtype)
         positions = torch.zeros(keys.shape[:2], dtype=torch.long, device=device)
         far = torch.zeros(batch_size, self.dim, device=device, dtype=torch.float64)
@@ -151,9 +158,6 @@ class Local(Segmented):
             far.new_zeros(batch_size),
             positions.new_zeros(batch_size),
         )
-
-    def empty_context_state(self, batch_size, *, device, dtype):
-        return empty_history(batch_size, self.dim, device=device, dtype=dtype)
 
     def context_state(self, context, context_mask):
         positions = token_positions(context, context_mask)

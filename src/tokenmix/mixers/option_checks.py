@@ -13,6 +13,7 @@ import torch
 
 from ..errors import MixerError
 from ..system.memory import in_memory
+from .facts import check_names
 
 Built = TypeVar("Built")
 LARGEST = 2**31 - 1  # a larger size fits no memory
@@ -44,7 +45,14 @@ class Checked(ABCMeta):
                 raise MixerError(f"{cls.__name__}: {name} must be {_words(kinds[name])}{most}, got {value!r}.")
         given = ", ".join(f"{name}={value!r}" for name, value in [*zip(("dim",), args, strict=False), *options.items()])
         with in_memory(lambda why: f"{cls.__name__}: its parameters do not fit into memory with {given} ({why})."):
-            return super().__call__(*args, **options)  # type: ignore[misc, no-any-return]  # as above
+            built: Built = super().__call__(*args, **options)  # type: ignore[misc]  # as above
+        check_names(cls.__name__, vars(built))
+        return built
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        """Refuse a fact as an attribute of the class, where nothing would read it."""
+        check_names(cls.__name__, (name,))
+        super().__setattr__(name, value)
 
 
 @lru_cache(256)

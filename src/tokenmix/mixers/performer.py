@@ -11,7 +11,7 @@ from .. import functional
 from ..functional.performer import check_feature, log_keys, log_queries, orthogonal_features, performer_chunk
 from ..functional.sums import features as sums
 from ..kernels.recompute import Passes, is_recomputing
-from .base import QKVO, About, Arguments, Inputs
+from .base import QKVO, About, Arguments, Facts, Inputs
 from .cost import MixingCost
 from .parts.feature_state import KernelState, kernel_cost, over_context
 from .parts.options import at_least
@@ -44,17 +44,21 @@ class Performer(Segmented):
         MixerError: if an option is out of its range.
     """
 
-    supports_causal = supports_streaming = supports_context = True
-    about = About(
-        "Choromanski et al. 2021, arXiv 2009.14794",
-        "kernel",
-        "T M D",
-        "T H M",
-        idea="softmax by orthogonal positive random features (FAVOR+)",
-        tier="core",
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        context=True,
+        about=About(
+            "Choromanski et al. 2021, arXiv 2009.14794",
+            "kernel",
+            "T M D",
+            "T H M",
+            idea="softmax by orthogonal positive random features (FAVOR+)",
+            tier="core",
+        ),
+        form="performer",
+        carries=QKVO,
     )
-    form = "performer"
-    carries = QKVO
     projection: Tensor
     forwards: Tensor
 

@@ -8,7 +8,7 @@ from ..errors import MixerError
 from ..system.config import nearest
 from ..system.modules import import_named
 from .base import Mixer
-from .facts import mixer_options
+from .facts import mixer_options, required_options
 from .table import MIXERS, register_mixer
 
 
@@ -50,6 +50,6 @@ def build_mixer(name: str, dim: int, **options: Any) -> Mixer:
     for option in options:
         if option not in known:
             raise MixerError(f"build_mixer: {name} has no option {option!r}; {nearest(option, known)}.")
-    for option in cls.required_options(options):
+    for option in required_options(cls, options):
         raise MixerError(f"build_mixer: {name} needs the option {option!r}; its options are {', '.join(known)}.")
     return cls(dim, **options)

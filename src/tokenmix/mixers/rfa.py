@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..functional.performer import orthogonal_features
 from ..functional.rfa import check_feature, features, keys, over_keys, read, rfa_chunk
 from ..functional.sums import features as sums
-from .base import QKVO, About, Arguments, Inputs, register_state
+from .base import QKVO, About, Arguments, Facts, Inputs, register_state
 from .cost import MixingCost
 from .parts.options import at_least
 from .parts.shared import add_projections
@@ -53,17 +53,21 @@ class RFA(Segmented):
         MixerError: if an option is out of its range.
     """
 
-    supports_causal = supports_streaming = supports_context = True
-    about = About(
-        "Peng et al. 2021, arXiv 2103.02143",
-        "kernel",
-        "T M D",
-        "T H M",
-        idea="softmax by random Fourier features, with an optional gate",
-        tier="core",
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        context=True,
+        about=About(
+            "Peng et al. 2021, arXiv 2103.02143",
+            "kernel",
+            "T M D",
+            "T H M",
+            idea="softmax by random Fourier features, with an optional gate",
+            tier="core",
+        ),
+        form="rfa",
+        carries=QKVO,
     )
-    form = "rfa"
-    carries = QKVO
     projection: Tensor
     k_proj: nn.Linear
     v_proj: nn.Linear

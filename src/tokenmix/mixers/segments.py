@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ..functional.layout.positions import gather_tokens, last_valid
 from ..kernels.recompute import remembers_settings
-from .base import Mixer
+from .base import Facts, Mixer
 from .entries import Entry
 from .state import Halo, Segment, State
 
@@ -116,9 +116,7 @@ class Segmented(Mixer):
     whose sums fade ``fades``.
     """
 
-    @property
-    def has_segments(self) -> bool:
-        return self.capabilities.streaming
+    facts = Facts(segments=True)
 
     @property
     def halo(self) -> int:
@@ -133,7 +131,7 @@ class Segmented(Mixer):
     def segment(
         self, x: Tensor, *, positions: Tensor | None = None, key_mask: Tensor | None = None, halo: Halo | None = None
     ) -> Segment:
-        if not self.has_segments:
+        if not self.capabilities.segments:
             return super().segment(x)
         if x.shape[1] == 0:
             empty = self.empty_state(x.shape[0], device=x.device, dtype=x.dtype)
@@ -163,7 +161,7 @@ class Segmented(Mixer):
 
     def state_of(self, x: Tensor, empty: State, positions: Tensor, key_mask: Tensor | None) -> State:
         """Return the state after x (B, L, D), from an empty one or from that of ``state_from_halo``."""
-        if hasattr(empty, "merge_with") and self.supports_context:
+        if hasattr(empty, "merge_with") and self.facts.context:
             return self.context_state(x, key_mask)
         return self.mix_chunk(x, empty, positions=positions, key_mask=key_mask)[1]
 

@@ -150,7 +150,7 @@ def _cast_field(field: Field, a: Tensor) -> Tensor:
 def _kind_of(mixer: Any, dtype: torch.dtype) -> Kind | None:
     """Derive the expected state from the mixer's empty one; return None where that is not possible."""
     try:
-        empty = (mixer.empty_state if mixer.causal else mixer.empty_context_state)(1, device="meta", dtype=dtype)
+        empty = mixer.empty_state(1, device="meta", dtype=dtype)
     except NotImplementedError:
         return None
     names = getattr(empty, "_fields", ())

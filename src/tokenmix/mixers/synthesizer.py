@@ -13,12 +13,13 @@ from typing import Any
 from torch import nn
 
 from ..functional import synthesizer as synth
-from .base import About, Arguments, Inputs, Mixer
+from .base import About, Arguments, Facts, Inputs, Mixer
 from .cost import MixingCost
 from .parts import synthesizer as parts_of
 from .parts.options import at_least, check_positive
 from .parts.shared import largest_added
 from .parts.synthesizer import Part
+from .parts.weights_on_call import child_weights
 
 _PAPER = "Tay et al. 2020, arXiv 2005.00743"
 
@@ -63,12 +64,16 @@ class SynthesizerDense(Mixer):
         MixerError: if an option is out of its range, or a sequence is longer than ``max_len``.
     """
 
-    supports_causal = supports_streaming = supports_attn_mask = True
-    about = About(
-        _PAPER, "synthetic", "T^2 D", "T^2 H", idea="softmax of logits made from each token alone", tier="core"
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        attn_mask=True,
+        about=About(
+            _PAPER, "synthetic", "T^2 D", "T^2 H", idea="softmax of logits made from each token alone", tier="core"
+        ),
+        form="synthesizer_dense",
+        carries=("v_proj", "out_proj"),  # its q_proj is the hidden layer of an MLP
     )
-    form = "synthesizer_dense"
-    carries = ("v_proj", "out_proj")  # its q_proj is the hidden layer of an MLP
 
     def __init__(
         self,
@@ -112,7 +117,7 @@ class SynthesizerDense(Mixer):
             "rectify": self.rectify,
             "positions": parts_of.explicit_positions(x, inputs.positions, key_mask),
         }
-        args = self._queries(x), self.v_proj(x), self.read(self.logits, x)
+        args = self._queries(x), self.v_proj(x), child_weights(self, self.logits, x)
         options |= parts_of.pair_logits(self.pair_bias, x, options["positions"])
         return args, {**options, "causal": self.causal, "key_mask": key_mask, "attn_mask": inputs.attn_mask}
 
@@ -131,7 +136,11 @@ class SynthesizerDense(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, state = parts_of.remember(self, x, state, positions, key_mask)
         logits = synth.dense_logits(
-            self._queries(x), self.read(self.logits, x), query_positions, state.positions, rectify=self.rectify
+            self._queries(x),
+            child_weights(self, self.logits, x),
+            query_positions,
+            state.positions,
+            rectify=self.rectify,
         )
         return parts_of.read(self, x, state, logits, query_positions), state
 
@@ -157,13 +166,22 @@ class SynthesizerRandom(Mixer):
         MixerError: if an option is out of its range, or a sequence is longer than ``max_len``.
     """
 
-    supports_causal = supports_streaming = supports_attn_mask = True
-    about = About(
-        _PAPER, "synthetic", "T^2 D", "T^2 H", idea="softmax of learned or fixed logits, no input in them", tier="core"
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        attn_mask=True,
+        about=About(
+            _PAPER,
+            "synthetic",
+            "T^2 D",
+            "T^2 H",
+            idea="softmax of learned or fixed logits, no input in them",
+            tier="core",
+        ),
+        knows_positions=True,
+        form="synthesizer_random",
+        carries=("v_proj", "out_proj"),
     )
-    knows_positions = True
-    form = "synthesizer_random"
-    carries = ("v_proj", "out_proj")
 
     def __init__(
         self,
@@ -203,7 +221,7 @@ class SynthesizerRandom(Mixer):
             "attn_mask": inputs.attn_mask,
         }
         options |= parts_of.pair_logits(self.pair_bias, x, options["positions"])
-        return (self.v_proj(x), *self.read(self.logits, x)), options
+        return (self.v_proj(x), *child_weights(self, self.logits, x)), options
 
     def mixing_cost(self, T: int) -> MixingCost:
         return _cost(self, T, (self.dim + 2 * self.inner) * T)
@@ -217,7 +235,7 @@ class SynthesizerRandom(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, state = parts_of.remember(self, x, state, positions, key_mask)
-        logits = synth.random_logits(x, self.read(self.logits, x), query_positions, state.positions)
+        logits = synth.random_logits(x, child_weights(self, self.logits, x), query_positions, state.positions)
         return parts_of.read(self, x, state, logits, query_positions), state
 
 
@@ -240,12 +258,16 @@ class SynthesizerFactorizedDense(Mixer):
         MixerError: if an option is out of its range, or a sequence is longer than ``max_len``.
     """
 
-    supports_causal = supports_streaming = supports_attn_mask = True
-    about = About(
-        _PAPER, "synthetic", "T^2 D", "T^2 H", idea="dense, each row of logits from two short ones", tier="core"
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        attn_mask=True,
+        about=About(
+            _PAPER, "synthetic", "T^2 D", "T^2 H", idea="dense, each row of logits from two short ones", tier="core"
+        ),
+        form="synthesizer_factorized_dense",
+        carries=("v_proj", "out_proj"),
     )
-    form = "synthesizer_factorized_dense"
-    carries = ("v_proj", "out_proj")
 
     def __init__(
         self,
@@ -291,7 +313,7 @@ class SynthesizerFactorizedDense(Mixer):
             "attn_mask": inputs.attn_mask,
         }
         options |= parts_of.pair_logits(self.pair_bias, x, options["positions"])
-        return (self.q_proj(x), self.v_proj(x), self.read(self.logits, x)), options
+        return (self.q_proj(x), self.v_proj(x), child_weights(self, self.logits, x)), options
 
     def mixing_cost(self, T: int) -> MixingCost:
         return _cost(self, T, (self.dim + 3 * self.inner) * T)
@@ -308,7 +330,7 @@ class SynthesizerFactorizedDense(Mixer):
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, state = parts_of.remember(self, x, state, positions, key_mask)
         logits = synth.factorized_dense_logits(
-            self.q_proj(x), self.read(self.logits, x), query_positions, state.positions
+            self.q_proj(x), child_weights(self, self.logits, x), query_positions, state.positions
         )
         return parts_of.read(self, x, state, logits, query_positions), state
 
@@ -331,11 +353,17 @@ class SynthesizerFactorizedRandom(Mixer):
         MixerError: if an option is out of its range, or a sequence is longer than ``max_len``.
     """
 
-    supports_causal = supports_streaming = supports_attn_mask = True
-    about = About(_PAPER, "synthetic", "T^2 D", "T^2 H", idea="random, as a product of two thin matrices", tier="core")
-    knows_positions = True
-    form = "synthesizer_factorized_random"
-    carries = ("v_proj", "out_proj")
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        attn_mask=True,
+        about=About(
+            _PAPER, "synthetic", "T^2 D", "T^2 H", idea="random, as a product of two thin matrices", tier="core"
+        ),
+        knows_positions=True,
+        form="synthesizer_factorized_random",
+        carries=("v_proj", "out_proj"),
+    )
 
     def __init__(
         self,
@@ -375,7 +403,7 @@ class SynthesizerFactorizedRandom(Mixer):
             "attn_mask": inputs.attn_mask,
         }
         options |= parts_of.pair_logits(self.pair_bias, x, options["positions"])
-        return (self.v_proj(x), self.read(self.logits, x)), options
+        return (self.v_proj(x), child_weights(self, self.logits, x)), options
 
     def mixing_cost(self, T: int) -> MixingCost:
         return _cost(self, T, (self.dim + 2 * self.inner) * T)
@@ -390,5 +418,7 @@ class SynthesizerFactorizedRandom(Mixer):
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, state = parts_of.remember(self, x, state, positions, key_mask)
-        logits = synth.factorized_random_logits(x, self.read(self.logits, x), query_positions, state.positions)
+        logits = synth.factorized_random_logits(
+            x, child_weights(self, self.logits, x), query_positions, state.positions
+        )
         return parts_of.read(self, x, state, logits, query_positions), state

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from ..functional import synthesizer as synth
 from ..functional.layout.checks import check_name
-from .base import QKVO, About, Arguments, Inputs, Mixer
+from .base import QKVO, About, Arguments, Facts, Inputs, Mixer
 from .cost import MixingCost
 from .parts import synthesizer as parts_of
 from .parts.options import at_least, check_numbers, check_positive
 from .parts.shared import largest_added
 from .parts.synthesizer import Part, SynthesizerKeysState
+from .parts.weights_on_call import child_weights
 
 PARTS = ("attention", *synth.LOGITS)
 
@@ -47,17 +48,21 @@ class SynthesizerMixture(Mixer):
             ``max_len``.
     """
 
-    supports_causal = supports_streaming = supports_attn_mask = True
-    about = About(
-        "Tay et al. 2020, arXiv 2005.00743",
-        "synthetic",
-        "T^2 D",
-        "T^2 H",
-        idea="logits of several Synthesizers and of dot products, with learned weights",
-        tier="core",
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        attn_mask=True,
+        about=About(
+            "Tay et al. 2020, arXiv 2005.00743",
+            "synthetic",
+            "T^2 D",
+            "T^2 H",
+            idea="logits of several Synthesizers and of dot products, with learned weights",
+            tier="core",
+        ),
+        form="synthesizer_mixture",
+        carries=QKVO,
     )
-    form = "synthesizer_mixture"
-    carries = QKVO
 
     def __init__(
         self,
@@ -140,7 +145,7 @@ class SynthesizerMixture(Mixer):
 
     def _tables(self, x: Tensor) -> dict[str, synth.Tables]:
         parts: Any = self._modules  # torch.compile does not support a name bound in the comprehension
-        return {name: () if parts[name] is None else self.read(parts[name], x) for name in synth.LOGITS}
+        return {name: () if parts[name] is None else child_weights(self, parts[name], x) for name in synth.LOGITS}
 
     def _weights(self, x: Tensor) -> Tensor:
         return x.new_zeros(0) if self.alpha is None else self.alpha

@@ -115,7 +115,7 @@ ModelConfig = (
 )
 
 
-def config_from_json(data: Any) -> Any:
+def config_from_json(data: object) -> Any:
     """Build a model's config from JSON values; ``kind`` names its class."""
     kind = data.get("kind") if isinstance(data, dict) else None
     if not isinstance(kind, str) or kind not in KINDS:
@@ -123,7 +123,7 @@ def config_from_json(data: Any) -> Any:
     return from_json(KINDS[kind][0], data)
 
 
-def build_model(model: Any, **options: Any) -> nn.Module:
+def build_model(model: str | ModelConfig, **options: object) -> nn.Module:
     """Build the model that a config or a name of ``MODELS`` describes, freshly initialised from torch's generator.
 
     Args:
@@ -142,7 +142,7 @@ def build_model(model: Any, **options: Any) -> nn.Module:
         return KINDS[config.kind][1](config)
 
 
-def check_layers(config: Any) -> None:
+def check_layers(config: ModelConfig) -> None:
     """Refuse a config of a model of more layers than are ever built."""
     for name in ("layers", "encoder_layers", "decoder_layers", "depths"):
         given = getattr(config, name, None)
@@ -150,7 +150,7 @@ def check_layers(config: Any) -> None:
             raise MixerError(f"{type(config).__name__}: {name} must be at most {MOST_LAYERS}, got {given}.")
 
 
-def _largest(config: Any) -> str:
+def _largest(config: ModelConfig) -> str:
     """Say which numbers of a config are the largest."""
     numbers = {f.name: value for f in fields(config) if isinstance(value := getattr(config, f.name), (int, float))}
     largest = sorted(numbers, key=lambda name: -numbers[name])[:3]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class Found(NamedTuple):
     tokens: list[int]
 
 
-def check_beam(who: str, beams: Any, length_penalty: float, temperature: float) -> None:
+def check_beam(who: str, beams: object, length_penalty: float, temperature: float) -> None:
     """Refuse settings of a beam search that are out of range; ``who`` is named in the error."""
     if not isinstance(beams, int) or isinstance(beams, bool) or beams < 1:
         raise MixerError(f"{who}: beams must be an integer of at least 1, got {beams!r}.")

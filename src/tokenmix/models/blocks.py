@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from ..mixers import MIXERS, Mixer, State, build_mixer, mixer_options
 from ..mixers.registration import load_mixer
 from ..mixers.state import register_state
 from ..system.properties import named_errors
+from ..types import Options, Spec
 from .layers import MLP, DropPath, MLPKind, NormType, build_norm, check_layer_kinds, init_linear
 
 NORMS = ("pre", "post")
@@ -60,7 +61,7 @@ class Block(nn.Module):
     def __init__(
         self,
         dim: int,
-        spec: dict[str, Any],
+        spec: Spec,
         *,
         causal: bool,
         max_len: int,
@@ -73,7 +74,7 @@ class Block(nn.Module):
         norm_eps: float = 1e-5,
         dropout: float = 0.0,
         drop_path: float = 0.0,
-        cross: dict[str, Any] | None = None,
+        cross: Spec | None = None,
     ):
         super().__init__()
         if norm not in NORMS:
@@ -106,7 +107,7 @@ class Block(nn.Module):
         context: Tensor | None = None,
         context_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
-        **given: Any,
+        **given: object,
     ) -> Tensor:
         """Map (B, T, D) to (B, T, D).
 
@@ -131,7 +132,7 @@ class Block(nn.Module):
             x = self.add_branch(x, crossed, self.cross_norm)
         return self.after_mixing(x)
 
-    def for_mixer(self, given: dict[str, Any]) -> dict[str, Any]:
+    def for_mixer(self, given: dict[str, object]) -> dict[str, object]:
         """Return the arguments that the mixer takes: grid and prefix only if it supports grids."""
         return given if self.on_grid else {k: v for k, v in given.items() if k not in ("grid", "prefix")}
 
@@ -149,7 +150,7 @@ class Block(nn.Module):
             return own
         return CrossState(own, self.cross.init_state(batch_size, context=context, context_mask=context_mask))
 
-    def extend(self, x: Tensor, state: State, **given: Any) -> tuple[Tensor, State]:
+    def extend(self, x: Tensor, state: State, **given: Tensor | None) -> tuple[Tensor, State]:
         """Process the next chunk (B, L, D) from the mixer's state; return the chunk's outputs and the new state.
 
         ``given`` holds key_mask and positions of the chunk.
@@ -166,7 +167,7 @@ class Block(nn.Module):
     @property
     def streams(self) -> bool:
         """Return whether this block can continue from a state."""
-        return self.mixer.capabilities.streaming and (self.cross is None or self.cross.keeps_context)
+        return self.mixer.capabilities.streaming and (self.cross is None or self.cross.capabilities.keeps_context)
 
     def after_mixing(self, x: Tensor) -> Tensor:
         """Apply the MLP's half of the block."""
@@ -196,16 +197,16 @@ class Block(nn.Module):
             reset_mixer(self.cross, std, residual_std)
 
 
-def check_form(who: str, name: Any, *, causal: bool) -> None:
+def check_form(who: str, name: object, *, causal: bool) -> None:
     """Refuse a mixer without the form, causal or bidirectional, that a model needs; unknown names pass."""
     cls = load_mixer(name)
-    if cls is not None and causal not in cls.causal_forms():
+    if cls is not None and causal not in cls.facts.causal_forms():
         needs = "no causal form, which this model needs"
         lacks = needs if causal else "only a causal form, and the tokens of this model see both sides"
         raise MixerError(f"{who}: {name} has {lacks}; `tokenmix list` says what each mixer can.")
 
 
-def build_cross_mixer(dim: int, spec: dict[str, Any], max_len: int) -> Mixer:
+def build_cross_mixer(dim: int, spec: Spec, max_len: int) -> Mixer:
     """Build the mixer of a decoder over its context, of which ``max_len`` tokens can be read.
 
     Raises:
@@ -213,8 +214,8 @@ def build_cross_mixer(dim: int, spec: dict[str, Any], max_len: int) -> Mixer:
     """
     spec = complete_spec(spec, max_len)
     cls = load_mixer(spec["name"])
-    if cls is not None and not cls.supports_context:
-        able = ", ".join(name for name, each in MIXERS.items() if each.supports_context)
+    if cls is not None and not cls.facts.context:
+        able = ", ".join(name for name, each in MIXERS.items() if each.facts.context)
         raise MixerError(
             f"Block: {spec['name']} mixes a sequence with itself and cannot be a cross mixer; choose among {able}."
         )
@@ -243,12 +244,12 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def cycle_specs(mixers: tuple[dict[str, Any], ...], layers: int | None) -> list[dict[str, Any]]:
+def cycle_specs(mixers: tuple[Spec, ...], layers: int | None) -> list[Spec]:
     """Return one mixer spec per layer, repeating the specs cyclically."""
     return [mixers[i % len(mixers)] for i in range(layers or len(mixers))]
 
 
-def complete_spec(spec: dict[str, Any], max_len: int, grid: tuple[int, ...] | None = None) -> dict[str, Any]:
+def complete_spec(spec: Spec, max_len: int, grid: tuple[int, ...] | None = None) -> Spec:
     """Return the spec with the model's ``max_len`` and, on a grid, its ``ndim`` and ``grid_size``.
 
     They are filled in if the mixer has this option and the spec does not give it.
@@ -263,8 +264,8 @@ def complete_spec(spec: dict[str, Any], max_len: int, grid: tuple[int, ...] | No
     cls = load_mixer(spec["name"])
     if cls is None:
         return dict(spec)
-    open_ones: dict[str, Any] = {"max_len": max_len}
-    if grid is not None and cls.supports_grid:
+    open_ones: Options = {"max_len": max_len}
+    if grid is not None and cls.facts.grid:
         open_ones["ndim"] = len(grid)
         if "grid_size" in mixer_options(cls) and spec.get("window") is None:
             open_ones |= {"grid_size": list(grid), "max_len": None}  # a position on a grid has two coordinates, not one

@@ -18,6 +18,7 @@ from ..errors import MixerError
 from ..positions.grid import sincos
 from ..positions.sinusoidal import SinusoidalPositions
 from ..system.config import Json
+from ..types import Options, Spec
 from .blocks import Block, cycle_specs, evaluation_mode
 from .flow import Solver, check_solver, guide_velocity, solve_flow
 from .images import check_images, check_layers, check_multiples, held_size, image_block, normalise_image_config
@@ -53,7 +54,7 @@ class DiTConfig(Json):
 
     dim: int
     layers: int
-    mixers: tuple[dict[str, Any], ...]
+    mixers: tuple[Spec, ...]
     image_size: tuple[int, ...] = (32, 32)
     patch: int = 2
     channels: int = 3
@@ -85,7 +86,7 @@ class DiTConfig(Json):
         """Return rows and columns of patches."""
         return self.image_size[0] // self.patch, self.image_size[1] // self.patch
 
-    def specs(self) -> list[dict[str, Any]]:
+    def specs(self) -> list[Spec]:
         """Return one mixer spec per layer."""
         return cycle_specs(self.mixers, self.layers)
 
@@ -102,13 +103,13 @@ class DiTBlock(Block):
         options: those of ``Block``.
     """
 
-    def __init__(self, dim: int, spec: dict[str, Any], **options: Any):
+    def __init__(self, dim: int, spec: Spec, **options: Any):
         super().__init__(dim, spec, **options)
         self.mixer_norm, self.mlp_norm = (plain_norm(dim, options["norm_eps"]) for _ in range(2))
         self.modulation = nn.Linear(dim, 6 * dim)
 
     def forward(  # type: ignore[override]  # its context is a condition of the whole row
-        self, x: Tensor, condition: Tensor, **given: Any
+        self, x: Tensor, condition: Tensor, **given: object
     ) -> Tensor:
         """Map (B, N, D) to the same shape, given silu(c) as ``condition`` (B, D); ``given`` goes to the mixer."""
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation(condition)[:, None].chunk(6, -1)
@@ -179,7 +180,7 @@ class DiT(nn.Module):
     def __init__(self, config: DiTConfig):
         super().__init__()
         self.config = config
-        sizes: dict[str, Any] = {"dim": config.dim, "mlp_ratio": config.mlp_ratio, "grid": config.grid}
+        sizes: Options = {"dim": config.dim, "mlp_ratio": config.mlp_ratio, "grid": config.grid}
         with torch.random.fork_rng():  # as in ViT: only reset_parameters below may draw
             self.patch = nn.Conv2d(config.channels, config.dim, config.patch, stride=config.patch)
             tokens = prod(config.grid)

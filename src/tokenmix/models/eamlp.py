@@ -16,6 +16,7 @@ from ..errors import MixerError
 from ..positions.grid import resize_rows
 from ..system.config import Json
 from ..system.properties import named_errors
+from ..types import Options, Spec
 from .blocks import Block, cycle_specs
 from .images import (
     both_sides,
@@ -58,12 +59,12 @@ class EAMLPConfig(Json):
 
     dim: int
     layers: int
-    mixers: tuple[dict[str, Any], ...]
+    mixers: tuple[Spec, ...]
     image_size: tuple[int, ...] = (224, 224)
     channels: int = 3
     classes: int = 1000
     mlp_ratio: float = 3.0
-    token_mixer: dict[str, Any] | None = None
+    token_mixer: Spec | None = None
     dropout: float = 0.0
     drop_path: float = 0.0
     kind: ClassVar[str] = "eamlp"
@@ -83,7 +84,7 @@ class EAMLPConfig(Json):
         """Return rows and columns after each soft split; the last are those of the layers."""
         return split_grids(self.image_size)
 
-    def specs(self) -> list[dict[str, Any]]:
+    def specs(self) -> list[Spec]:
         """Return one mixer spec per layer."""
         return cycle_specs(self.mixers, self.layers)
 
@@ -125,7 +126,7 @@ class MemoryBlock(nn.Module):
         self.mlp = MLP(dim, 1.0)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, **given: Any) -> Tensor:
+    def forward(self, x: Tensor, **given: object) -> Tensor:
         """Map (B, T, D) to (B, T, D); the positions of tokens do not matter here."""
         x = x + self.dropout(self.memory(x))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
@@ -148,10 +149,10 @@ class TokenStage(nn.Module):
             config.token_dim,
             config.grids()[index],
         )
-        options: dict[str, Any] = {"norm_eps": config.norm_eps, "dropout": config.dropout}
+        options: Options = {"norm_eps": config.norm_eps, "dropout": config.dropout}
         self.norm = nn.LayerNorm(width, eps=config.norm_eps)
         self.project = nn.Linear(width, dim)
-        self.block: Any = MemoryBlock(dim, config.token_slots, **options)
+        self.block: MemoryBlock | Block = MemoryBlock(dim, config.token_slots, **options)
         if config.token_mixer is not None:
             self.block = Block(
                 dim, config.token_mixer, causal=False, max_len=prod(grid), grid=grid, mlp_ratio=1.0, **options
@@ -192,7 +193,7 @@ class EAMLP(nn.Module):
             self.project = nn.Linear(config.token_dim * SPLITS[2][0] ** 2, config.dim)
             self.class_token = nn.Parameter(torch.empty(config.dim))
             self.register_buffer("positions", torch.empty(1 + prod(self.grid), config.dim))
-            sizes: dict[str, Any] = {
+            sizes: Options = {
                 "dim": config.dim,
                 "mlp_ratio": config.mlp_ratio,
                 "tokens": 1 + prod(self.grid),

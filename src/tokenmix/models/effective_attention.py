@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..mixers import Inputs, Mixer
+from ..types import Options
 
 EXACT = 1e-4
 """Allowed error of the output that the weights give, relative to its largest element."""
@@ -24,11 +25,11 @@ def values_attention(mixer: Mixer, x: Tensor, context: Tensor | None = None, **g
     return None if found is None else _group_by_head(found, getattr(mixer, "heads", None))
 
 
-def _by_values(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[str, Any]) -> Tensor | None:
+def _by_values(mixer: Mixer, x: Tensor, context: Tensor | None, given: Options) -> Tensor | None:
     """Compute (D, T, S) from unit values at each source in turn, in one batch; None where these do not sum to the
     output.
     """
-    form = mixer.functional_form()
+    form = mixer.facts.functional_form()
     names = [] if form is None else list(inspect.signature(form).parameters)
     if form is None or "v" not in names:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from ..errors import MixerError
 from ..functional.layout.checks import check_key_mask
 from ..mixers.base import token_positions
 from ..system.config import Json
+from ..types import Spec
 from .blocks import cycle_specs
 from .layers import MLPKind, NormType, init_linear
 from .looped import LoopConfig, check_loop
@@ -31,7 +32,7 @@ class EncoderConfig(Json):
 
     dim: int
     max_len: int
-    mixers: tuple[dict[str, Any], ...]
+    mixers: tuple[Spec, ...]
     layers: int | None = None
     vocab: int = 256
     classes: int = 0
@@ -59,12 +60,12 @@ class EncoderConfig(Json):
         if self.pool not in POOLS:
             raise MixerError(f"EncoderConfig: pool={self.pool!r} is unknown; choose 'mean' or 'first'.")
 
-    def specs(self) -> list[dict[str, Any]]:
+    def specs(self) -> list[Spec]:
         """Return one mixer spec per layer."""
         return cycle_specs(self.mixers, self.layers)
 
 
-def check_plain_positions(positions: Any, who: str) -> None:
+def check_plain_positions(positions: object, who: str) -> None:
     """Refuse added positions other than learned and sinusoidal ones; ``who`` is named in the error."""
     if positions not in ("learned", "sinusoidal", None):
         raise MixerError(f"{who}: positions={positions!r} is unknown; choose 'learned', 'sinusoidal' or null.")

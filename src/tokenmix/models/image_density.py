@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from ..mixers import MIXERS, State, mixer_options
 from ..mixers.base import chunk_positions, register_state, token_positions
 from ..system.config import Json
 from ..system.properties import named_errors
+from ..types import Spec
 from .blocks import cycle_specs, evaluation_mode
 from .layers import MLPKind, NormType
 from .sampling import FiniteSteps, check_sampling, pick_token, seeded_generator
@@ -46,7 +47,7 @@ class ImageDensityConfig(Json):
 
     dim: int
     size: tuple[int, int]
-    mixers: tuple[dict[str, Any], ...]
+    mixers: tuple[Spec, ...]
     layers: int | None = None
     channels: int = 3
     values: int = 256
@@ -89,7 +90,7 @@ class ImageDensityConfig(Json):
         """Return the sub-pixels of an image, N = H W C."""
         return self.size[0] * self.line
 
-    def specs(self) -> list[dict[str, Any]]:
+    def specs(self) -> list[Spec]:
         """Return one mixer spec per layer, with the width of a line if the mixer has this option."""
         return [_with_width(spec, self.line) for spec in cycle_specs(self.mixers, self.layers)]
 
@@ -311,7 +312,7 @@ class ImageDensity(Trunk):
         return self.to_images(image)
 
 
-def _with_width(spec: dict[str, Any], line: int) -> dict[str, Any]:
+def _with_width(spec: Spec, line: int) -> Spec:
     """Return the spec with the tokens per line as its width.
 
     It is added if the mixer takes a raster of two dimensions and the spec does not give it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -11,14 +11,35 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..mixers.traced import hold_grid
+from ..types import Options, Spec
 from .blocks import Block
 
 ResizeStep = tuple[Any, tuple[int, int], tuple[int, int], int]
 """A mixer, the old and the new grid of its parameters, and the tokens before the grid."""
+
+
+class ImageConfig(Protocol):
+    """The fields of the config of an image model that this module reads."""
+
+    @property
+    def mixers(self) -> tuple[Spec, ...]: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def image_size(self) -> tuple[int, ...]: ...
+    @property
+    def norm_eps(self) -> float: ...
+    @property
+    def dropout(self) -> float: ...
+    @property
+    def drop_path(self) -> float: ...
+    def specs(self) -> list[Spec]: ...
+
+
 _tracing = torch._C._get_tracing_state
 
 
-def normalise_image_config(config: Any, *positive: str, not_negative: Sequence[str] = ("classes",)) -> None:
+def normalise_image_config(config: ImageConfig, *positive: str, not_negative: Sequence[str] = ("classes",)) -> None:
     """Convert the lists of a frozen config to tuples and its image size to two numbers; refuse numbers out of range.
 
     Dropout and drop_path are checked as well.
@@ -36,7 +57,7 @@ def normalise_image_config(config: Any, *positive: str, not_negative: Sequence[s
         )
 
 
-def check_layers(config: Any) -> None:
+def check_layers(config: ImageConfig) -> None:
     """Refuse more specs than layers, or none."""
     if not 0 < len(config.mixers) <= config.layers:
         raise MixerError(
@@ -44,7 +65,7 @@ def check_layers(config: Any) -> None:
         )
 
 
-def check_multiples(config: Any, of: int, named: str) -> None:
+def check_multiples(config: ImageConfig, of: int, named: str) -> None:
     """Refuse an image size that is not a multiple of ``of``, so not made of whole tokens."""
     if any(n % of for n in config.image_size):
         raise MixerError(f"{type(config).__name__}: image_size={list(config.image_size)} must be multiples of {named}.")
@@ -59,7 +80,7 @@ def check_images(who: str, images: Tensor, channels: int) -> None:
 
 
 def image_block(
-    config: Any,
+    config: ImageConfig,
     layer: int,
     *,
     dim: int,
@@ -67,18 +88,18 @@ def image_block(
     tokens: int,
     grid: tuple[int, int],
     cls: type[Block] = Block,
-    **more: Any,
+    **more: object,
 ) -> Block:
     """Build block number ``layer`` of an image model, a ``cls``.
 
     Drop path rises linearly over all layers to that of the config. ``more`` are further options of the block.
     """
-    options: dict[str, Any] = {"mlp_ratio": mlp_ratio, "norm_eps": config.norm_eps, "dropout": config.dropout, **more}
+    options: Options = {"mlp_ratio": mlp_ratio, "norm_eps": config.norm_eps, "dropout": config.dropout, **more}
     drop_path = config.drop_path * layer / max(config.layers - 1, 1)
     return cls(dim, config.specs()[layer], causal=False, max_len=tokens, grid=grid, drop_path=drop_path, **options)
 
 
-def parts_with_positions(blocks: Iterable[Any], positions: str = "") -> list[str]:
+def parts_with_positions(blocks: Iterable[Block], positions: str = "") -> list[str]:
     """Name the parts of a model that have parameters per position.
 
     These are its table, if ``positions`` names one, and its mixers' classes.
@@ -139,7 +160,7 @@ def pad_to_patches(images: Tensor, patch: int) -> Tensor:
     return F.pad(images, (0, right, 0, down)) if pads else images
 
 
-def both_sides(size: Any, who: str) -> tuple[int, int]:
+def both_sides(size: int | Sequence[int], who: str) -> tuple[int, int]:
     """Return (height, width) of an image size given as one number or two."""
     sides = (size, size) if isinstance(size, int) else tuple(size)
     if len(sides) != 2 or not all(isinstance(n, int) and n > 0 for n in sides):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from ..mixers.parts.token_norm import RMSNorm
 NormType = Literal["layer", "rms"]
 MLPKind = Literal["gelu", "swiglu", "relu2"]
 
-NORM_LAYERS: dict[str, Any] = {"layer": nn.LayerNorm, "rms": RMSNorm}
+NORM_LAYERS: dict[str, type[nn.LayerNorm] | type[RMSNorm]] = {"layer": nn.LayerNorm, "rms": RMSNorm}
 GATED_MULTIPLE = 8
 """The hidden width of a gated MLP is rounded up to a multiple of this number, which suits matrix products."""
 
@@ -28,7 +28,7 @@ def check_layer_kinds(who: str, norm_type: str, mlp: str) -> None:
             raise MixerError(f"{who}: {name}={given!r} is unknown; choose one of {', '.join(map(repr, known))}.")
 
 
-def build_norm(norm_type: str, dim: int, eps: float) -> Any:
+def build_norm(norm_type: str, dim: int, eps: float) -> nn.LayerNorm | RMSNorm:
     """Build the norm of that kind: LayerNorm, or RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467)."""
     return NORM_LAYERS[norm_type](dim, eps=eps)
 

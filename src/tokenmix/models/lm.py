@@ -15,6 +15,7 @@ from ..mixers.base import chunk_positions, register_state, token_positions
 from ..positions.samplers import check_sampler, sample_positions
 from ..system.config import Json
 from ..system.properties import named_errors
+from ..types import Options, Spec
 from .blocks import cycle_specs, evaluation_mode
 from .layers import MLPKind, NormType
 from .looped import LoopConfig, check_loop
@@ -55,7 +56,7 @@ class LMConfig(Json):
 
     dim: int
     max_len: int
-    mixers: tuple[dict[str, Any], ...]
+    mixers: tuple[Spec, ...]
     layers: int | None = None
     vocab: int = 256
     mlp_ratio: float = 4.0
@@ -63,8 +64,8 @@ class LMConfig(Json):
     norm_type: NormType = "layer"
     mlp: MLPKind = "gelu"
     mlp_bias: bool = True
-    positions: str | dict[str, Any] | None = "learned"
-    sample_positions: dict[str, Any] | None = None
+    positions: str | Options | None = "learned"
+    sample_positions: Options | None = None
     loop: LoopConfig | None = None
     logit_cap: float | None = None
     tied: bool = False
@@ -78,7 +79,7 @@ class LMConfig(Json):
         check_loop(self.loop, "LMConfig")
         check_sampler(self.sample_positions, self.max_len, self.positions, "LMConfig")
 
-    def specs(self) -> list[dict[str, Any]]:
+    def specs(self) -> list[Spec]:
         """Return one mixer spec per layer."""
         return cycle_specs(self.mixers, self.layers)
 
@@ -123,7 +124,7 @@ class LM(Trunk):
         self._check_tokens(tokens)
         check_key_mask("LM", key_mask, tokens)
         at = token_positions(tokens, key_mask)
-        given: dict[str, Any] = {"key_mask": key_mask}
+        given: dict[str, Tensor | None] = {"key_mask": key_mask}
         if starts is not None:
             if self.config.sample_positions is not None or self._reads_tokens:
                 raise MixerError(
@@ -319,7 +320,7 @@ class LM(Trunk):
             )
 
 
-def _of_length(spec: dict[str, Any], max_len: int) -> dict[str, Any]:
+def _of_length(spec: Spec, max_len: int) -> Spec:
     """Return a spec whose own ``max_len``, if it gives one, is another."""
     return {**spec, "max_len": max_len} if "max_len" in spec else spec
 

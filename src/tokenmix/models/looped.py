@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -105,7 +105,7 @@ class Loop(nn.Module):
         return s + x if self.mix is None else self.mix(torch.cat([s, x], -1))
 
 
-def check_loop(loop: Any, who: str) -> None:
+def check_loop(loop: object, who: str) -> None:
     """Raise an error, in the name of ``who``, unless this is a ``LoopConfig``."""
     if loop is not None and not isinstance(loop, LoopConfig):
         raise MixerError(f"{who}: loop must be a LoopConfig or None, got {loop!r}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ class Macs(NamedTuple):
         return self.mixing / self.total
 
 
-def macs(model: nn.Module, image_size: Any = None) -> Macs:
+def macs(model: nn.Module, image_size: int | Sequence[int] | None = None) -> Macs:
     """Count the multiply-accumulates of ``model`` on one image of ``image_size`` or one cloud, without running it.
 
     Each mixer is counted by its ``cost(T)``; one that reduces a grid (``spatial_reduction``) is exact if its ratio
@@ -72,7 +72,7 @@ def macs(model: nn.Module, image_size: Any = None) -> Macs:
     return Macs(sum(c.total for c in counts), sum(c.mixing for c in counts))
 
 
-def layer_macs(module: Any, times: int) -> Macs:
+def layer_macs(module: nn.Module, times: int) -> Macs:
     """Count those of one layer that is applied ``times`` times.
 
     It is applied to each token, to each output cell of a convolution, or once.
@@ -191,7 +191,7 @@ def layers_of_dit(model: DiT, size: Size) -> Applications:
     yield model.head.out, patches
 
 
-def _points(model: PointClassifier | PointSegmenter, points: Any) -> int:
+def _points(model: PointClassifier | PointSegmenter, points: int | Sequence[int] | None) -> int:
     least = model.trunk.least
     if isinstance(points, bool) or not isinstance(points, int) or points < least:
         raise MixerError(

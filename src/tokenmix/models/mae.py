@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..positions.grid import sincos
+from ..types import Options, Spec
 from .blocks import Block, cycle_specs
 from .images import pad_to_patches
 from .layers import build_norm, init_linear
@@ -40,7 +41,7 @@ class MAEConfig(ViTConfig):
     classes: int = 0
     decoder_dim: int = 512
     decoder_layers: int = 8
-    decoder_mixers: tuple[dict[str, Any], ...] = ({"name": "attention", "heads": 16},)
+    decoder_mixers: tuple[Spec, ...] = ({"name": "attention", "heads": 16},)
     mask_ratio: float = 0.75
     normalise: bool = True
     kind: ClassVar[str] = "mae"
@@ -149,7 +150,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         dim, tokens = config.decoder_dim, config.prefix + config.grid[0] * config.grid[1]
-        options: dict[str, Any] = {
+        options: Options = {
             "mlp_ratio": config.mlp_ratio,
             "mlp": config.mlp,
             "norm_type": config.norm_type,

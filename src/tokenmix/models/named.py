@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import MixerError
+from ..types import Spec
 from .eamlp import EAMLPConfig
 from .pyramid import PyramidConfig
 from .resnet import ResNetConfig
 from .vit import ViTConfig
 
-Spec = dict[str, Any]
+C = TypeVar("C", ViTConfig, PyramidConfig, EAMLPConfig)
 
 
 def deit(dim: int, heads: int, **options: Any) -> ViTConfig:
@@ -72,7 +73,7 @@ def eamlp(dim: int, layers: int, heads: int, mlp_ratio: float) -> EAMLPConfig:
     )
 
 
-def replace_layers(config: Any, spec: Spec, *, last: int | None = None, every: int | None = None) -> Any:
+def replace_layers(config: C, spec: Spec, *, last: int | None = None, every: int | None = None) -> C:
     """Replace the mixer in the last ``last`` layers, or in every ``every``-th layer (Hydra Attention, Fig. 4).
 
     The latter are counted from the last layer.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from itertools import product
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..functional.sums.gates import Gate, apply_gate, check_gate
 from ..functional.sums.softmax import Sums, merge_heads, products, ratio_of, split_heads64
-from ..mixers import Mixer
+from ..mixers import Facts, Mixer
 from ..mixers.aft_conv import AFTConv
 from ..mixers.base import Arguments, Inputs
 from ..mixers.cost import MixingCost
@@ -40,8 +39,7 @@ class OneHotConv(Mixer):
             nothing is lost.
     """
 
-    supports_grid = True
-    about = AFTConv.about._replace(time="T D")
+    facts = Facts(grid=True, about=AFTConv.facts.about._replace(time="T D"))
 
     def __init__(self, mixer: AFTConv):
         super().__init__(mixer.dim)
@@ -214,7 +212,7 @@ def largest_taps(kernel: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return taps - kernel.shape[-1] // 2, weight, torch.where(total > 0, top / total.clamp_min(1e-300), 1.0)
 
 
-def to_gather(module: Any) -> Any:
+def to_gather(module: nn.Module) -> nn.Module:
     """Copy an ``AFTConv``, or a model, with a ``OneHotConv`` in place of every AFT-conv.
 
     One tap of each head's filter remains and is read by index. ``kept`` of each layer says how much of its filters

@@ -6,7 +6,7 @@ Its classifier does not depend on the order of the points, and the labels of its
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from ..errors import MixerError
 from ..mixers import Mixer, build_mixer
 from ..mixers.parts.token_norm import LBR
 from ..system.config import Json
+from ..types import Options, Spec
 from .blocks import check_form, complete_spec, cycle_specs
 from .point_sampling import farthest_points, gather_points, nearest_points
 
@@ -43,7 +44,7 @@ class PointsConfig(Json):
     """
 
     classes: int
-    mixers: tuple[dict[str, Any], ...] = ({"name": "pct_attention"},)
+    mixers: tuple[Spec, ...] = ({"name": "pct_attention"},)
     layers: int | None = 4
     dim: int = 256
     lift: int = 64
@@ -75,7 +76,7 @@ class PointsConfig(Json):
                 + f"{self.dropout}."
             )
 
-    def specs(self) -> list[dict[str, Any]]:
+    def specs(self) -> list[Spec]:
         """Return one mixer spec per layer."""
         return cycle_specs(self.mixers, self.layers)
 
@@ -154,7 +155,7 @@ class NeighbourEmbedding(nn.Module):
 class PointBlock(nn.Module):
     """x + relu(BatchNorm(mixer(x))); a mixer that ends in both itself, as offset attention does, is x + mixer(x)."""
 
-    def __init__(self, dim: int, spec: dict[str, Any], tokens: int):
+    def __init__(self, dim: int, spec: Spec, tokens: int):
         super().__init__()
         self.mixer = blind_mixer(dim, spec, tokens)
         self.last = None if getattr(self.mixer, "rectified", False) else LBR(dim, dim)
@@ -165,7 +166,7 @@ class PointBlock(nn.Module):
         return x + (mixed if self.last is None else self.last(mixed))
 
 
-def blind_mixer(dim: int, spec: dict[str, Any], tokens: int) -> Mixer:
+def blind_mixer(dim: int, spec: Spec, tokens: int) -> Mixer:
     """Build a mixer over sets; one whose outputs do not move with its tokens is refused.
 
     A copy with random weights mixes ``tokens`` tokens in two orders, in float64.
@@ -183,7 +184,7 @@ def blind_mixer(dim: int, spec: dict[str, Any], tokens: int) -> Mixer:
     )
 
 
-def _ignores_order(options: dict[str, Any], tokens: int) -> bool:
+def _ignores_order(options: Options, tokens: int) -> bool:
     """Return whether the outputs of a mixer with random weights move with its tokens."""
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(), torch.no_grad():

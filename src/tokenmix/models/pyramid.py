@@ -19,6 +19,7 @@ from ..errors import MixerError
 from ..positions.grid import replacing_parameter, resize_rows
 from ..system.config import Json
 from ..system.properties import named_errors
+from ..types import Options, Spec
 from .blocks import Block, cycle_specs
 from .images import (
     both_sides,
@@ -62,7 +63,7 @@ class PyramidConfig(Json):
     """
 
     depths: tuple[int, ...]
-    mixers: tuple[dict[str, Any], ...]
+    mixers: tuple[Spec, ...]
     dims: tuple[int, ...] = (64, 128, 320, 512)
     patches: tuple[int, ...] = (4, 2, 2, 2)
     mlp_ratios: tuple[float, ...] = (8.0, 8.0, 4.0, 4.0)
@@ -124,7 +125,7 @@ class PyramidConfig(Json):
         """Return rows and columns of tokens of each stage."""
         return [(self.image_size[0] // s, self.image_size[1] // s) for s in self.strides]
 
-    def specs(self) -> list[dict[str, Any]]:
+    def specs(self) -> list[Spec]:
         """Return one mixer spec per layer."""
         if len(self.mixers) == len(self.depths):
             return [spec for spec, depth in zip(self.mixers, self.depths, strict=True) for _ in range(depth)]
@@ -149,7 +150,7 @@ class Stage(nn.Module):
         rows = self.prefix + prod(grid)
         self.positions = nn.Parameter(torch.empty(rows, dim)) if config.positions == "learned" else None
         first = sum(config.depths[:index])
-        sizes: dict[str, Any] = {"dim": dim, "mlp_ratio": config.mlp_ratios[index], "tokens": rows, "grid": grid}
+        sizes: Options = {"dim": dim, "mlp_ratio": config.mlp_ratios[index], "tokens": rows, "grid": grid}
         self.blocks: Any = nn.ModuleList(image_block(config, first + i, **sizes) for i in range(config.depths[index]))
         self.dropout = nn.Dropout(config.dropout)
 
@@ -267,7 +268,7 @@ class Pyramid(nn.Module):
             x = tokens[:, stage.prefix :].transpose(1, 2).unflatten(2, grid)
         return found
 
-    def run_stage(self, stage: Any, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    def run_stage(self, stage: Stage, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Run one stage; a subclass may run it with less memory."""
         return stage(x)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..system.checkpoint import check_can_save, list_steps, load_checkpoint
 from ..system.config import dotted_fields, without_removed
+from ..types import Record
 from . import build_model, config_from_json
 
 WEIGHTS = "model.safetensors"
@@ -60,7 +61,7 @@ def read_run(folder: Path, step: int | str = "last") -> tuple[Any, dict[str, Ten
     return config, tensors, chosen
 
 
-def read_weights_of(folder: Path, step: int, *, averaged: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_weights_of(folder: Path, step: int, *, averaged: bool) -> tuple[dict[str, Tensor], Record]:
     """Read the weights of a run's checkpoint, or their average over time, and the run's counters."""
     group = "ema" if averaged else "model"
     tensors, progress = load_checkpoint(folder / "checkpoints", step, group)
@@ -84,7 +85,7 @@ def pick_step(folder: Path, step: int | str = "last") -> int:
         raise MixerError(f"step must be a number, 'last' or 'best', got {step!r}.") from None
 
 
-def check_fields(then: dict[str, Any], now: dict[str, Any], where: Path) -> None:
+def check_fields(then: Record, now: Record, where: Path) -> None:
     """Refuse fields of a config that differ from those a checkpoint was written with.
 
     Args:
@@ -117,7 +118,7 @@ def _build_saved(config: Any, tensors: dict[str, Tensor], where: Path) -> nn.Mod
     return model.eval()
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(path: Path) -> Record:
     try:
         found = json.loads(path.read_text())
     except (ValueError, RecursionError) as why:

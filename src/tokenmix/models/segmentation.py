@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from ..errors import MixerError
 from ..mixers import Mixer, build_mixer
 from ..system.config import Json
 from ..system.properties import named_errors
+from ..types import Spec
 from .blocks import PROJECTIONS, Block, check_form, complete_spec
 from .images import both_sides, resizable, resize_mixers
 from .layers import BatchNorm2d, init_linear
@@ -22,7 +23,7 @@ from .pyramid import Pyramid, PyramidConfig
 from .vit import ViT, ViTConfig
 
 
-def external_head() -> dict[str, Any]:
+def external_head() -> Spec:
     """Return the spec of EANet's layer.
 
     Its first 1 x 1 convolution has a bias, its second none; one memory has 64 slots.
@@ -45,7 +46,7 @@ class SegmentationConfig(Json):
     """
 
     classes: int
-    mixer: dict[str, Any] = field(default_factory=external_head)
+    mixer: Spec = field(default_factory=external_head)
     width: int = 512
     hidden: int = 256
     levels: tuple[int, ...] = (1, 2, 3)
@@ -110,7 +111,7 @@ class MixerResidual(nn.Module):
     In EANet's block, the two 1 x 1 convolutions are the mixer's first and last projection.
     """
 
-    def __init__(self, dim: int, spec: dict[str, Any], grid: tuple[int, int]):
+    def __init__(self, dim: int, spec: Spec, grid: tuple[int, int]):
         super().__init__()
         spec = complete_spec(spec, prod(grid), grid)
         check_form("Segmenter", spec["name"], causal=False)

@@ -19,6 +19,7 @@ from ..mixers.state import reorder
 from ..positions.added import build_added_positions
 from ..system.config import Json
 from ..system.properties import named_errors
+from ..types import Spec
 from .beam import BeamSearch, Writer, check_beam
 from .blocks import cycle_specs, evaluation_mode
 from .encoder import check_plain_positions
@@ -26,7 +27,7 @@ from .layers import MLPKind, NormType, build_norm
 from .sampling import FiniteSteps, check_sampling, pick_token, seeded_generator
 from .trunk import Trunk, build_blocks, check_trunk, shortest
 
-ATTENTION: tuple[dict[str, Any], ...] = ({"name": "attention", "heads": 4},)
+ATTENTION: tuple[Spec, ...] = ({"name": "attention", "heads": 4},)
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ class Seq2SeqConfig(Json):
 
     dim: int
     max_len: int
-    mixers: tuple[dict[str, Any], ...]
-    encoder_mixers: tuple[dict[str, Any], ...] | None = None
-    cross_mixers: tuple[dict[str, Any], ...] = ATTENTION
+    mixers: tuple[Spec, ...]
+    encoder_mixers: tuple[Spec, ...] | None = None
+    cross_mixers: tuple[Spec, ...] = ATTENTION
     layers: int | None = None
     encoder_layers: int | None = None
     vocab: int = 256
@@ -95,15 +96,15 @@ class Seq2SeqConfig(Json):
                 + f"and {self.end}."
             )
 
-    def specs(self) -> list[dict[str, Any]]:
+    def specs(self) -> list[Spec]:
         """Return one spec per layer of the decoder, for its own mixer."""
         return cycle_specs(self.mixers, self.layers)
 
-    def cross_specs(self) -> list[dict[str, Any]]:
+    def cross_specs(self) -> list[Spec]:
         """Return one spec per layer of the decoder, for the mixer over the source."""
         return cycle_specs(self.cross_mixers, self.layers or len(self.mixers))
 
-    def encoder_specs(self) -> list[dict[str, Any]]:
+    def encoder_specs(self) -> list[Spec]:
         """Return one spec per layer of the encoder."""
         return cycle_specs(self.encoder_mixers or self.mixers, self.encoder_layers or self.layers or len(self.mixers))
 
@@ -236,7 +237,7 @@ class Seq2Seq(Trunk):
         """Map a target (B, T) to logits (B, T, vocab), over the features (B, S, D) of a source that ``encode`` gave."""
         self._check(target, target_mask, "target", self.max_len)
         at = token_positions(target, target_mask)
-        given: dict[str, Any] = {"key_mask": target_mask}
+        given: dict[str, Tensor | None] = {"key_mask": target_mask}
         if target_mask is not None:
             given["positions"] = at
         return self.read(self.embed_at(target, at), context=context, context_mask=context_mask, **given)

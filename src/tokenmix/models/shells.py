@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from ..errors import MixerError
 from ..mixers.registration import load_mixer
+from ..types import Options, Spec
 
 Shell = Literal["paper", "modern"]
 SHELLS = get_args(Shell)
@@ -38,7 +39,7 @@ def in_shell(config: Any, shell: str) -> Any:
             return config
         raise MixerError(f"a model of kind {config.kind!r} has the blocks of its paper, and no other shell.")
     if shell == "paper":
-        changes: dict[str, Any] = PAPER
+        changes: Options = PAPER
     else:
         stacks = {name: getattr(config, name, None) for name in ("mixers", "encoder_mixers")}
         own = {name: tuple(_modern(spec) for spec in specs) for name, specs in stacks.items() if specs is not None}
@@ -57,20 +58,20 @@ def shell_of(config: Any) -> str:
     return next((shell for shell in SHELLS if in_shell(config, shell) == config), "custom")
 
 
-def _modern(spec: dict[str, Any]) -> dict[str, Any]:
+def _modern(spec: Spec) -> Spec:
     return spec | {k: v for k, v in _modern_options(spec).items() if k not in spec}
 
 
-def _modern_across(spec: dict[str, Any]) -> dict[str, Any]:
+def _modern_across(spec: Spec) -> Spec:
     """Do the same for a mixer from one sequence to another, which have no positions in common."""
     return _modern({"positions": None} | spec if "positions" in _modern_options(spec) else spec)
 
 
-def _modern_options(spec: dict[str, Any]) -> dict[str, Any]:
+def _modern_options(spec: Spec) -> Options:
     cls = load_mixer(spec["name"])
-    return {} if cls is None else cls.modern_options
+    return {} if cls is None else cls.facts.modern_options
 
 
-def _knows_positions(spec: dict[str, Any]) -> bool:
+def _knows_positions(spec: Spec) -> bool:
     cls = load_mixer(spec["name"])
-    return cls is not None and cls.knows_positions
+    return cls is not None and cls.facts.knows_positions

@@ -5,6 +5,7 @@ They read whole sequences, causal ones also chunks, and may apply their blocks s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from ..mixers import State
 from ..mixers.parts.weights_on_call import ReadEmbedding
 from ..positions.added import build_added_positions, check_added_positions
 from ..system.properties import named_errors
+from ..types import Options, Spec
 from .blocks import Block
 from .layers import MLPKind, NormType, build_norm, cap_logits, check_layer_kinds
 from .looped import Loop, LoopConfig
@@ -28,7 +30,7 @@ class TrunkConfig(Protocol):
     @property
     def dim(self) -> int: ...
     @property
-    def mixers(self) -> tuple[dict[str, Any], ...]: ...
+    def mixers(self) -> tuple[Spec, ...]: ...
     @property
     def layers(self) -> int | None: ...
     @property
@@ -44,7 +46,7 @@ class TrunkConfig(Protocol):
     @property
     def logit_cap(self) -> float | None: ...
     @property
-    def positions(self) -> str | dict[str, Any] | None: ...
+    def positions(self) -> str | Options | None: ...
     @property
     def tied(self) -> bool: ...
     @property
@@ -53,7 +55,7 @@ class TrunkConfig(Protocol):
     def init_std(self) -> float: ...
     @property
     def max_len(self) -> int: ...
-    def specs(self) -> list[dict[str, Any]]: ...
+    def specs(self) -> list[Spec]: ...
 
 
 def check_trunk(config: TrunkConfig, *positive: str) -> None:
@@ -80,10 +82,10 @@ def check_trunk(config: TrunkConfig, *positive: str) -> None:
 
 
 def build_blocks(
-    config: TrunkConfig, specs: list[dict[str, Any]], *, causal: bool, cross: list[dict[str, Any]] | None = None
+    config: TrunkConfig, specs: list[Spec], *, causal: bool, cross: list[Spec] | None = None
 ) -> nn.ModuleList:
     """Build one block for each spec, with ``cross`` a mixer over a context in each."""
-    options: dict[str, Any] = {
+    options: Options = {
         "causal": causal,
         "max_len": config.max_len,
         "mlp_ratio": config.mlp_ratio,
@@ -93,7 +95,7 @@ def build_blocks(
         "norm_type": config.norm_type,
         "dropout": config.dropout,
     }
-    across: list[Any] = [None] * len(specs) if cross is None else cross
+    across: Sequence[Spec | None] = [None] * len(specs) if cross is None else cross
     return nn.ModuleList(
         Block(config.dim, spec, cross=other, **options) for spec, other in zip(specs, across, strict=True)
     )
@@ -128,7 +130,7 @@ class Trunk(nn.Module):
         vocab: int,
         loop: LoopConfig | None = None,
         causal: bool = True,
-        cross: list[dict[str, Any]] | None = None,
+        cross: list[Spec] | None = None,
     ):
         super().__init__()
         self.init_std, self.vocab, self.logit_cap = config.init_std, vocab, config.logit_cap
@@ -165,7 +167,7 @@ class Trunk(nn.Module):
         """Return how often the blocks are applied."""
         return 1 if self.loop is None else self.loop.times
 
-    def read(self, x: Tensor, **given: Any) -> Tensor:
+    def read(self, x: Tensor, **given: Tensor | None) -> Tensor:
         """Map embedded symbols x (B, T, D), with positions added, to logits (B, T, V).
 
         In a causal trunk row t depends on x[0..t]. ``given`` goes to the blocks: key_mask and positions (B, T) for the
@@ -173,7 +175,7 @@ class Trunk(nn.Module):
         """
         return self.logits(self.features(x, **given))
 
-    def features(self, x: Tensor, **given: Any) -> Tensor:
+    def features(self, x: Tensor, **given: Tensor | None) -> Tensor:
         """Map embedded symbols x (B, T, D) to the normalised input of the head (B, T, D); see ``read``."""
         x = self.dropout(x)
         if self.loop is None:
@@ -187,7 +189,9 @@ class Trunk(nn.Module):
                     s = block(self.loop.inject(s, x, n), **given)
         return self.norm(s)
 
-    def read_chunk(self, x: Tensor, layers: tuple[State, ...], **given: Any) -> tuple[Tensor, tuple[State, ...]]:
+    def read_chunk(
+        self, x: Tensor, layers: tuple[State, ...], **given: Tensor | None
+    ) -> tuple[Tensor, tuple[State, ...]]:
         """Do the same as ``read`` for the next L embedded symbols (B, L, D), continuing from the mixers' states.
 
         Returns logits and new states.

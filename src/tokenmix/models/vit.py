@@ -17,6 +17,7 @@ from ..errors import MixerError
 from ..positions.grid import replacing_parameter, resize_rows, sincos
 from ..system.config import Json
 from ..system.properties import named_errors
+from ..types import Options, Spec
 from .blocks import Block, cycle_specs
 from .images import (
     both_sides,
@@ -69,7 +70,7 @@ class ViTConfig(Json):
 
     dim: int
     layers: int
-    mixers: tuple[dict[str, Any], ...]
+    mixers: tuple[Spec, ...]
     image_size: tuple[int, ...] = (224, 224)
     patch: int = 16
     stem: str = "patch"
@@ -109,7 +110,7 @@ class ViTConfig(Json):
         """Return the number of tokens before the patches: the class token and the registers."""
         return (self.pool == "class") + self.registers
 
-    def specs(self) -> list[dict[str, Any]]:
+    def specs(self) -> list[Spec]:
         """Return one mixer spec per layer."""
         return cycle_specs(self.mixers, self.layers)
 
@@ -142,7 +143,7 @@ class ViT(nn.Module):
             self.registers = nn.Parameter(torch.empty(config.registers, config.dim)) if config.registers else None
             rows = prod(config.grid) + (config.pool == "class")
             self.positions = nn.Parameter(torch.empty(rows, config.dim)) if config.positions == "learned" else None
-            sizes: dict[str, Any] = {
+            sizes: Options = {
                 "dim": config.dim,
                 "mlp_ratio": config.mlp_ratio,
                 "tokens": config.prefix + prod(config.grid),
@@ -220,7 +221,7 @@ class ViT(nn.Module):
                 found[i] = x[:, self.config.prefix :].transpose(1, 2).unflatten(2, given["grid"])
         return [found[i] for i in chosen]
 
-    def embed(self, images: Tensor, *, keep: Tensor | None = None) -> tuple[Tensor, dict[str, Any]]:
+    def embed(self, images: Tensor, *, keep: Tensor | None = None) -> tuple[Tensor, Options]:
         """Return the tokens before the first block and the arguments of mixers on grids.
 
         These are grid, prefix and, with ``keep``, positions.
@@ -237,7 +238,7 @@ class ViT(nn.Module):
         has_class = self.class_token is not None
         if table is not None:
             x = x + table[has_class:]
-        given: dict[str, Any] = {"grid": grid, "prefix": self.config.prefix}
+        given: Options = {"grid": grid, "prefix": self.config.prefix}
         if keep is not None:
             x, given["positions"] = self._keep_patches(x, keep)
         before = []

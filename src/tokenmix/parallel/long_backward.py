@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from math import isqrt
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import MixerError
-from ..mixers import state_bytes
+from ..mixers import State, state_bytes
 from ..system.files import whole_file
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -92,7 +92,7 @@ def _ignore_step(step: LongStep) -> None:
     """Do nothing."""
 
 
-def _check(model: Any, tokens: Any, chunk: Any, save_every: Any) -> None:
+def _check(model: nn.Module, tokens: Tensor, chunk: int, save_every: int) -> None:
     if not hasattr(model, "extend") or not hasattr(model, "init_state"):
         raise MixerError(
             f"long_backward: {type(model).__name__} has no init_state and extend; give a causal model, "
@@ -109,6 +109,15 @@ def _check(model: Any, tokens: Any, chunk: Any, save_every: Any) -> None:
     drops = any(isinstance(each, nn.Dropout) and each.p > 0 for each in model.modules())
     if model.training and drops:
         raise MixerError("long_backward: computes chunks twice, which dropout would change; call model.eval() first.")
+
+
+class _Progress(TypedDict):
+    """How far a backward pass is: the next chunk, the sums so far, and the gradient of the state after that chunk."""
+
+    next: int
+    loss: float
+    total: dict[str, Tensor]
+    carried: list[Tensor | None] | None
 
 
 class _Run:
@@ -135,7 +144,7 @@ class _Run:
         empty = model.init_state(tokens.shape[0])
         self.spec = pytree.tree_structure(empty)
         self.group = 1 if self.n * state_bytes(empty) <= KEPT else isqrt(self.n - 1) + 1
-        self.kept: dict[int, Any] = {0: empty}
+        self.kept: dict[int, State] = {0: empty}
 
     def __call__(self) -> LongGradient:
         if self.folder is not None:
@@ -164,7 +173,7 @@ class _Run:
         both = self.tokens[:, start : stop + 1].to(self.device).long()
         return both[:, :-1], both[:, 1:]
 
-    def _read(self, i: int, state: Any) -> Any:
+    def _read(self, i: int, state: State) -> State:
         """Return the state after chunk i, without a graph."""
         with torch.no_grad():
             return self.model.extend(self._tokens(i)[0], state)[1]
@@ -180,9 +189,9 @@ class _Run:
             if (i + 1) % self.group == 0:
                 self._keep(i + 1, state)
 
-    def _backward(self, progress: dict[str, Any]) -> None:
+    def _backward(self, progress: _Progress) -> None:
         """Go through the chunks from the last to the first."""
-        inner: dict[int, Any] = {}
+        inner: dict[int, State] = {}
         while progress["next"] >= 0:
             i = progress["next"]
             if i not in inner:
@@ -197,7 +206,7 @@ class _Run:
                 self._write(self.folder / "progress.pt", progress)
             self.watch(LongStep(True, *self._edges(i), loss, norm))
 
-    def _chunk(self, i: int, state: Any, progress: dict[str, Any]) -> tuple[float, float]:
+    def _chunk(self, i: int, state: State, progress: _Progress) -> tuple[float, float]:
         """Add the gradients of chunk i to those so far; return its loss and the norm of its gradient."""
         leaves = [a.detach() for a in pytree.tree_leaves(state)]
         leaves = [a.requires_grad_() if a.is_floating_point() else a for a in leaves]
@@ -241,7 +250,7 @@ class _Run:
                 "give another folder."
             )
 
-    def _progress(self) -> dict[str, Any] | None:
+    def _progress(self) -> _Progress | None:
         path = None if self.folder is None else self.folder / "progress.pt"
         if path is None or not path.exists():
             return None
@@ -254,10 +263,10 @@ class _Run:
         assert self.folder is not None
         return self.folder / f"state_{i:09d}.pt"
 
-    def _state(self, i: int) -> Any:
+    def _state(self, i: int) -> State:
         return self.kept[i] if i in self.kept else pytree.tree_unflatten(self._load(self._path(i)), self.spec)
 
-    def _keep(self, i: int, state: Any) -> None:
+    def _keep(self, i: int, state: State) -> None:
         if self.folder is None:
             self.kept[i] = state
         else:
@@ -266,6 +275,6 @@ class _Run:
     def _load(self, path: Path) -> Any:
         return torch.load(path, map_location=self.device, weights_only=True)
 
-    def _write(self, path: Path, value: Any) -> None:
+    def _write(self, path: Path, value: object) -> None:
         with whole_file(path) as f:
             torch.save(value, f)

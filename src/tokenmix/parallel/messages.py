@@ -7,7 +7,7 @@ pass of each rank then runs all exchanges in one order, also where a rank uses n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
-Group = Any  # a torch.distributed.ProcessGroup, or None for all processes
+Tree = TypeVar("Tree")
+Group = Any  # a torch.distributed.ProcessGroup or, where a caller gives one, a DeviceMesh; None for all processes
 
 
 class _Like(NamedTuple):
@@ -60,7 +61,7 @@ def _remember(ctx: Any, group: Group, leaves: Sequence[Tensor]) -> list[_Like]:
     return like
 
 
-def _input_gradients(ctx: Any, chain: Tensor, found: Sequence[Tensor | None]) -> tuple[Any, ...]:
+def _input_gradients(ctx: Any, chain: Tensor, found: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """Return the gradients of the arguments, of which integers have none."""
     rest = iter(found)
     return None, None, chain, *(next(rest) if floating else None for floating in ctx.floating)
@@ -70,7 +71,7 @@ class _Gathered(torch.autograd.Function):
     """All-gather. In the backward pass each rank receives and sums the gradients of its own tensors."""
 
     @staticmethod
-    def forward(ctx: Any, group: Group, _: int, chain: Tensor, *leaves: Tensor) -> Any:
+    def forward(ctx: Any, group: Group, _: int, chain: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
         like, message = _remember(ctx, group, leaves), _pack_message(leaves)
         every = [torch.empty_like(message) for _ in range(dist.get_world_size(group))]
         dist.all_gather(every, message, group=group)
@@ -80,7 +81,7 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, chain: Tensor, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, chain: Tensor, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         n = len(ctx.floating)
         sent = [g for i, g in enumerate(gradients) if ctx.floating[i % n]]
         if not sent:
@@ -96,7 +97,7 @@ class _Shifted(torch.autograd.Function):
     """Shift to the right. Backward the gradients go to the left."""
 
     @staticmethod
-    def forward(ctx: Any, group: Group, by: int, chain: Tensor, *leaves: Tensor) -> Any:
+    def forward(ctx: Any, group: Group, by: int, chain: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
         ctx.by, like, message = by, _remember(ctx, group, leaves), _pack_message(leaves)
         received = _send_message(group, message, by)
         out = _unpack_message(torch.zeros_like(message) if received is None else received, like)
@@ -105,7 +106,7 @@ class _Shifted(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, chain: Tensor, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, chain: Tensor, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         sent = [g for g, floating in zip(gradients, ctx.floating, strict=True) if floating]
         if not sent:
             return _input_gradients(ctx, chain, [])
@@ -115,13 +116,13 @@ class _Shifted(torch.autograd.Function):
         return _input_gradients(ctx, chain, found)
 
 
-def _split_tensors(tree: Any) -> tuple[list[Any], list[int], Any]:
+def _split_tensors(tree: object) -> tuple[list[object], list[int], pytree.TreeSpec]:
     """Return the leaves of a tree, the places of its tensors, and its structure."""
     leaves, spec = pytree.tree_flatten(tree)
     return leaves, [i for i, a in enumerate(leaves) if isinstance(a, Tensor)], spec
 
 
-def _as_tree(leaves: list[Any], places: list[int], spec: Any, tensors: Sequence[Tensor]) -> Any:
+def _as_tree(leaves: list[object], places: list[int], spec: pytree.TreeSpec, tensors: Sequence[Tensor]) -> Any:
     """Return a tree like one's own with other tensors."""
     filled = list(leaves)
     for i, a in zip(places, tensors, strict=True):
@@ -129,7 +130,7 @@ def _as_tree(leaves: list[Any], places: list[int], spec: Any, tensors: Sequence[
     return pytree.tree_unflatten(filled, spec)
 
 
-def gather_trees(group: Group, tree: Any, chain: Tensor) -> tuple[list[Any], Tensor]:
+def gather_trees(group: Group, tree: Tree, chain: Tensor) -> tuple[list[Tree], Tensor]:
     """Return the trees of all ranks, which have one structure, and the chain."""
     leaves, places, spec = _split_tensors(tree)
     chain, *found = _Gathered.apply(group, 0, chain, *(leaves[i] for i in places))  # type: ignore[no-untyped-call]
@@ -137,7 +138,7 @@ def gather_trees(group: Group, tree: Any, chain: Tensor) -> tuple[list[Any], Ten
     return [_as_tree(leaves, places, spec, found[i : i + n]) for i in range(0, len(found), n)], chain
 
 
-def shift_tree(group: Group, tree: Any, by: int, chain: Tensor) -> tuple[Any, Tensor]:
+def shift_tree(group: Group, tree: Tree, by: int, chain: Tensor) -> tuple[Tree | None, Tensor]:
     """Return the tree of the rank ``by`` to the left, None if there is none, and the chain."""
     leaves, places, spec = _split_tensors(tree)
     chain, *found = _Shifted.apply(group, by, chain, *(leaves[i] for i in places))  # type: ignore[no-untyped-call]

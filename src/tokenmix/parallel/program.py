@@ -6,7 +6,7 @@ The program is the same whoever runs it: virtual ranks in one process, or proces
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,24 +16,25 @@ from torch.utils.checkpoint import checkpoint
 from ..errors import MixerError
 from ..mixers import Mixer
 from ..mixers.key_blocks import KeyBlocks
-from ..mixers.segments import Segmented, count_stretch, newest_halo
-from ..mixers.state import Halo, chunk_positions
+from ..mixers.segments import Segmented, Stretch, count_stretch, newest_halo
+from ..mixers.state import Halo, Segment, State, chunk_positions
 
 GATHER_LIMIT = 64 << 20
 """Most bytes of all segments together that every rank gathers at once; larger ones are scanned in steps."""
+S = TypeVar("S", bound=Segment)
 Scan = Literal["gather", "steps"]
 
 
 class Gather(NamedTuple):
     """Every rank gives a tree of tensors and receives those of all ranks, as a list."""
 
-    tree: Any
+    tree: object
 
 
 class Shift(NamedTuple):
     """Rank r gives a tree of tensors and receives that of rank r - by, or None if there is none."""
 
-    tree: Any
+    tree: object
     by: int
 
 
@@ -63,12 +64,12 @@ class _Position(NamedTuple):
     position: Tensor
 
 
-def tree_bytes(tree: Any) -> int:
+def tree_bytes(tree: object) -> int:
     """Return the bytes of all tensors in a tree."""
     return sum(a.numel() * a.element_size() for a in pytree.tree_leaves(tree) if isinstance(a, Tensor))
 
 
-def check_scan(who: str, scan: Any) -> None:
+def check_scan(who: str, scan: object) -> None:
     """Raise an error for an unknown name of a scan."""
     if scan not in ("gather", "steps", None):
         raise MixerError(f"{who}: scan must be 'gather', 'steps' or None, got {scan!r}.")
@@ -76,7 +77,7 @@ def check_scan(who: str, scan: Any) -> None:
 
 def check_shares(mixer: Mixer) -> None:
     """Refuse a mixer that has neither segments nor blocks of keys."""
-    if not mixer.has_segments and not mixer.has_key_blocks:
+    if not mixer.capabilities.segments and not mixer.capabilities.key_blocks:
         mixer.refuse(
             "has neither segments nor blocks of keys here, so ranks cannot share its sequences; causal mixers whose "
             "state is a sum or a window have segments, causal attention and AFT-full have blocks"
@@ -117,7 +118,7 @@ def mix_share(mixer: Mixer, share: Share, rank: int, ranks: int, *, scan: Scan |
     begin = (0, *(s for s in share.starts if s > 0))
     parts = [share.part(*cut) for cut in zip(begin, (*begin[1:], L), strict=True)]
     cut, last = bool(share.starts), parts[-1]
-    if isinstance(mixer, KeyBlocks) and mixer.has_key_blocks:
+    if isinstance(mixer, KeyBlocks) and mixer.capabilities.key_blocks:
         first = yield from _over_blocks(mixer, parts, share.starts, rank, ranks)
         return _join_outputs([*first, *_outputs(mixer, parts[len(first) :], None)]) if L else x
     assert isinstance(mixer, Segmented)
@@ -139,7 +140,7 @@ def _join_outputs(outputs: list[Tensor]) -> Tensor:
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 
-def _outputs(mixer: Mixer, parts: list[Share], state: Any) -> list[Tensor]:
+def _outputs(mixer: Mixer, parts: list[Share], state: State) -> list[Tensor]:
     """Return the outputs of documents, the first of which continues from ``state``; None: it begins here."""
     outputs = []
     for part in parts:
@@ -213,9 +214,9 @@ def _compose_before(segment: Any, rank: int, ranks: int, scan: Scan | None) -> P
     return (yield Shift(segment, 1))
 
 
-def _compose_segments(segments: list[Any]) -> Any:
+def _compose_segments(segments: list[S]) -> S | None:
     """Compose segments in their order; None if there are none."""
-    total = None
+    total: S | None = None
     for other in segments:
         total = other if total is None else total.then(other)
     return total
@@ -252,7 +253,7 @@ def _rounds(counts: Tensor, size: int) -> int:
     return int(torch.where(sums > 0, ranks - first, 0)[:, :-1].max())
 
 
-def _count_share(share: Share) -> Any:
+def _count_share(share: Share) -> Stretch:
     """Return a segment that only counts the tokens of a share."""
     x, positions = share.x, share.positions
     length = torch.full((x.shape[0],), x.shape[1], device=x.device)
@@ -261,11 +262,11 @@ def _count_share(share: Share) -> Any:
     return count_stretch(x, _Position(at), None, None, positions, share.key_mask, _take_later)
 
 
-def _take_later(earlier: Any, later: Any, fade: Any) -> Any:
+def _take_later(earlier: State, later: State, fade: Tensor | None) -> State:
     return later
 
 
-def _state_after_halo(mixer: Mixer, halo: Halo, before: Any, counted: bool) -> Any:
+def _state_after_halo(mixer: Mixer, halo: Halo, before: Stretch, counted: bool) -> State:
     """Return the state after the halo's tokens, at the position to which ``before`` counts."""
     rows = halo.x.shape[0]
     at = before.after(_Position(torch.zeros_like(before.length))).position

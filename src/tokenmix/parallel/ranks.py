@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers import Mixer
-from .messages import Group, gather_trees, shift_tree
+from .messages import Group, Tree, gather_trees, shift_tree
 from .program import Gather, Program, Scan, Share, Shift, check_scan, check_shares, mix_share, tree_bytes
 from .sharing import Method, forward_of, mixers_of, replace_methods
 
@@ -47,7 +47,7 @@ class Ranks:
         MixerError: if torch.distributed is not initialised, or this process is not in the group.
     """
 
-    def __init__(self, group: Any = None, *, scan: Scan | None = None, who: str = "context_parallel"):
+    def __init__(self, group: Group = None, *, scan: Scan | None = None, who: str = "context_parallel"):
         check_scan(who, scan)
         if not dist.is_available() or not dist.is_initialized():
             raise MixerError(
@@ -104,7 +104,7 @@ class Ranks:
                 return end.value + chain
             answer, chain = self._exchange(asked, chain)
 
-    def all_gather(self, mine: Any) -> list[Any]:
+    def all_gather(self, mine: Tree) -> list[Tree]:
         """All-gather a tree of tensors, without gradients; return one tree for each rank."""
         with torch.no_grad():
             return self._exchange(Gather(mine), torch.zeros((), device="cpu"))[0]
@@ -195,7 +195,7 @@ class Ranks:
         if not isinstance(model, Mixer) and not getattr(type(model), "reads_shares", False):
             whole = model.forward
 
-            def forward(*args: Any, **given: Any) -> Any:
+            def forward(*args: object, **given: object) -> object:
                 with self.share_errors():
                     return whole(*args, **given)
 
@@ -275,7 +275,7 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def context_parallel(model: nn.Module, group: Any = None, *, scan: Scan | None = None) -> Iterator[Ranks]:
+def context_parallel(model: nn.Module, group: Group = None, *, scan: Scan | None = None) -> Iterator[Ranks]:
     """Within this block, each rank of a group calls ``model`` on its own share of one sequence.
 
     Shares are consecutive, in the order of the ranks; they may be uneven or empty. Every mixer exchanges what
@@ -305,7 +305,7 @@ def context_parallel(model: nn.Module, group: Any = None, *, scan: Scan | None =
         yield ranks
 
 
-def sum_gradients(model: nn.Module, group: Any = None) -> None:
+def sum_gradients(model: nn.Module, group: Group = None) -> None:
     """Replace the gradient of each parameter by its sum over the ranks of a group, the same on all.
 
     Call it after ``backward``. A parameter that no rank has a gradient of keeps None.
@@ -343,11 +343,11 @@ class _Shared(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
 
 
-def shared_mean(total: Tensor, count: int, group: Any = None) -> Tensor:
+def shared_mean(total: Tensor, count: int, group: Group = None) -> Tensor:
     """Return the mean over the targets of all ranks, the same number on each, to call ``backward`` on.
 
     Its gradient on a rank is that of the mean with respect to what this rank computed; ``sum_gradients`` then gives the

@@ -35,11 +35,13 @@ def replace_methods(methods: list[Method]) -> Iterator[None]:
                 setattr(module, name, own)
 
 
-def forward_of(mixer: Mixer, mix: Mix) -> Callable[..., Any]:
+def forward_of(mixer: Mixer, mix: Mix) -> Callable[..., object]:
     """Return a ``forward`` that mixes by ``mix(mixer, x, positions=..., key_mask=...)``; streams stay as they are."""
     whole = type(mixer).forward
 
-    def forward(x: Tensor, context: Tensor | None = None, *, entry: Entry[Any] | None = None, **given: Any) -> Any:
+    def forward(
+        x: Tensor, context: Tensor | None = None, *, entry: Entry[object] | None = None, **given: Any
+    ) -> object:
         if entry is not None:
             return whole(mixer, x, entry=entry, **given)
         known = {"positions", "key_mask"}

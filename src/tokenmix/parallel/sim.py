@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers import Mixer
-from .program import Gather, Program, Scan, Share, check_scan, check_tokens, mix_share, tree_bytes
+from .program import Gather, Program, Scan, Share, Shift, check_scan, check_tokens, mix_share, tree_bytes
 from .sharing import forward_of, mixers_of, replace_methods
 
 
@@ -111,7 +111,7 @@ class SimWorld:
         results: list[Any] = [None] * len(programs)
         answers: list[Any] = [None] * len(programs)
         while True:
-            asked: list[Any] = []
+            asked: list[Gather | Shift] = []
             for rank, program in enumerate(programs):
                 try:
                     asked.append(program.send(answers[rank]))
@@ -121,7 +121,7 @@ class SimWorld:
                 return results
             answers = self._exchange(asked)
 
-    def _exchange(self, asked: list[Any]) -> list[Any]:
+    def _exchange(self, asked: list[Gather | Shift]) -> list[Any]:
         sizes, P = [tree_bytes(each.tree) for each in asked], len(asked)
         received, sent, rounds = self.traffic
         if isinstance(asked[0], Gather):

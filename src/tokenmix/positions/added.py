@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
+from ..types import Options
 from .checks import choose_class
 from .digits import AbacusPositions, CoupledPositions
 from .learned import LearnedPositions
@@ -19,7 +18,7 @@ ADDED_POSITIONS: dict[str, type[nn.Module]] = {
 }
 
 
-def build_added_positions(spec: Any, dim: int, max_len: int, who: str) -> Any:
+def build_added_positions(spec: object, dim: int, max_len: int, who: str) -> nn.Module | None:
     """Build the position encoding that is added to the embedding; None: no encoding.
 
     Args:
@@ -41,13 +40,13 @@ def build_added_positions(spec: Any, dim: int, max_len: int, who: str) -> Any:
     return cls(dim, **options)
 
 
-def check_added_positions(spec: Any, who: str) -> None:
+def check_added_positions(spec: object, who: str) -> None:
     """Raise an error, in the name of ``who``, for an unknown name or option of an added position encoding."""
     if spec is not None:
         _choice(spec, who)
 
 
-def _choice(spec: Any, who: str) -> tuple[Any, dict[str, Any]]:
+def _choice(spec: object, who: str) -> tuple[type[nn.Module], Options]:
     """Return the class that a spec names and the options that it gives."""
     asked = {"name": spec} if isinstance(spec, str) and spec in ADDED_POSITIONS else spec
     return choose_class(asked, ADDED_POSITIONS, ("dim",), who=who, option="positions", others=", such a name or null")

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import is_exporting, is_intercepted
+from ..types import Options
 
+T = TypeVar("T", bound=type)
 LARGEST = 2**53  # up to which float64 holds every integer
 FEW = 16  # for at most this many numbers, comparing in Python is faster than in torch
 
 
 def choose_class(
-    spec: Any, kinds: dict[str, Any], sizes: tuple[str, ...], *, who: str, option: str, others: str = ""
-) -> tuple[Any, dict[str, Any]]:
+    spec: object, kinds: Mapping[str, T], sizes: tuple[str, ...], *, who: str, option: str, others: str = ""
+) -> tuple[T, Options]:
     """Return the class that a spec such as {"name": "fire", "hidden": 16} names, and the options that it gives.
 
     Args:
@@ -42,18 +45,18 @@ def choose_class(
     return kinds[name], options
 
 
-def is_whole(value: Any, low: int) -> bool:
+def is_whole(value: object, low: int) -> TypeGuard[int]:
     """Return whether a value is an integer of at least ``low``."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= low
 
 
-def check_init_std(who: str, value: Any) -> None:
+def check_init_std(who: str, value: object) -> None:
     """Raise an error, in the name of ``who``, unless this is a standard deviation."""
     if not number(value) or value < 0:
         raise MixerError(f"{who}: init_std must be a number >= 0, got {value!r}.")
 
 
-def check_integers(who: str, *positions: Any) -> None:
+def check_integers(who: str, *positions: object) -> None:
     """Raise an error, in the name of ``who``, unless positions are a tensor of integers."""
     for at in positions:
         if not isinstance(at, Tensor) or at.is_floating_point() or at.is_complex() or at.dtype == torch.bool:
@@ -82,6 +85,6 @@ def extremes(at: Tensor) -> tuple[int, int]:
     return int(low), int(high)
 
 
-def number(value: Any) -> bool:
+def number(value: object) -> TypeGuard[float]:
     """Return whether a value is a finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..kernels.precision import exact
+from ..types import Options
 from .checks import choose_class, is_whole, number
 from .pair import PAIR_POSITIONS, PairPositions, build_pair_positions
 
@@ -173,7 +174,7 @@ class AdaptivePositions(ContentPositions):
         hidden: width of the hidden layer, 32 by default.
     """
 
-    def __init__(self, heads: int, head_dim: int, *, of: dict[str, Any] | None = None, hidden: int = 32):
+    def __init__(self, heads: int, head_dim: int, *, of: Options | None = None, hidden: int = 32):
         super().__init__(heads, head_dim)
         if not is_whole(hidden, 1):
             self.refuse(f"hidden must be an integer >= 1, got {hidden!r}")
@@ -226,7 +227,7 @@ CONTENT_POSITIONS: dict[str, type[ContentPositions]] = {
 
 
 def build_logit_bias(
-    spec: Any, heads: int, head_dim: int, *, causal: bool, owner: str
+    spec: object, heads: int, head_dim: int, *, causal: bool, owner: str
 ) -> PairPositions | ContentPositions:
     """Build a bias of attention's logits, of positions alone or of queries and keys too.
 
@@ -237,12 +238,11 @@ def build_logit_bias(
     Raises:
         MixerError: for an unknown name or option, or a bias that a mixer which is not causal cannot have.
     """
-    kinds = {**PAIR_POSITIONS, **CONTENT_POSITIONS}
+    kinds: dict[str, type[PairPositions] | type[ContentPositions]] = {**PAIR_POSITIONS, **CONTENT_POSITIONS}
     kind, options = choose_class(spec, kinds, ("heads", "head_dim"), who=owner, option="bias")
-    reads = kind in CONTENT_POSITIONS.values()
-    if reads and kind.causal_only and not causal:
+    if issubclass(kind, ContentPositions) and kind.causal_only and not causal:
         raise MixerError(f"{owner}: bias={spec!r} counts the tokens before the query, so it needs causal=True.")
     try:
-        return kind(heads, head_dim, **options) if reads else kind(heads, **options)
+        return kind(heads, head_dim, **options) if issubclass(kind, ContentPositions) else kind(heads, **options)
     except MixerError as why:
         raise MixerError(f"{owner}: bias={spec!r}: {str(why).rstrip('.')}.") from None

@@ -387,7 +387,7 @@ PAIR_POSITIONS: dict[str, type[PairPositions]] = {
 """Biases for pairs of positions, by name."""
 
 
-def build_pair_positions(spec: Any, heads: int, *, owner: str, option: str = "bias") -> PairPositions:
+def build_pair_positions(spec: object, heads: int, *, owner: str, option: str = "bias") -> PairPositions:
     """Build a bias from a spec such as {"name": "fire", "hidden": 16}.
 
     Args:

@@ -6,13 +6,14 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..kernels.tokenwise import rotate
+from ..types import Options
 from .checks import check_exact, is_whole, number
 
 LAYOUTS = ("half", "interleaved")
@@ -46,7 +47,7 @@ class RotaryPositions(nn.Module):
         base: float = 10000.0,
         rotary_dim: int | None = None,
         layout: str = "half",
-        scaling: dict[str, Any] | None = None,
+        scaling: Options | None = None,
     ):
         super().__init__()
         self.head_dim, self.base, self.rotary_dim = head_dim, base, head_dim if rotary_dim is None else rotary_dim
@@ -59,7 +60,7 @@ class RotaryPositions(nn.Module):
             _refuse(f"layout={layout!r} is unknown; choose 'half' or 'interleaved'")
         self.scale(scaling)
 
-    def scale(self, scaling: dict[str, Any] | None) -> None:
+    def scale(self, scaling: Options | None) -> None:
         """Take another scaling rule; keys that a stream has stored keep the angles of the old one."""
         frequencies, self.gain = scaled_frequencies(self.rotary_dim, self.base, scaling)
         self.rates = tuple(theta / (2 * math.pi) for theta in frequencies)  # turns per position
@@ -98,7 +99,7 @@ class RotaryPositions(nn.Module):
 
 
 @contextmanager
-def rescaled(model: nn.Module, scaling: str | dict[str, Any], *, old: int, new: int) -> Iterator[dict[str, Any]]:
+def rescaled(model: nn.Module, scaling: str | Options, *, old: int, new: int) -> Iterator[Options]:
     """Give all rotary positions of ``model`` another scaling rule within a ``with`` block.
 
     Args:
@@ -126,7 +127,7 @@ def rescaled(model: nn.Module, scaling: str | dict[str, Any], *, old: int, new: 
             module.scale(then)
 
 
-def _rule(name: str, old: int, new: int) -> dict[str, Any]:
+def _rule(name: str, old: int, new: int) -> Options:
     """Return the rule of this name from ``old`` to ``new`` tokens."""
     if name not in SCALING_RULES:
         _refuse(f"scaling must be one of {', '.join(SCALING_RULES)}, or the rule as a dict, got {name!r}")
@@ -136,9 +137,7 @@ def _rule(name: str, old: int, new: int) -> dict[str, Any]:
     return {"name": name, "factor": new / old} | ({"original_max_len": old} if "original_max_len" in takes else {})
 
 
-def scaled_frequencies(
-    rotary_dim: int, base: float, scaling: dict[str, Any] | None = None
-) -> tuple[list[float], float]:
+def scaled_frequencies(rotary_dim: int, base: float, scaling: Options | None = None) -> tuple[list[float], float]:
     """Return the frequencies after the scaling rule, and the factor on rotated queries and keys.
 
     theta_m is in radians per position, m = 0 .. rotary_dim / 2 - 1. The factor is 1 except for YaRN.
@@ -274,7 +273,7 @@ def _frequencies(d: int, base: float) -> list[float]:
     return [base ** (-2 * m / d) for m in range(d // 2)]
 
 
-def _check_option(name: str, value: Any) -> None:
+def _check_option(name: str, value: object) -> None:
     if name == "factors":
         if not isinstance(value, (list, tuple)) or not all(number(each) and each > 0 for each in value):
             _refuse(f"factors must be a list of positive numbers, got {value!r}")

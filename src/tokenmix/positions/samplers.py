@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import MixerError
 from ..system.config import nearest
+from ..types import Options
 from .checks import is_whole, number
 
 Sampler = Callable[[Tensor, int], Tensor]
@@ -65,7 +65,7 @@ def jitter_positions(positions: Tensor, *, global_shift: float, local_shift: flo
     return (like + a * global_shift + e * local_shift) * (c * math.log(scale)).exp()
 
 
-def check_sampler(spec: Any, max_len: int | None, added: Any, who: str) -> None:
+def check_sampler(spec: object, max_len: int | None, added: object, who: str) -> None:
     """Raise an error for an unknown sampler, or one beyond the length of the model.
 
     Args:
@@ -92,7 +92,7 @@ def check_sampler(spec: Any, max_len: int | None, added: Any, who: str) -> None:
         )
 
 
-def _check_cape(spec: dict[str, Any], added: Any, who: str) -> None:
+def _check_cape(spec: Options, added: object, who: str) -> None:
     options = {name: value for name, value in spec.items() if name != "name"}
     fits = set(options) == set(CAPE) and all(number(options[name]) and options[name] >= CAPE[name] for name in CAPE)
     if not fits or options["local_shift"] > 0.5:
@@ -105,7 +105,7 @@ def _check_cape(spec: dict[str, Any], added: Any, who: str) -> None:
         )
 
 
-def sample_positions(spec: dict[str, Any], positions: Tensor, who: str) -> Tensor:
+def sample_positions(spec: Options, positions: Tensor, who: str) -> Tensor:
     """Return the positions (B, T) that a sampler draws in place of ``positions``, which count from 0.
 
     They are integers, but float64 for "cape". It draws from torch's generator of the device.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from ..types import Options
 from .checks import number
 from .rotary import RotaryPositions
 
@@ -39,7 +39,7 @@ class XPositions(RotaryPositions):
         base: float = 10000.0,
         rotary_dim: int | None = None,
         layout: str = "half",
-        scaling: dict[str, Any] | None = None,
+        scaling: Options | None = None,
     ):
         super().__init__(head_dim, base=base, rotary_dim=rotary_dim, layout=layout, scaling=scaling)
         for name, value in (("gamma", gamma), ("scale_base", scale_base)):

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> Callable[..., Any]:
         """Return any equation, for the type checker."""
 
 
-def _equations() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _equations() -> dict[str, object]:
+    found: dict[str, object] = {}
     for file in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{file.name}")
         own = {

@@ -6,19 +6,25 @@ maximum over the allowed keys, which leaves the paper's ratio unchanged.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_GATES: dict[str, Any] = {
+_GATES: dict[str, Callable[[Tensor], Tensor]] = {
     name: getattr(F, name) for name in ("tanh", "relu", "silu", "gelu", "softplus", "sigmoid")
 } | {"identity": lambda q: q}
 
 
 def aft_full(
-    q: Tensor, k: Tensor, v: Tensor, w: Any, *, mask: Tensor | None = None, gate: str | None = "sigmoid"
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor | tuple[Tensor, Tensor],
+    *,
+    mask: Tensor | None = None,
+    gate: str | None = "sigmoid",
 ) -> Tensor:
     """Compute Eq. 2: sigma(Q_t) * sum_t' exp(K_t' + w_tt') V_t' / sum_t' exp(K_t' + w_tt')."""
     if isinstance(w, tuple):
@@ -170,7 +176,9 @@ def aft_conv(
     return torch.cat(parts, -1)
 
 
-def _mix_factored(q: Tensor, k: Tensor, v: Tensor, c: Tensor, mask: Tensor | None, gate: Any, divide: bool) -> Tensor:
+def _mix_factored(
+    q: Tensor, k: Tensor, v: Tensor, c: Tensor, mask: Tensor | None, gate: str | None, divide: bool
+) -> Tensor:
     """Compute sigma(Q_t) * sum_t' c_tt' exp(K_t') V_t', divided by sum_t' exp(K_t') or not, with c per head."""
     B, T, D = q.shape
     keep = torch.ones(B, 1, T, T, dtype=torch.bool) if mask is None else mask[:, None]

@@ -7,12 +7,12 @@ keys.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-_MAPS: dict[str, Any] = {
+_MAPS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "cosine": lambda x, eps: x / torch.sqrt((x * x).sum(-1, keepdim=True) + eps),
     "elu": lambda x, eps: torch.where(x > 0, x + 1, x.clamp(max=0).exp()),
     "sigmoid": lambda x, eps: 1 / (1 + torch.exp(-x)),

@@ -15,12 +15,12 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from ..types import Record
 from .files import sync_dir, write_file
 from .read_shards import Like, read_shards, take_share
 
@@ -52,7 +52,7 @@ def list_steps(folder: Path) -> list[int]:
     )
 
 
-def save_checkpoint(folder: Path, step: int, tensors: dict[str, dict[str, Tensor]], progress: dict[str, Any]) -> Path:
+def save_checkpoint(folder: Path, step: int, tensors: dict[str, dict[str, Tensor]], progress: Record) -> Path:
     """Write the checkpoint of ``step``: files go into a temporary directory, which is then renamed.
 
     Args:
@@ -84,7 +84,7 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, dict[str, Tensor
     return final
 
 
-def finish(folder: Path, step: int, files: dict[str, Any]) -> None:
+def finish(folder: Path, step: int, files: dict[str, Record]) -> None:
     """Write the manifest of a temporary directory that is complete, and give it its name."""
     final, temporary = folder / step_name(step), folder / f".tmp-{step_name(step)}"
     write_file(temporary / MANIFEST, manifest_of(step, files))
@@ -155,7 +155,7 @@ def previous_good(folder: Path, step: int) -> int | None:
 
 def load_checkpoint(
     folder: Path, step: int, *stems: str, like: dict[str, Like] | None = None
-) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+) -> tuple[dict[str, dict[str, Tensor]], Record]:
     """Verify the checkpoint of ``step``, then read the named groups of tensors and the run's counters.
 
     Args:
@@ -192,12 +192,12 @@ def read_group(stem: Path, like: Like | None = None) -> dict[str, Tensor]:
     return found if like is None else {name: take_share(tensor, like(name)) for name, tensor in found.items()}
 
 
-def entry_of(content: bytes) -> dict[str, Any]:
+def entry_of(content: bytes) -> Record:
     """Return the entry of a file in a manifest."""
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def manifest_of(step: int, files: dict[str, Any]) -> bytes:
+def manifest_of(step: int, files: dict[str, Record]) -> bytes:
     """Return the manifest of a checkpoint, which holds a hash of itself."""
     body = json.dumps({"step": step, "files": files}, sort_keys=True)
     return json.dumps(

@@ -12,6 +12,7 @@ import typing
 from typing import Any, TypeVar
 
 from ..errors import MixerError
+from ..types import Record
 from .removed_fields import removed_fields
 
 T = TypeVar("T")
@@ -24,12 +25,12 @@ class Json:
     Where one of several configs may stand, each has a constant ``kind``, by which JSON tells them apart.
     """
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Record:
         """Return plain JSON values, which ``from_json`` reads."""
         return to_json(self)
 
     @classmethod
-    def from_json(cls: type[C], data: dict[str, Any]) -> C:
+    def from_json(cls: type[C], data: Record) -> C:
         """Build a config from JSON values; unknown fields and values of the wrong type are refused."""
         return from_json(cls, data)
 
@@ -38,7 +39,7 @@ class OpenJson(Json):
     """A base class of configs any of which may stand in a field of its type, also of kinds that are added later."""
 
     @classmethod
-    def kinds(cls, kind: Any = None) -> list[type[Any]]:
+    def kinds(cls, kind: object = None) -> list[type[Json]]:
         """Return the classes, the default first; ``kind`` is the one that JSON names."""
         raise NotImplementedError
 
@@ -50,7 +51,7 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
     return f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known)}"
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: object) -> Any:
     """Convert a dataclass (or tuple, dict, scalar) to plain JSON values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         found = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
@@ -62,7 +63,7 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def from_json(cls: type[T], data: Any, *, where: str = "") -> T:
+def from_json(cls: type[T], data: object, *, where: str = "") -> T:
     """Build ``cls`` from JSON values; ``where`` is the dotted path that error messages name."""
     name = where or cls.__name__
     if not isinstance(data, dict):
@@ -86,7 +87,7 @@ def from_json(cls: type[T], data: Any, *, where: str = "") -> T:
     return cls(**{key: _coerce(hints[key], value, f"{where}.{key}" if where else key) for key, value in data.items()})
 
 
-def _coerce(hint: Any, value: Any, where: str) -> Any:
+def _coerce(hint: Any, value: object, where: str) -> Any:
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     if value is None and type(None) in options:
         return None
@@ -123,34 +124,34 @@ def _kind(cls: type) -> dict[str, str]:
     return {"kind": cls.kind} if issubclass(cls, Json) and hasattr(cls, "kind") else {}
 
 
-def _of_kind(classes: list[Any], value: Any, where: str) -> Any:
+def _of_kind(classes: list[Any], value: object, where: str) -> type:
     """Return the class whose ``kind`` the value names, or the first if it names none."""
-    kinds: dict[Any, Any] = {c.kind: c for c in classes}
+    kinds: dict[str, type] = {c.kind: c for c in classes}
     kind = value.get("kind", next(iter(kinds))) if isinstance(value, dict) else next(iter(kinds))
     if not isinstance(kind, str) or kind not in kinds:
         raise MixerError(f"config: {where}.kind={kind!r} is unknown; {nearest(str(kind), kinds)}.")
     return kinds[kind]
 
 
-def _to_tuples(value: Any) -> Any:
+def _to_tuples(value: object) -> object:
     return tuple(_to_tuples(v) for v in value) if isinstance(value, list) else value
 
 
-def without_removed(config: Any, dotted: dict[str, Any]) -> dict[str, Any]:
+def without_removed(config: object, dotted: Record) -> Record:
     """Return recorded values by dotted name without those of fields that were removed since, at their old default."""
     return {name: value for name, value in dotted.items() if not _is_removed(config, name.split("."), value)}
 
 
-def _is_removed(config: Any, names: list[str], value: Any) -> bool:
+def _is_removed(config: object, names: list[str], value: object) -> bool:
     for name in names[:-1]:
         config = getattr(config, name, None)
     former = removed_fields(type(config))
     return names[-1] in former and former[names[-1]] == value
 
 
-def dotted_fields(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def dotted_fields(data: Record, prefix: str = "") -> Record:
     """Return every field of a config's JSON with its value, by its dotted name."""
-    found: dict[str, Any] = {}
+    found: Record = {}
     for key, value in data.items():
         found |= dotted_fields(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return found

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import torch
 
+T = TypeVar("T")
 
-def capture_graph(call: Callable[[], Any]) -> Callable[[], Any]:
+
+def capture_graph(call: Callable[[], T]) -> Callable[[], T]:
     """Capture the call as a CUDA graph. Its result is that of the replay, in fixed memory."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -20,7 +22,7 @@ def capture_graph(call: Callable[[], Any]) -> Callable[[], Any]:
     with torch.cuda.graph(graph):
         kept = call()
 
-    def replay() -> Any:
+    def replay() -> T:
         graph.replay()
         return kept
 

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 from ..errors import MixerError
 
@@ -79,7 +79,7 @@ def check_own(path: Path, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Any]:
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a binary file that appears under its name complete and on disk, or not at all.
 
     Anything but a regular file (/dev/stdout) is written to directly.
@@ -175,7 +175,7 @@ def check_free(path: Path | str) -> None:
         )
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Write a JSON file completely or not at all."""
     with whole_file(path) as f:
         f.write((json.dumps(value, indent=2) + "\n").encode())

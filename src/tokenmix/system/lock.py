@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 from ..errors import MixerError
 from .files import LOST, is_own
@@ -101,7 +101,7 @@ def read_lock(folder: Path) -> tuple[bool | None, dict[str, str]]:
     return held, note
 
 
-def _take_lock(f: Any, how: int, patience: tuple[float, ...] = PATIENCE) -> bool | OSError:
+def _take_lock(f: IO[bytes], how: int, patience: tuple[float, ...] = PATIENCE) -> bool | OSError:
     """Return whether the lock was taken, or why there is none."""
     for pause in patience:
         try:
@@ -116,7 +116,7 @@ def _take_lock(f: Any, how: int, patience: tuple[float, ...] = PATIENCE) -> bool
     return False
 
 
-def _note(f: Any, state: str, why: str = "") -> None:
+def _note(f: IO[bytes], state: str, why: str = "") -> None:
     with contextlib.suppress(OSError):  # a full disk must not hide the error that it caused
         f.truncate(0)
         os.write(f.fileno(), json.dumps({"state": state, "why": why}).encode())

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -127,6 +126,6 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def autocast(device: torch.device, precision: str) -> Any:
+def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Return a context of bf16 autocast, disabled for any other precision."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")

@@ -22,9 +22,9 @@ def named_errors(cls: C) -> C:
     return cls
 
 
-def _name_missing(get: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
+def _name_missing(get: Callable[[Any], object], name: str) -> Callable[[Any], object]:
     @wraps(get)
-    def read(self: Any) -> Any:
+    def read(self: object) -> object:
         try:
             return get(self)
         except AttributeError as why:

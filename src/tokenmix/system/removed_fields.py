@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from ..types import Record
 
-REMOVED: dict[str, dict[str, Any]] = {
+REMOVED: dict[str, Record] = {
     "DiTConfig": {"norm_eps": 1e-6, "init_std": 0.02},
     "DocumentDataConfig": {"masked": 0.8, "random": 0.1, "sentinels": 100},
     "EAMLPConfig": {"token_dim": 64, "token_slots": 128, "norm_eps": 1e-5, "init_std": 0.02},
@@ -22,6 +22,6 @@ REMOVED: dict[str, dict[str, Any]] = {
 """Class of a config -> its former fields, with the one value that they still may have in a file."""
 
 
-def removed_fields(cls: type) -> dict[str, Any]:
+def removed_fields(cls: type) -> Record:
     """Return the former fields of a config and of the classes that it inherits from."""
     return {name: value for base in cls.__mro__ for name, value in REMOVED.get(base.__name__, {}).items()}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ SCHEMAS = (
 )
 REPAIR = "import tokenmix.hosts.torchvision"
 """The line that a script needs before it imports timm or transformers itself."""
-_kept: list[Any] = []  # a torch.library.Library removes its operators when it is collected
+_kept: list[torch.library.Library] = []  # a torch.library.Library removes its operators when it is collected
 
 
 def torchvision_hint(error: BaseException) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from ..types import Options
 from . import inputs
 from .report import NotApplicable, fail, finite, same
 from .subject import Subject, is_mixer
@@ -34,7 +35,7 @@ def rows_are_independent(s: Subject) -> None:
         mixer, x = s.build(dtype=dtype), s.x(3, dtype=dtype)
         want = _output_of(s.call(mixer, x))
         for row in range(3):
-            shown: dict[str, Any] = {"row": row, "dtype": dtype, "seed": s.seed, "x": x}
+            shown: Options = {"row": row, "dtype": dtype, "seed": s.seed, "x": x}
             same(
                 _output_of(s.call(mixer, x[row : row + 1]))[0],
                 want[row],

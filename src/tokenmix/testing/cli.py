@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 
 from ..errors import MixerError
-from ..mixers import MIXERS, mixer_options
+from ..mixers import MIXERS, mixer_options, required_options
 from ..system.config import nearest
+from ..types import Options
 from .device import on_device
 from .loading import load_named, load_reference, one_line, place_of
 from .plain import must_be_module
@@ -23,7 +24,7 @@ DIM = 16
 
 def main_check(
     target: str,
-    options: dict[str, Any],
+    options: Options,
     json: bool = False,
     reference: str | None = None,
     verbose: bool = False,
@@ -50,7 +51,7 @@ def main_check(
         return _check(target, dict(options), json, reference, verbose)
 
 
-def _check(target: str, given: dict[str, Any], json: bool, reference: str | None, verbose: bool) -> int:
+def _check(target: str, given: Options, json: bool, reference: str | None, verbose: bool) -> int:
     cls = _find_target(target)
     equation = None if reference is None else load_reference(reference)
     _check_options(target, given)
@@ -66,16 +67,16 @@ def _check(target: str, given: dict[str, Any], json: bool, reference: str | None
     if json:
         print(json_text.dumps([r.as_dict() for r in reports], indent=1))
     if refused:
-        refused += "" if given else " A class that has only a causal form states causal_only = True."
+        refused += "" if given else " A class that has only a causal form states facts = Facts(causal_only=True)."
         print(f"not checked: {refused}", file=sys.stderr if json else sys.stdout)
     return 1 if any(r.failures for r in reports) else 0
 
 
-def _forms(cls: type[nn.Module], options: dict[str, Any]) -> list[dict[str, Any]]:
+def _forms(cls: type[nn.Module], options: Options) -> list[Options]:
     """Return the options as given, or with each causal form of the class where they leave that open."""
     if not is_mixer(cls) or "causal" in options:
         return [options]
-    forms = cls.causal_forms()  # type: ignore[attr-defined]  # a Mixer, as just asked
+    forms = cls.facts.causal_forms()  # type: ignore[attr-defined]  # a Mixer, as just asked
     return [options if forms == (False,) else {**options, "causal": causal} for causal in forms]
 
 
@@ -106,7 +107,7 @@ def _find_target(target: str) -> type[nn.Module]:
     return MIXERS[target]
 
 
-def _place(target: str, given: dict[str, Any]) -> dict[str, Any]:
+def _place(target: str, given: Options) -> Options:
     """Take ``grid`` and ``prefix`` out of the options."""
     grid, prefix = given.pop("grid", None), given.pop("prefix", 0)
     if grid is not None and not (isinstance(grid, list) and grid and all(type(n) is int and n > 0 for n in grid)):
@@ -116,7 +117,7 @@ def _place(target: str, given: dict[str, Any]) -> dict[str, Any]:
     return {"grid": tuple(grid) if grid else None, "prefix": prefix}
 
 
-def _check_options(target: str, given: dict[str, Any]) -> None:
+def _check_options(target: str, given: Options) -> None:
     """Refuse options that a row of ``MIXERS`` does not have, and ask for those it requires."""
     if target not in MIXERS:
         return
@@ -124,7 +125,7 @@ def _check_options(target: str, given: dict[str, Any]) -> None:
     for option in given:
         if option not in (*known, "dim", "grid", "prefix"):
             raise MixerError(f"check: cannot build {target}: it has no option {option!r}; {nearest(option, known)}.")
-    needed = MIXERS[target].required_options(given)
+    needed = required_options(MIXERS[target], given)
     if needed:
         missing = f"option{'s' * (len(needed) > 1)} {', '.join(needed)}"
         raise MixerError(f"check: cannot build {target}: it needs the {missing}; give them with --options.")

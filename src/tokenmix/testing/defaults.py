@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..mixers import Mixer
 from . import inputs
 from .crash import own_line
 from .report import fail, same
@@ -68,14 +68,14 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _calls(s: Subject, mixer: Any, dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
+def _calls(s: Subject, mixer: Mixer, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
     """Return calls by name whose arguments are made already."""
     x, masks = s.x(dtype=dtype), inputs.key_masks(s.length)
     mask, holes = masks["mixed"], masks["holes"]
     leaves = {"x": x.clone().requires_grad_(), **{n: p for n, p in mixer.named_parameters() if p.requires_grad}}
     spoilt = x.index_fill(1, torch.zeros(1, dtype=torch.long), float("nan"))
 
-    def without_gradient(call: Callable[[], Any]) -> Callable[[], Any]:
+    def without_gradient(call: Callable[[], object]) -> Callable[[], object]:
         return torch.no_grad()(call)
 
     calls = {
@@ -95,7 +95,7 @@ def _calls(s: Subject, mixer: Any, dtype: torch.dtype) -> dict[str, Callable[[],
     return calls
 
 
-def _compare(calls: dict[str, Callable[[], Any]], want: dict[str, Any], what: str, s: Subject) -> None:
+def _compare(calls: dict[str, Callable[[], object]], want: dict[str, object], what: str, s: Subject) -> None:
     """Make each call again, and compare what it returns tensor by tensor, without a tolerance."""
     for name, call in calls.items():
         try:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..mixers import Mixer
 from ..mixers.parts.weights_on_call import WeightsOnCall
+from ..types import Options
 from .refusals import expect_refusal
 from .report import fail, same
 from .streaming import stream
@@ -34,13 +36,13 @@ def hooks_see_every_call(s: Subject) -> None:
             same(y, calls[name], f"{name} reads weights that its hooks have not fetched", seed=s.seed)
 
 
-def _calls(s: Subject, mixer: Any, x: Tensor) -> dict[str, Callable[[Any], Tensor]]:
-    calls: dict[str, Callable[[Any], Tensor]] = {"forward": lambda m: s.call(m, x)}
-    here: dict[str, Any] = {"device": x.device, "dtype": x.dtype}
+def _calls(s: Subject, mixer: Mixer, x: Tensor) -> dict[str, Callable[[Mixer], Tensor]]:
+    calls: dict[str, Callable[[Mixer], Tensor]] = {"forward": lambda m: s.call(m, x)}
+    here: Options = {"device": x.device, "dtype": x.dtype}
     if mixer.capabilities.context:
         context = s.x(length=s.context_length(mixer), stream=1)
         calls["forward over a context"] = lambda m: s.call(m, x, context)
-        if mixer.supports_streaming:
+        if mixer.facts.streaming:
             calls["extend over a context"] = lambda m: m.extend(x, m.init_state(2, context=context))[0]
     if mixer.capabilities.streaming:
         calls["extend"] = lambda m: stream(m, x, (3, s.length - 3), m.init_state(2, **here))[0]
@@ -80,7 +82,7 @@ def refuses_other_devices(s: Subject) -> None:
     mixer, x, T = s.build(), s.x(), s.length
     can, far = mixer.capabilities, torch.device("meta")
     ones, place = torch.ones(2, T, dtype=torch.bool, device=far), torch.zeros(2, T, dtype=torch.long, device=far)
-    calls: dict[str, Callable[[], Any]] = {
+    calls: dict[str, Callable[[], object]] = {
         "a key_mask": lambda: s.call(mixer, x, key_mask=ones),
         "positions": lambda: s.call(mixer, x, positions=place),
     }

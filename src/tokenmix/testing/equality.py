@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError
 
 from .. import functional
+from ..mixers import Mixer
+from ..types import Options
 from . import inputs
 from .measure import Measure, adversarial_cases, cast, derive, with_argument
 from .report import NotApplicable, fail, finite, same
@@ -21,7 +23,7 @@ LONG, LONG_GRID = 150, 72
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def scenarios(s: Subject, mixer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def scenarios(s: Subject, mixer: Mixer) -> Iterator[tuple[str, Options]]:
     """Yield calls that together use every argument this mixer takes: a name and the keyword arguments of forward beside
     x.
     """
@@ -48,7 +50,7 @@ def scenarios(s: Subject, mixer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             yield "context with attn_mask", {"context": context, "attn_mask": inputs.pair_mask(2, T, S, seed=s.seed)}
 
 
-def reference_value(s: Subject, args: tuple, options: dict[str, Any]) -> Tensor:
+def reference_value(s: Subject, args: tuple, options: Options) -> Tensor:
     """Compute the reference on arguments of the functional form, with all its masks combined into one."""
     assert s.reference is not None
     keys = {"causal": False, "key_mask": None, "attn_mask": None} | {
@@ -96,12 +98,12 @@ def equals_reference(s: Subject) -> None:
             same(ours[leaf], theirs[leaf], what, scale=scale, of="the largest gradient", **shown)
 
 
-def _through_reference(s: Subject, mixer: Any, x: Tensor, given: dict[str, Any]) -> Tensor:
+def _through_reference(s: Subject, mixer: Mixer, x: Tensor, given: Options) -> Tensor:
     args, options = s.args(mixer, x, **given)
     return mixer.out_proj(reference_value(s, args, options))
 
 
-def _plain_reference(s: Subject, mixer: Any, x: Tensor, given: dict[str, Any]) -> Tensor:
+def _plain_reference(s: Subject, mixer: Mixer, x: Tensor, given: Options) -> Tensor:
     assert s.reference is not None
     causal = bool(getattr(mixer, "causal", s.options.get("causal", False)))
     return s.reference(
@@ -109,20 +111,20 @@ def _plain_reference(s: Subject, mixer: Any, x: Tensor, given: dict[str, Any]) -
     )
 
 
-def _longer_case(s: Subject) -> tuple[Any, dict[str, Any]]:
+def _longer_case(s: Subject) -> tuple[tuple, Options]:
     """Build a mixer and the arguments of its functional form for a longer sequence, in float64 without a graph."""
     if s.functional is None or not hasattr(s.cls, "functional_args"):
         raise NotApplicable("has no functional form to measure (functional=...)")
-    grid, length = s.grid, LONG_GRID if s.cls.supports_grid else LONG  # type: ignore[attr-defined]  # references on grids loop over pairs
+    grid, length = s.grid, LONG_GRID if s.cls.facts.grid else LONG  # type: ignore[attr-defined]  # references on grids loop over pairs
     if grid is not None:
         while torch.Size(grid).numel() < LONG_GRID:
             grid = (*grid[:-1], grid[-1] + 1) if grid[-1] <= min(grid) else (*(n + 1 for n in grid[:-1]), grid[-1])
         length = s.prefix + torch.Size(grid).numel()
     mixer = s.build(**s.options_for_length(length))
-    place: dict[str, Any] = {} if grid is None else {"grid": grid}
+    place: Options = {} if grid is None else {"grid": grid}
     with torch.no_grad():
         args, options = s.args(mixer, s.x(1, length), **place)
-    return args, options | getattr(s.cls, "conditioned", {})
+    return args, options | s.cls.facts.conditioned  # type: ignore[attr-defined]  # as above
 
 
 def accurate_on_adversarial_keys(s: Subject) -> None:
@@ -131,12 +133,13 @@ def accurate_on_adversarial_keys(s: Subject) -> None:
     args, options = _longer_case(s)
     of = roles(s.functional)  # type: ignore[arg-type]  # _long has refused None
     measure = Measure(s.functional, partial(reference_value, s), of, s.cls.largest_logit)  # type: ignore[arg-type, attr-defined]  # as above, so a Mixer
+    names = list(inspect.signature(s.functional).parameters)  # type: ignore[arg-type]  # as above
     for name, case, given in adversarial_cases(args, options, of, seed=s.seed):
         found = measure.compare(case, given)
-        shown = {"case": name, "seed": s.seed, "q": found.args[0], "k": found.args[of.keys]}
+        shown = {"case": name, "seed": s.seed, **{names[at]: found.args[at] for at in (0, of.keys)}}
         for part in found.parts:
             start = 0 if part.what == "output" and part.got.ndim == 3 else None
-            more: dict[str, Any] = {"tol": found.tolerance, "scale": part.scale, "of": part.of, "start": start}
+            more: Options = {"tol": found.tolerance, "scale": part.scale, "of": part.of, "start": start}
             same(part.got, part.want, f"float32 {part.what}", **more, **shown)
 
 
@@ -228,7 +231,7 @@ def nothing_to_attend(s: Subject) -> None:
         mask[0], mask[1, : T // 3] = False, False
         x = torch.where(mask[..., None], s.x(), 1e4 * s.x(stream=2)).to(dtype).requires_grad_()
         empty = ~allowed_pairs(2, T, T, causal=causal, key_mask=mask).any(-1)
-        shown: dict[str, Any] = {"seed": s.seed, "key_mask": mask, "x": x}
+        shown: Options = {"seed": s.seed, "key_mask": mask, "x": x}
         out = s.call(mixer, x, key_mask=mask)
         if s.functional is not None and hasattr(mixer, "functional_args"):
             args, options = s.args(mixer, x, key_mask=mask)
@@ -267,7 +270,7 @@ def pairs_with_nothing_to_attend(s: Subject) -> None:
     if can.context:
         calls["a context of length 0"] = lambda: s.call(mixer, x, x[:, :0]), None
         calls["a context that is masked"] = lambda: s.call(mixer, x, context, key_mask=hidden), None
-        if s.cls.supports_streaming:  # type: ignore[attr-defined]  # only a Mixer has capabilities
+        if s.cls.facts.streaming:  # type: ignore[attr-defined]  # only a Mixer has capabilities
             empty = mixer.init_state(2, context=x[:, :0])
             masked = mixer.init_state(2, context=context, context_mask=hidden)
             calls["a stream over a context of length 0"] = lambda: mixer.extend(x, empty)[0], None
@@ -312,7 +315,7 @@ def differentiable_twice(s: Subject) -> None:
     for mask in masks:
         given = s.place() if mask is None else {"key_mask": mask, **s.place()}
 
-        def run(x: Tensor, *parameters: Tensor, given: dict[str, Any] = given) -> Tensor:
+        def run(x: Tensor, *parameters: Tensor, given: Options = given) -> Tensor:
             return torch.func.functional_call(mixer, dict(zip(names, parameters, strict=True)), (x,), given)
 
         point = (s.x(2, T).requires_grad_(), *values)

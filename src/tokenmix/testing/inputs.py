@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 LATE = 0.9  # the late spike's place along time
 
 
-def draw_tensor(draw: Callable[..., Tensor], *shape: Any, generator: torch.Generator, **options: Any) -> Tensor:
+def draw_tensor(draw: Callable[..., Tensor], *shape: object, generator: torch.Generator, **options: object) -> Tensor:
     """Draw numbers on the CPU, so that a seed means the same everywhere, and put them on the default device."""
     return draw(*shape, generator=generator, device="cpu", **options).to(torch.get_default_device())
 
@@ -66,7 +65,7 @@ def big_bias(args: tuple, *, size: float, seed: int = 0) -> tuple:
 
     A tuple is taken as factors (u, v) of rank r.
     """
-    out: list[Any] = []
+    out: list[Tensor | tuple[Tensor, ...]] = []
     for i, w in enumerate(args):
         if isinstance(w, tuple):
             part = (size / max(1, w[0].shape[-1])) ** 0.5

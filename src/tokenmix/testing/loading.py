@@ -8,6 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torch import Tensor
+
 from ..errors import MixerError
 from ..system.modules import here_on_path
 from ..system.torchvision import torchvision_hint
@@ -31,7 +33,7 @@ def load_named(target: str) -> Any:
     return getattr(module, name)
 
 
-def load_reference(target: str) -> Callable[..., Any]:
+def load_reference(target: str) -> Callable[..., Tensor]:
     """Return the function that ``--reference`` names.
 
     Raises:
@@ -43,7 +45,7 @@ def load_reference(target: str) -> Callable[..., Any]:
     return found
 
 
-def describe_kind(found: Any) -> str:
+def describe_kind(found: object) -> str:
     """Return the kind of an object, for messages."""
     return f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
 

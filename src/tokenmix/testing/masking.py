@@ -5,12 +5,11 @@ No mixer may waive causality or masking.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ..errors import MixerError
+from ..types import Options
 from . import inputs
 from .report import NotApplicable, differs, fail, same
 from .subject import Subject, allowed_pairs
@@ -80,7 +79,7 @@ def _compare_past(s: Subject, mixer, p: int, size: float, dtype: torch.dtype, ma
     other = x.clone()
     other[:, p:] = size * s.x(stream=3, dtype=dtype)[:, p:]
     given = {} if mask is None else {"key_mask": mask}
-    shown: dict[str, Any] = {
+    shown: Options = {
         "dtype": dtype,
         "future": f"tokens from {p} on, size {size:g}",
         "seed": s.seed,
@@ -119,7 +118,7 @@ def masked_keys_have_no_influence(s: Subject) -> None:
             clean = s.call(mixer, x, key_mask=mask)
             for size in SIZES:
                 other = torch.where(mask[..., None], x, size * s.x(stream=3, dtype=dtype))
-                shown: dict[str, Any] = {
+                shown: Options = {
                     "mask": name,
                     "dtype": dtype,
                     "size of masked tokens": size,
@@ -251,7 +250,7 @@ def attn_mask_equals_causal(s: Subject) -> None:
     except MixerError:  # its options are for causal mixers alone
         mixer = s.build()
     forms = [mixer]
-    if s.grid is None and s.cls.supports_causal:  # type: ignore[attr-defined]  # elsewhere there is no causal form to compare with
+    if s.grid is None and s.cls.facts.causal:  # type: ignore[attr-defined]  # elsewhere there is no causal form to compare with
         causal = s.build(causal=True)
         causal.load_state_dict(mixer.state_dict())
         forms.append(causal)

@@ -13,12 +13,17 @@ import torch
 from torch import Tensor
 
 from ..system.machine import torch_threads
+from ..types import Options
 from . import inputs
 from .subject import Roles, leaf_names
 from .tolerances import ADVERSARIAL, BY_DTYPE, LOGIT_EPS
 
 SIZE, BIAS = 100.0, 60.0
 """The largest size of adversarial keys and of adversarial log-weights."""
+LOST = 1e-32
+"""Gradients below it are compared as if they had this size: of a smaller float32 number, digits are lost, or all of it
+where its reciprocal is too large, as in sigmoid(-100).
+"""
 TOLERANCE = {**BY_DTYPE, torch.float32: ADVERSARIAL}
 """The tolerance of the errors by dtype, before the part that grows with the logits.
 
@@ -26,17 +31,16 @@ Half precision rounds its output.
 """
 
 Arguments = tuple[Any, ...]
-Options = dict[str, Any]
 
 
-def leaves_of(args: Any) -> list[Tensor]:
+def leaves_of(args: object) -> list[Tensor]:
     """Return the floating point tensors among arguments, those in tuples and lists included."""
     if isinstance(args, Tensor):
         return [args] if args.is_floating_point() else []
     return [leaf for a in args for leaf in leaves_of(a)] if isinstance(args, (tuple, list)) else []
 
 
-def cast(value: Any, dtype: torch.dtype, device: str | None = None) -> Any:
+def cast(value: object, dtype: torch.dtype, device: str | None = None) -> Any:
     """Return a copy rounded to ``dtype`` on ``device``, tuples included, with its floating point tensors as leaves."""
     if isinstance(value, tuple):
         return tuple(cast(v, dtype, device) for v in value)
@@ -45,7 +49,7 @@ def cast(value: Any, dtype: torch.dtype, device: str | None = None) -> Any:
     return value.detach().to(device, dtype).clone().requires_grad_() if value.is_floating_point() else value.to(device)
 
 
-def with_argument(args: Arguments, at: int, value: Any) -> Arguments:
+def with_argument(args: Arguments, at: int, value: object) -> Arguments:
     """Return the arguments with number ``at`` replaced."""
     return (*args[:at], value, *args[at + 1 :])
 
@@ -187,10 +191,11 @@ class Measure:
         if not wanted:
             return
         against = self.of.keys if self.of.values is None else self.of.values
-        floor = max(largest(wanted[against]) * largest(leaves_of(true)[against].detach()), self._tiny)
+        smallest = max(self._tiny, LOST)
+        floor = max(largest(wanted[against]) * largest(leaves_of(true)[against].detach()), smallest)
         for i, (name, got, want) in enumerate(zip(leaf_names(self.run, true), grads, wanted, strict=True)):
             if want.numel():  # factors of rank 0 have none
-                scale = max(largest(want), self._tiny if i == against else floor)
+                scale = max(largest(want), smallest if i == against else floor)
                 yield MeasuredPart(f"gradient of {name}", got, want, scale, "the largest gradient")
 
     @property

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..mixers import Mixer
+from ..types import Options
 from .report import NotApplicable, fail, same
 from .streaming import stream
 from .subject import Subject, freeze, gradients, leaf_names
@@ -44,7 +46,7 @@ def non_finite_is_honest(s: Subject) -> None:
     _check_nan_layer(s, x)
 
 
-def _with_token(x: Tensor, p: int, value: Any) -> Tensor:
+def _with_token(x: Tensor, p: int, value: Tensor | float) -> Tensor:
     """Return x with token p of row 0 replaced."""
     changed = x.clone()
     changed[0, p] = value[0, p] if isinstance(value, Tensor) else value
@@ -73,7 +75,7 @@ def _compare_bad_token(s: Subject, got: Tensor, clean: Tensor, moved: Tensor, fi
         )
 
 
-def _streams_alike(s: Subject, mixer: Any, bad: Tensor, want: Tensor) -> None:
+def _streams_alike(s: Subject, mixer: Mixer, bad: Tensor, want: Tensor) -> None:
     T = s.length
     for cuts in ((T // 2 - 1, 3, T - T // 2 - 2), (1, T - 1), (1,) * T):
         got, _ = stream(mixer, bad, cuts)
@@ -95,7 +97,7 @@ def _streams_alike(s: Subject, mixer: Any, bad: Tensor, want: Tensor) -> None:
         )
 
 
-def _check_masked_token(s: Subject, mixer: Any, x: Tensor, p: int) -> None:
+def _check_masked_token(s: Subject, mixer: Mixer, x: Tensor, p: int) -> None:
     """Check that a masked token of NaN leaves every unmasked row unchanged."""
     keep = torch.ones(2, s.length, dtype=torch.bool)
     keep[0, p] = False
@@ -103,7 +105,7 @@ def _check_masked_token(s: Subject, mixer: Any, x: Tensor, p: int) -> None:
     same(got, want, "a masked token of NaN reaches the output", tol=INFLUENCE, token=p, seed=s.seed)
 
 
-def _pairs(s: Subject, mixer: Any, x: Tensor, p: int) -> None:
+def _pairs(s: Subject, mixer: Mixer, x: Tensor, p: int) -> None:
     """Check a NaN token that attn_mask hides from the even rows.
 
     Those rows stay unchanged, its own excepted; rows that may attend it become non-finite.
@@ -136,7 +138,7 @@ def _pairs(s: Subject, mixer: Any, x: Tensor, p: int) -> None:
     )
 
 
-def _context(s: Subject, mixer: Any, x: Tensor) -> None:
+def _context(s: Subject, mixer: Mixer, x: Tensor) -> None:
     """Check a token of a context, masked and not."""
     S = s.context_length(mixer)
     context, p = s.x(length=S, stream=1), S // 2
@@ -193,7 +195,7 @@ def gradients_of_non_finite_are_honest(s: Subject) -> None:
             got = gradients(y[batch][:, tokens].square().sum(), leaves, keep_graph=True)
             want = want or got
             for leaf in want:
-                shown: dict[str, Any] = {"token": p, "loss over": name, "seed": s.seed}
+                shown: Options = {"token": p, "loss over": name, "seed": s.seed}
                 scale = max(float(want[leaf].abs().max()), 1e-3) if want[leaf].numel() else 1.0
                 asked = leaves[leaf].isfinite()  # at the bad numbers themselves 0 times NaN is allowed
                 same(
@@ -212,7 +214,7 @@ def gradients_of_non_finite_are_honest(s: Subject) -> None:
                 fail(f"a token of {which} is answered with finite gradients", token=p, seed=s.seed)
 
 
-def _out_of_reach(s: Subject, causal: bool, p: int) -> Iterator[tuple[str, slice, Any, Tensor | None]]:
+def _out_of_reach(s: Subject, causal: bool, p: int) -> Iterator[tuple[str, slice, slice | Tensor, Tensor | None]]:
     """Yield the tokens that may not attend to token p of row 0.
 
     Each is a name, rows of the batch, tokens, and the key mask under which that holds.
@@ -234,7 +236,7 @@ def _leaves_of(
     """
     flat, spec = pytree.tree_flatten(args)
     leaves: dict[str, Tensor] = {}
-    built: list[Any] = []
+    built: list[object] = []
     names = iter(leaf_names(form, args))
     for a, b in zip(flat, pytree.tree_leaves(moved), strict=True):
         if isinstance(a, Tensor) and a.is_floating_point():

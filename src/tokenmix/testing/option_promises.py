@@ -16,7 +16,7 @@ from .report import fail
 from .subject import Subject
 
 LARGE = 2**40  # more tokens, heads or features than fit: refused before memory is allocated
-VALUES: tuple[Any, ...] = (
+VALUES: tuple[object, ...] = (
     None,
     True,
     0,
@@ -58,14 +58,14 @@ def refuses_wrong_options(s: Subject) -> None:
                 _check_value(s, name, value, right=_right(value, kinds.get(name, Any)))
 
 
-def _annotations(s: Subject) -> dict[str, Any]:
+def _annotations(s: Subject) -> dict[str, object]:
     try:
         return typing.get_type_hints(s.cls.__init__)  # type: ignore[misc]  # of the class at hand
     except (NameError, TypeError):  # of a class from outside, with names that exist only for type checkers
         return {}
 
 
-def _right(value: Any, kind: Any) -> bool:
+def _right(value: object, kind: object) -> bool:
     """Return whether an annotation allows a value."""
     if isinstance(value, float) and not isfinite(value):
         return kind is Any
@@ -78,7 +78,7 @@ def _right(value: Any, kind: Any) -> bool:
     return False
 
 
-def _member_types(kind: Any) -> tuple[Any, ...]:
+def _member_types(kind: object) -> tuple[object, ...]:
     """Split a union into its members, and replace a Literal by the types of its values."""
     if typing.get_origin(kind) in (typing.Union, UnionType):
         return tuple(each for member in typing.get_args(kind) for each in _member_types(member))
@@ -87,7 +87,7 @@ def _member_types(kind: Any) -> tuple[Any, ...]:
     return (kind,)
 
 
-def _check_value(s: Subject, name: str, value: Any, *, right: bool) -> None:
+def _check_value(s: Subject, name: str, value: object, *, right: bool) -> None:
     given = f"{name}={value!r}"
     try:
         mixer: Any = s.raw(**{name: value}) if name != "dim" else s.cls(value, **s.options)

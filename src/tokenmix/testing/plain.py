@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..errors import MixerError
+from ..types import Options
 from . import inputs
 from .batching import _output_of
 from .report import Broken, NotApplicable, collect_failures, fail, same
@@ -29,7 +30,7 @@ class PlainSubject(Subject):
         known = [self.options[n] for n in LENGTHS if isinstance(self.options.get(n), int)]
         return min([10, *known])
 
-    def raw(self, **overrides: Any) -> nn.Module:
+    def raw(self, **overrides: object) -> nn.Module:
         """Build the module; the width goes to the first argument that has neither a default nor an option."""
         options = {**self.options, **overrides}
         for parameter in list(inspect.signature(self.cls.__init__).parameters.values())[1:]:
@@ -51,7 +52,7 @@ class PlainSubject(Subject):
         return next((n for n in MASKS if n in known), None)
 
 
-def plain_subject(cls: type[nn.Module], options: dict[str, Any], *, dim: int, seed: int, **more: Any) -> PlainSubject:
+def plain_subject(cls: type[nn.Module], options: Options, *, dim: int, seed: int, **more: Any) -> PlainSubject:
     """Build a PlainSubject whose width is the one its options name, or ``dim``."""
     width = next((options[n] for n in WIDTHS if isinstance(options.get(n), int)), dim)
     return PlainSubject(cls, options, dim=width, seed=seed, **more)
@@ -125,7 +126,7 @@ def same_twice(s: Subject) -> None:
     )
 
 
-def must_be_module(cls: Any) -> type[nn.Module]:
+def must_be_module(cls: object) -> type[nn.Module]:
     """Return the class, or refuse it if it is not a module."""
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise MixerError(f"check: {cls!r} is not a subclass of torch.nn.Module.")

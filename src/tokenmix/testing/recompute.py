@@ -33,15 +33,15 @@ def checkpointing_changes_nothing(s: Subject) -> None:
             same(got[what], expected, f"{what} with {name} differs", seed=s.seed)
 
 
-def _checkpoint_once(call: Callable[[Tensor], Tensor], x: Tensor, *, use_reentrant: bool) -> Any:
+def _checkpoint_once(call: Callable[[Tensor], Tensor], x: Tensor, *, use_reentrant: bool) -> Tensor:
     return checkpoint(call, x, use_reentrant=use_reentrant)
 
 
-def _nest_checkpoints(call: Callable[[Tensor], Tensor], x: Tensor) -> Any:
+def _nest_checkpoints(call: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return checkpoint(lambda x: checkpoint(call, x, use_reentrant=False), x, use_reentrant=False)
 
 
-WAYS: dict[str, Callable[..., Any]] = {
+WAYS: dict[str, Callable[..., Tensor]] = {
     "checkpoint(use_reentrant=False)": partial(_checkpoint_once, use_reentrant=False),
     "checkpoint(use_reentrant=True)": partial(_checkpoint_once, use_reentrant=True),
     "a checkpoint inside another": _nest_checkpoints,
@@ -49,7 +49,7 @@ WAYS: dict[str, Callable[..., Any]] = {
 """What a call goes through, by name."""
 
 
-def _train_once(s: Subject, mixer: Any, x: Tensor, how: Callable[..., Any]) -> dict[str, Tensor]:
+def _train_once(s: Subject, mixer: Any, x: Tensor, how: Callable[..., Tensor]) -> dict[str, Tensor]:
     """Return everything that one step of training leaves, by name."""
     x = x.clone().requires_grad_()
     torch.manual_seed(s.seed)

@@ -6,19 +6,19 @@ import inspect
 import json
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ..mixers import mixer_options
+from ..mixers import Mixer, mixer_options
 from . import inputs
 from .report import NotApplicable, fail
 from .subject import Subject
 
 
-def expect_refusal(s: Subject, what: str, call: Callable[[], Any], *, word: str = "") -> None:
+def expect_refusal(s: Subject, what: str, call: Callable[[], object], *, word: str = "") -> None:
     """Fail unless ``call`` raises MixerError in one line that names the mixer (and holds ``word``)."""
     try:
         call()
@@ -52,12 +52,12 @@ def refuses_what_it_cannot(s: Subject) -> None:
     mixer, x = s.build(), s.x()
     T, can = s.length, mixer.capabilities
     context, lower = s.x(length=s.context_length(mixer), stream=1), torch.ones(T, T, dtype=torch.bool).tril()
-    calls: dict[str, tuple[bool, Callable[[], Any]]] = {
+    calls: dict[str, tuple[bool, Callable[[], object]]] = {
         "context": (can.context, lambda: s.call(mixer, x, context)),
         "attn_mask": (can.attn_mask, lambda: s.call(mixer, x, attn_mask=lower)),
         "init_state": (can.streaming, lambda: mixer.init_state(2)),
         "extend": (can.streaming, lambda: mixer.extend(x, mixer.init_state(2))),
-        "init_state over a context": (mixer.keeps_context, lambda: mixer.init_state(2, context=context)),
+        "init_state over a context": (mixer.capabilities.keeps_context, lambda: mixer.init_state(2, context=context)),
     }
     if not can.grid:
         calls["grid"] = (False, lambda: mixer(x, grid=(2, T // 2)))
@@ -68,11 +68,11 @@ def refuses_what_it_cannot(s: Subject) -> None:
             expect_refusal(s, f"{name}, which capabilities do not declare", call)
     if can.grid and s.grid is None:
         s.call(mixer, x, grid=(T,))
-    if not s.cls.supports_causal:  # type: ignore[attr-defined]  # only a Mixer has capabilities
+    if not s.cls.facts.causal:  # type: ignore[attr-defined]  # only a Mixer has capabilities
         expect_refusal(s, "causal=True", lambda: s.raw(causal=True))
     elif can.causal is not (asked := s.options.get("causal", mixer_options(s.cls).get("causal", False))):
         fail(f"capabilities.causal is {can.causal} for causal={asked}")
-    if s.cls.causal_only:  # type: ignore[attr-defined]  # as above
+    if s.cls.facts.causal_only:  # type: ignore[attr-defined]  # as above
         expect_refusal(s, "causal=False, which causal_only excludes", lambda: s.raw(causal=False))
     if not can.grid:
         expect_refusal(s, "prefix without a grid", lambda: mixer(x, prefix=1))
@@ -83,7 +83,7 @@ def refuses_wrong_inputs(s: Subject) -> None:
     mixer, x, T = s.build(), s.x(), s.length
     ones = torch.ones(2, T, dtype=torch.bool)
     place = torch.arange(T).expand(2, T)
-    calls: dict[str, Callable[[], Any]] = {
+    calls: dict[str, Callable[[], object]] = {
         "x of another width": lambda: s.call(mixer, s.x()[..., :-1]),
         "x without a batch": lambda: s.call(mixer, x[0]),
         "x of integers": lambda: s.call(mixer, x.long()),
@@ -105,9 +105,9 @@ def refuses_wrong_inputs(s: Subject) -> None:
         expect_refusal(s, what, call)
 
 
-def _wrong_by_capability(s: Subject, mixer: Any) -> dict[str, Callable[[], Any]]:
+def _wrong_by_capability(s: Subject, mixer: Mixer) -> dict[str, Callable[[], object]]:
     x, T, can = s.x(), s.length, mixer.capabilities
-    calls: dict[str, Callable[[], Any]] = {}
+    calls: dict[str, Callable[[], object]] = {}
     if mixer.max_len is not None:
         n = mixer.max_len
         far = torch.arange(T).expand(2, T).clone()
@@ -155,10 +155,10 @@ def refuses_foreign_states(s: Subject) -> None:
     Type, sizes, rows and integer types are compared on entry.
     """
     mixer, x = s.build(), s.x()
-    if not (mixer.capabilities.streaming or mixer.keeps_context):
+    if not (mixer.capabilities.streaming or mixer.capabilities.keeps_context):
         raise NotApplicable("has no streaming state")
     state = mixer.extend(x, mixer.init_state(2))[1] if mixer.capabilities.streaming else mixer.init_state(2, context=x)
-    twisted: dict[str, Any] = {
+    twisted: dict[str, object] = {
         "of another type": Foreign(x, x[:, 0, 0]),
         "as a tuple": tuple(state),
         "as a list": list(state),
@@ -171,11 +171,11 @@ def refuses_foreign_states(s: Subject) -> None:
         expect_refusal(s, f"a state {what}", partial(mixer.extend, x, wrong))
 
 
-def _twists(a: Tensor) -> dict[str, Any]:
+def _twists(a: Tensor) -> dict[str, Tensor | None]:
     """Return wrong values for a field of a state: other numbers of rows, another width, another kind of number, no
     tensor.
     """
-    wrong: dict[str, Any] = {
+    wrong: dict[str, Tensor | None] = {
         "has one row more": torch.cat([a, a[:1]]),
         "has no rows": a[0],
         "has one axis more": a[..., None],
@@ -189,6 +189,6 @@ def _twists(a: Tensor) -> dict[str, Any]:
     return wrong
 
 
-def _overrun(mixer: Any, x: torch.Tensor, more: torch.Tensor) -> None:
+def _overrun(mixer: Mixer, x: torch.Tensor, more: torch.Tensor) -> None:
     _, state = mixer.extend(x, mixer.init_state(2))
     mixer.extend(more, state)

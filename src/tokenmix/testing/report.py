@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from ..types import Record
 from .tolerances import BY_DTYPE
 
 SHOWN = 5
@@ -96,7 +97,7 @@ class PromiseReport:
         """Return the status of one promise."""
         return next(r.status for r in self.results if r.promise == promise)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Record:
         """Return the report as plain data, for JSON: of each promise its name, status and first reason."""
         results = [{"promise": r.promise, "status": r.status, "reason": r.reason} for r in self.results]
         return {"subject": self.subject, "results": results}
@@ -109,7 +110,7 @@ class PromiseReport:
         return self.text()
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
     """Format an input compactly: masks as 0/1 strings, small integer tensors in full, numbers as shape and range."""
     if not isinstance(value, Tensor):
         return repr(value)
@@ -138,17 +139,17 @@ def collect_failures(found: list[str] | None) -> Iterator[None]:
         _found.reset(token)
 
 
-def fail(what: str, **inputs: Any) -> NoReturn:
+def fail(what: str, **inputs: object) -> NoReturn:
     """Raise ``Broken`` with the offending inputs in short form."""
     raise Broken(_message(what, inputs))
 
 
-def _message(what: str, inputs: dict[str, Any]) -> str:
+def _message(what: str, inputs: dict[str, object]) -> str:
     given = "; ".join(f"{name}={show(value)}" for name, value in inputs.items() if value is not None)
     return what + (f" [{given}]" if given else "")
 
 
-def _break(what: str, inputs: dict[str, Any]) -> None:
+def _break(what: str, inputs: dict[str, object]) -> None:
     """Note a failed comparison where failures are collected, and raise ``Broken`` elsewhere."""
     found = _found.get()
     if found is None:
@@ -166,7 +167,7 @@ def same(
     of: str = "",
     live: Tensor | None = None,
     start: int | None = None,
-    **inputs: Any,
+    **inputs: object,
 ) -> None:
     """Fail unless |got - want| <= tol * scale everywhere; inside ``collect_failures``, note the failure and go on.
 
@@ -241,14 +242,14 @@ def _tell_apart(a: float, b: float, kind: str = "g") -> tuple[str, str]:
     return repr(a), repr(b)
 
 
-def finite(value: Tensor, what: str, *, start: int | None = None, **inputs: Any) -> None:
+def finite(value: Tensor, what: str, *, start: int | None = None, **inputs: object) -> None:
     """Fail unless every number is finite; ``start`` as in ``same``."""
     bad = ~value.detach().isfinite()
     if bool(bad.any()):
         _break(f"{what}: {_not_finite(bad, start)}", inputs)
 
 
-def differs(got: Tensor, other: Tensor, what: str, *, by: float, **inputs: Any) -> None:
+def differs(got: Tensor, other: Tensor, what: str, *, by: float, **inputs: object) -> None:
     """Fail unless every row of the batch differs by more than ``by``, relative to max|other|."""
     gap = (got.detach() - other.detach()).double().abs().flatten(1).amax(
         1

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ..mixers.segments import Halo, Segment, newest_halo
+from ..mixers import State
+from ..mixers.segments import Halo, Segment, Segmented, newest_halo
+from ..types import Options
 from . import inputs
 from .report import NotApplicable, fail, same
 from .subject import Subject, gradients
 
 
-def _build_segmented(s: Subject) -> Any:
+def _build_segmented(s: Subject) -> Segmented:
     mixer = s.build()
     if not mixer.capabilities.streaming:
         raise NotApplicable("does not stream a sequence")
-    if not getattr(mixer, "has_segments", False):
+    if not mixer.capabilities.segments:
         try:
             mixer.segment(s.x())
         except (MixerError, AttributeError) as error:
@@ -29,7 +30,7 @@ def _build_segmented(s: Subject) -> Any:
     return mixer
 
 
-def halo_at(mixer: Any, x: Tensor, at: int, key_mask: Tensor | None, positions: Tensor | None) -> Halo | None:
+def halo_at(mixer: Segmented, x: Tensor, at: int, key_mask: Tensor | None, positions: Tensor | None) -> Halo | None:
     """Return the tokens before index ``at`` that ``mixer.segment`` has to be given, or None."""
     if not mixer.halo:
         return None
@@ -42,7 +43,7 @@ def halo_at(mixer: Any, x: Tensor, at: int, key_mask: Tensor | None, positions: 
     return newest_halo(x, valid, index, size=mixer.halo)
 
 
-def segments_of(mixer: Any, x: Tensor, cuts: tuple[int, ...], **given: Tensor | None) -> list[Segment]:
+def segments_of(mixer: Segmented, x: Tensor, cuts: tuple[int, ...], **given: Tensor | None) -> list[Segment]:
     """Return the segments of x between neighbouring cuts."""
     found = []
     for start, stop in pairwise(cuts):
@@ -81,7 +82,7 @@ def segments_compose(s: Subject) -> None:
     masks = inputs.key_masks(T)
     late = torch.ones(2, T, dtype=torch.bool)
     late[0, : T // 2] = False
-    given: list[dict[str, Any]] = [{}, *({"key_mask": m} for m in (masks["left"], masks["holes"], late))]
+    given: list[Options] = [{}, *({"key_mask": m} for m in (masks["left"], masks["holes"], late))]
     given.append({"positions": inputs.increasing_positions(2, T, s.limit(mixer), seed=s.seed)})
     a, b = max(1, T // 3), 2 * T // 3
     for each in given:
@@ -99,13 +100,13 @@ def segments_compose(s: Subject) -> None:
 
 def _continues(
     s: Subject,
-    mixer: Any,
+    mixer: Segmented,
     x: Tensor,
-    state: Any,
+    state: State,
     want: Tensor,
     live: Tensor,
     at: int,
-    given: dict[str, Any],
+    given: Options,
     how: str,
 ) -> None:
     got = mixer.extend(x[:, at:], state, **{k: v[:, at:] for k, v in given.items()})[0]

@@ -5,20 +5,19 @@ States can be reordered, measured and merged.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import MixerError
-from ..mixers import merge, reorder, state_bytes
+from ..mixers import Mixer, State, merge, reorder, state_bytes
+from ..types import Options
 from . import inputs
 from .report import NotApplicable, fail, finite, same
 from .subject import Subject, gradients
 
 
-def _build_streaming(s: Subject) -> Any:
+def _build_streaming(s: Subject) -> Mixer:
     mixer = s.build()
     if not mixer.capabilities.streaming:
         raise NotApplicable("does not stream a sequence; refusing is part of refuses_what_it_cannot")
@@ -31,8 +30,8 @@ def _cuts(T: int) -> list[tuple[int, ...]]:
 
 
 def stream(
-    mixer: Any, x: Tensor, cuts: tuple[int, ...], state: Any = None, **given: Tensor | None
-) -> tuple[Tensor, Any]:
+    mixer: Mixer, x: Tensor, cuts: tuple[int, ...], state: State = None, **given: Tensor | None
+) -> tuple[Tensor, State]:
     """Feed x in chunks of the given lengths, with the per-token arguments cut the same way."""
     state = mixer.init_state(x.shape[0]) if state is None else state
     outputs, at = [], 0
@@ -50,7 +49,7 @@ def streaming_equals_parallel(s: Subject) -> None:
     masks = inputs.key_masks(T)
     late = torch.ones(2, T, dtype=torch.bool)
     late[0, : T // 2], late[1, : T - 1] = False, False
-    given: list[dict[str, Any]] = [
+    given: list[Options] = [
         {},
         *({"key_mask": m} for m in (masks["left"], masks["holes"], masks["mixed"], late)),
     ]
@@ -63,7 +62,7 @@ def streaming_equals_parallel(s: Subject) -> None:
         want = mixer(x, **each)
         for cuts in _cuts(T):
             got, _ = stream(mixer, x, cuts, **each)
-            shown: dict[str, Any] = {"cuts": cuts, "seed": s.seed, **each}
+            shown: Options = {"cuts": cuts, "seed": s.seed, **each}
             finite(got, "the output of a stream", start=0, **shown)
             same(got, want, "streaming is not the parallel form", live=live, start=0, **shown)
     _long_stream(s)
@@ -103,7 +102,7 @@ def gradients_stream(s: Subject) -> None:
         scale = max(float(g.abs().max()) for g in want.values())
         got = gradients((stream(mixer, leaves["x"], cuts, **given)[0] * weight).sum(), leaves)
         for leaf in leaves:
-            shown: dict[str, Any] = {"cuts": cuts, "seed": s.seed, **given}
+            shown: Options = {"cuts": cuts, "seed": s.seed, **given}
             same(
                 got[leaf],
                 want[leaf],
@@ -163,7 +162,7 @@ def state_is_a_value(s: Subject) -> None:
             fail(f"a state tensor has shape {tuple(field.shape)}; states are batch first", seed=s.seed)
 
 
-def _fresh_in_half_precision(s: Subject, mixer: Any, x: Tensor) -> None:
+def _fresh_in_half_precision(s: Subject, mixer: Mixer, x: Tensor) -> None:
     """Check a state without tokens, with padding first and without gradients, as generation has it."""
     mask = inputs.key_masks(s.length)["left"]
     for kept in (torch.float16, torch.bfloat16):
@@ -183,7 +182,7 @@ def states_take_other_floats(s: Subject) -> None:
     if mixer.capabilities.streaming:
         _fresh_in_half_precision(s, mixer, x)
         _, state = mixer.extend(x[:, :half], mixer.init_state(2))
-    elif mixer.keeps_context:
+    elif mixer.capabilities.keeps_context:
         state = mixer.init_state(2, context=x)
     else:
         raise NotApplicable("has no streaming state")
@@ -202,7 +201,7 @@ def reorder_picks_rows(s: Subject) -> None:
     mixer, x = _build_streaming(s), s.x(3)
     half, mask = s.length // 2, torch.ones(3, s.length, dtype=torch.bool)
     mask[1, :2] = False
-    forms: list[dict[str, Any]] = [{}, {"key_mask": mask}]
+    forms: list[Options] = [{}, {"key_mask": mask}]
     for rows in ([2, 1, 0], [2, 2, 0], [1], [0, 1, 2, 1]):
         for given in forms:
             index = torch.tensor(rows)
@@ -263,7 +262,7 @@ def merge_joins_stretches(s: Subject) -> None:
 def context_streams(s: Subject) -> None:
     """``extend`` over a context in chunks of any length equals forward(x, context), with the context's mask."""
     mixer = s.build()
-    if not mixer.capabilities.context or not mixer.supports_streaming:
+    if not mixer.capabilities.context or not mixer.facts.streaming:
         raise NotApplicable("does not stream queries over a context")
     x, S = s.x(), s.context_length(mixer)
     context = s.x(length=S, stream=1)
@@ -301,5 +300,5 @@ def context_of_itself(s: Subject) -> None:
     same(s.call(mixer, x, x.clone()), s.call(mixer, x), "a context equal to x is not self-mixing", start=0, seed=s.seed)
     keys = inputs.key_masks(s.length)["right"]
     got, want = s.call(mixer, x, x.clone(), key_mask=keys), s.call(mixer, x, key_mask=keys)
-    shown: dict[str, Any] = {"key_mask": keys, "seed": s.seed}
+    shown: Options = {"key_mask": keys, "seed": s.seed}
     same(got, want, "a masked context equal to x is not self-mixing", live=keys, start=0, **shown)

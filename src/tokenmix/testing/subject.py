@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..mixers import MIXERS, Inputs, Mixer
+from ..mixers import MIXERS, Facts, Inputs, Mixer
+from ..types import Options
 from . import inputs
 
 LENGTH, CONTEXT = 10, 7
@@ -25,7 +26,7 @@ class Subject:
     """A mixer class with the options it is built with, at test size."""
 
     cls: type[nn.Module]
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     dim: int = 8
     reference: Callable[..., Tensor] | None = None
     functional: Callable[..., Tensor] | None = None
@@ -41,11 +42,11 @@ class Subject:
         place = f" grid={self.grid} prefix={self.prefix}" if self.grid else ""
         return f"{self.cls.__name__}(dim={self.dim}{', ' if given else ''}{given}){place} seed={self.seed}"
 
-    def raw(self, **overrides: Any) -> Any:
+    def raw(self, **overrides: object) -> Any:
         """Build the mixer as its constructor leaves it."""
         return self.cls(self.dim, **{**self.options, **overrides})
 
-    def build(self, *, dtype: torch.dtype = torch.float64, seed: int | None = None, **overrides: Any) -> Any:
+    def build(self, *, dtype: torch.dtype = torch.float64, seed: int | None = None, **overrides: object) -> Any:
         """Build the mixer in eval mode with noise on every parameter, so that those that start at zero or tiny take
         part.
         """
@@ -69,21 +70,21 @@ class Subject:
             rows, self.length if length is None else length, self.dim, seed=1000 * stream + self.seed + 1, dtype=dtype
         )
 
-    def context_length(self, mixer: Any) -> int:
+    def context_length(self, mixer: nn.Module) -> int:
         """Return a length for a context, different from that of x where the mixer has room."""
         limit = getattr(mixer, "max_context_len", None)
         return CONTEXT if limit is None else min(CONTEXT, limit)
 
-    def place(self, context: Tensor | None = None) -> dict[str, Any]:
+    def place(self, context: Tensor | None = None) -> Options:
         """Return the grid arguments of a call, where the subject has a grid."""
         return {"grid": self.grid, "prefix": self.prefix} if self.grid is not None and context is None else {}
 
-    def call(self, mixer: Any, x: Tensor, context: Tensor | None = None, **given: Any) -> Tensor:
+    def call(self, mixer: Callable[..., Tensor], x: Tensor, context: Tensor | None = None, **given: object) -> Tensor:
         """Call forward with the subject's grid."""
         given = {**self.place(context), **given}
         return mixer(x, **given) if context is None else mixer(x, context, **given)
 
-    def args(self, mixer: Any, x: Tensor, context: Tensor | None = None, **given: Any) -> tuple[tuple, dict[str, Any]]:
+    def args(self, mixer: Any, x: Tensor, context: Tensor | None = None, **given: Any) -> tuple[tuple, Options]:
         """Return the arguments of the functional form, every keyword spelled out."""
         full = {
             "positions": None,
@@ -96,28 +97,29 @@ class Subject:
         }
         return mixer.functional_args(Inputs(x, context, **full))
 
-    def options_for_length(self, length: int) -> dict[str, Any]:
+    def options_for_length(self, length: int) -> Options:
         """Return options that make room for this length, where the mixer has parameters per position."""
         return {name: length for name in ("max_len", "max_context_len") if self.options.get(name) is not None}
 
-    def limit(self, mixer: Any) -> int:
+    def limit(self, mixer: nn.Module) -> int:
         """Return the number that positions stay below."""
         if self.grid is not None:
             return self.length
         return getattr(mixer, "max_len", None) or 2 * self.length
 
 
-def subject(target: str | type[nn.Module], options: dict[str, Any] | None = None, **more: Any) -> Subject:
+def subject(target: str | type[nn.Module], options: Options | None = None, **more: Any) -> Subject:
     """Build the Subject of a class, or of a name of ``MIXERS``.
 
     It has the functional form that the class names and, in this library, its reference.
     """
     cls = MIXERS[target] if isinstance(target, str) else target
-    form = vars(cls).get("form")  # of a subclass that computes something else, the form of its parent says nothing
-    if is_mixer(cls) and cls.causal_only:  # type: ignore[attr-defined]  # a Mixer
+    facts: Facts = cls.facts if is_mixer(cls) else Facts()  # type: ignore[attr-defined]  # a Mixer
+    if facts.causal_only:
         options = {"causal": True} | (options or {})
-    if form is not None and is_mixer(cls):
-        more["functional"] = more.get("functional") or cls.functional_form()  # type: ignore[attr-defined]  # a Mixer
+    # Of a subclass that computes something else, the form of its parent says nothing.
+    if facts.form is not None and "form" in facts.stated:
+        more["functional"] = more.get("functional") or facts.functional_form()
         if more["functional"].__module__.startswith("tokenmix."):
             from .. import reference
 
@@ -177,7 +179,7 @@ def allowed_pairs(
     return ok
 
 
-def valid_queries(y: Tensor, given: dict[str, Any]) -> Tensor:
+def valid_queries(y: Tensor, given: Options) -> Tensor:
     """Return which outputs y (B, T, D) of a call are specified, (B, T) bool: those that its key mask does not hide.
 
     Outputs at masked positions may be anything finite. The key mask of a context hides no query.
@@ -198,14 +200,14 @@ class Roles(NamedTuple):
     biases: tuple[int, ...]
 
 
-def roles(form: Callable[..., Any]) -> Roles:
+def roles(form: Callable[..., Tensor]) -> Roles:
     """Return the roles of the positional arguments of a functional form."""
     names = [p.name for p in inspect.signature(form).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     find = {name: i for i, name in enumerate(names)}
     return Roles(find.get("k", 0), find.get("v"), tuple(find[n] for n in ("w", "kernel") if n in find))
 
 
-def leaf_names(form: Callable[..., Any], args: tuple) -> list[str]:
+def leaf_names(form: Callable[..., Tensor], args: tuple) -> list[str]:
     """Name the floating point tensors among positional arguments of a form: "k", or "w[0]" inside of a tuple."""
     return [
         name + pytree.keystr(path)
@@ -215,7 +217,7 @@ def leaf_names(form: Callable[..., Any], args: tuple) -> list[str]:
     ]
 
 
-def structural(options: dict[str, Any]) -> dict[str, Any]:
+def structural(options: Options) -> Options:
     """Return the options that a reference takes besides its one mask."""
     return {k: v for k, v in options.items() if k not in MASKS}
 

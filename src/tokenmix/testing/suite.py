@@ -6,10 +6,11 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..mixers import MIXERS
+from ..types import Options
 from . import (
     batching,
     defaults,
@@ -48,11 +49,16 @@ Promise = Callable[[Subject], None]
 
 def declares_waivers(s: Subject) -> None:
     """Each waiver names a promise and a reason, and none waives causality or masking."""
-    for name, reason in getattr(s.cls, "waivers", {}).items():
+    for name, reason in _class_waivers(s).items():
         if name in NEVER_WAIVED:
             fail(f"waives {name}, which no mixer may waive")
         if name not in PROMISES or not reason:
             fail(f"waives {name!r} for the reason {reason!r}; a waiver needs a promise's name and a reason")
+
+
+def _class_waivers(s: Subject) -> dict[str, str]:
+    """Return the waivers of the class: in its facts, or in an attribute of a layer that is no mixer."""
+    return s.cls.facts.waivers if is_mixer(s.cls) else getattr(s.cls, "waivers", {})  # type: ignore[attr-defined]  # a Mixer
 
 
 def _table(*functions: Promise) -> dict[str, Promise]:
@@ -152,11 +158,11 @@ NEVER_WAIVED = frozenset(_table(*_WHO_SEES_WHOM, equality.nothing_to_attend, equ
 
 def check_mixer(
     target: str | type[nn.Module],
-    options: dict[str, Any] | None = None,
+    options: Options | None = None,
     *,
     dim: int = 8,
-    reference: Callable[..., Any] | None = None,
-    functional: Callable[..., Any] | None = None,
+    reference: Callable[..., Tensor] | None = None,
+    functional: Callable[..., Tensor] | None = None,
     grid: tuple[int, ...] | None = None,
     prefix: int = 0,
     promises: Iterable[str] | None = None,
@@ -196,7 +202,7 @@ def check_mixer(
 
 
 def find_subject(
-    target: str | type[nn.Module], options: dict[str, Any] | None, *, dim: int, seed: int, **more: Any
+    target: str | type[nn.Module], options: Options | None, *, dim: int, seed: int, **more: Any
 ) -> Subject:
     """Build the Subject of a target, a PlainSubject where it is no Mixer."""
     if isinstance(target, str) and target not in MIXERS:
@@ -219,8 +225,8 @@ def run_promises(s: Subject, names: Iterable[str] | None = None) -> PromiseRepor
 
 def _waivers_of(s: Subject, name: str) -> dict[str, str]:
     """Return the waivers of the mixer as built; it is built only if its class waives ``name``."""
-    declared = getattr(s.cls, "waivers", {})
-    return s.raw().waived() if name in declared and is_mixer(s.cls) else declared
+    declared = _class_waivers(s)
+    return s.raw().waived() if name in declared else declared
 
 
 def run_promise(s: Subject, name: str, promise: Promise) -> Result:

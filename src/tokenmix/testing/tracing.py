@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..export.inputs import silence_exporters
+from ..types import Options
 from . import inputs
 from .report import fail, same
 from .subject import Subject
@@ -20,7 +19,7 @@ REFUSED = ("was traced at", "was built with")
 class _Placed(nn.Module):
     """A mixer that is called with a mask, and with its grid."""
 
-    def __init__(self, mixer: nn.Module, place: dict[str, Any]):
+    def __init__(self, mixer: nn.Module, place: Options):
         super().__init__()
         self.mixer, self.place = mixer, place
 
@@ -34,15 +33,15 @@ def right_or_refused_when_traced(s: Subject) -> None:
     It refuses lengths only where the layer says that it is ``fixed_when_traced``, works on a grid, or refuses them too.
     """
     mixer = s.build(dtype=torch.float32, **s.options_for_length(LONG + 2))
-    T, fixed = s.length, mixer.fixed_when_traced is True or mixer.causal and bool(mixer.fixed_when_traced)
+    T, fixed = s.length, mixer.facts.has_fixed_length(mixer.causal)
     calls = [(3, T), (2, max(1, T - 3)), (2, T + 1), (2, LONG), (1, LONG + 3)]
     for masked in (False, True):
         with silence_exporters(), torch.no_grad():
             example = _input(s, 2, T, 0, masked)
-            program: Any = torch.jit.trace(_Placed(mixer, s.place()), example, check_trace=False)
+            program = torch.jit.trace(_Placed(mixer, s.place()), example, check_trace=False)
             for rows, length in calls:
                 given = _input(s, rows, length, 3, masked)
-                shown: dict[str, Any] = {"traced": T, "called": length, "rows": rows, "masked": masked, "seed": s.seed}
+                shown: Options = {"traced": T, "called": length, "rows": rows, "masked": masked, "seed": s.seed}
                 try:
                     want = _Placed(mixer, s.place())(*given)
                 except MixerError:

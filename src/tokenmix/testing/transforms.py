@@ -14,6 +14,8 @@ from torch.utils import _pytree as pytree
 from .. import functional
 from ..export.inputs import Call, Step, silence_exporters
 from ..export.onnx_model import onnx_session, run_onnx
+from ..mixers import Mixer
+from ..types import Options
 from . import inputs
 from .batching import _output_of
 from .device import leave_device
@@ -24,9 +26,7 @@ from .tolerances import BY_DTYPE
 
 def compiles(s: Subject) -> None:
     """``torch.compile(fullgraph=True)`` gives the same output and gradients, with and without a mask."""
-    forms: list[dict[str, Any]] = [{}] + (
-        [{"key_mask": inputs.key_masks(s.length)["mixed"]}] if is_mixer(s.cls) else []
-    )
+    forms: list[Options] = [{}] + ([{"key_mask": inputs.key_masks(s.length)["mixed"]}] if is_mixer(s.cls) else [])
     for given in forms:
         torch._dynamo.reset()
         mixer = s.build(dtype=torch.float32)
@@ -84,10 +84,9 @@ def exports(s: Subject) -> None:
             same(a, b, "the exported streaming step gives another state", seed=s.seed)
 
 
-def _save_and_load(module: nn.Module, args: tuple) -> Any:
+def _save_and_load(module: nn.Module, args: tuple) -> torch.export.ExportedProgram:
     buffer = io.BytesIO()
-    states: list[Any] = [type(a) for a in args if not isinstance(a, Tensor)]
-    with silence_exporters(), torch.serialization.safe_globals(states):
+    with silence_exporters(), torch.serialization.safe_globals([type(a) for a in args if not isinstance(a, Tensor)]):
         torch.export.save(torch.export.export(module, args), buffer)
         buffer.seek(0)
         return torch.export.load(buffer)
@@ -222,7 +221,7 @@ def runs_under_autocast(s: Subject) -> None:
             _mixes_exactly(s, mixer, 4 * x.detach(), dtype)
 
 
-def _mixes_exactly(s: Subject, mixer: Any, x: Tensor, dtype: torch.dtype) -> None:
+def _mixes_exactly(s: Subject, mixer: Mixer, x: Tensor, dtype: torch.dtype) -> None:
     """Compare the functional form under autocast, on projections rounded to ``dtype``, with the same in float32.
 
     They are equal up to the rounding of what it returns.

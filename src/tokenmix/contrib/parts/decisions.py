@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...kernels.precision import is_autocast_on
 from ...mixers.base import Mixer
+from ...mixers.parts.weights_on_call import child_weights
 
 
 def check_seed(mixer: Any, seed: Any) -> None:
@@ -25,7 +26,7 @@ def project_wide(mixer: Mixer, x: Tensor) -> Tensor:
 
     Decisions taken from rounded numbers could differ.
     """
-    weights = mixer.read(mixer.get_submodule("q_proj"), x)
+    weights = child_weights(mixer, mixer.get_submodule("q_proj"), x)
     wide = torch.promote_types(torch.promote_types(x.dtype, weights[0].dtype), torch.float32)
     if not is_autocast_on(x.device.type):
         return F.linear(x.to(wide), *(a.to(wide) for a in weights))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,14 +34,14 @@ def check_key_mask(who: str, key_mask: Tensor | None, k: Tensor) -> None:
         raise MixerError(f"{who}: expects a bool key_mask of shape {tuple(k.shape[:2])}, got {given}.")
 
 
-def check_flags(who: str, **flags: Any) -> None:
+def check_flags(who: str, **flags: object) -> None:
     """Refuse anything but a bool: a kernel takes nothing else, and any string would count as True."""
     for name, value in flags.items():
         if value is not True and value is not False:
             raise MixerError(f"{who}: {name} must be True or False, got {value!r}.")
 
 
-def check_scale(who: str, scale: Any) -> None:
+def check_scale(who: str, scale: object) -> None:
     """Refuse a factor on logits that is not a positive number; None means the default.
 
     Under a factor of 0 torch's causal attention is NaN.
@@ -51,13 +50,13 @@ def check_scale(who: str, scale: Any) -> None:
         raise MixerError(f"{who}: scale must be a positive number, got {scale!r}.")
 
 
-def check_name(who: str, option: str, name: Any, known: Collection[str]) -> None:
+def check_name(who: str, option: str, name: object, known: Collection[str]) -> None:
     """Refuse a name that is not one of ``known``."""
     if not isinstance(name, str) or name not in known:
         raise MixerError(f"{who}: {option}={name!r} is unknown; choose one of {', '.join(known)}.")
 
 
-def check_eps(who: str, eps: Any, *, zero: bool) -> None:
+def check_eps(who: str, eps: float, *, zero: bool) -> None:
     """Refuse an eps that is not a finite number, is negative, or is 0 where that would divide by zero."""
     number = isinstance(eps, (int, float)) and not isinstance(eps, bool)
     # compared rather than passed to isfinite, because under a compiler eps may be a symbol

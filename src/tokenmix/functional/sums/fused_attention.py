@@ -99,7 +99,7 @@ class _Twice(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]  # one output, one gradient
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # one output, one gradient
         q, k, v, mask, added, y, level = ctx.saved_tensors
         if not torch.is_grad_enabled():
             grads = _flash_backward(g, q, k, v, y, level, 0.0, ctx.causal, attn_mask=added, scale=ctx.scale)  # type: ignore[misc]  # not None

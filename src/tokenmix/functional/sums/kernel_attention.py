@@ -24,6 +24,7 @@ from ...kernels.cpu import decode as step
 from ...kernels.cpu import hydra as kernel
 from ...kernels.extended import LONG, extend_on_kernel, has_gradient
 from ...kernels.precision import at_least_float32, exact
+from ...types import Options
 from ..aft_chunk import absorb as absorb_features
 from ..aft_chunk import aft_simple_chunk, read_past, simple_prefixes
 from ..layout.checks import check_eps, check_flags
@@ -152,7 +153,7 @@ def extend_chunk(
                 pair: Any = past  # two of them
                 return step.hydra(q, k, v, valid, pair, cosine=cosine, mean=mean, eps=eps)
             return _extend_in_c(q, k, v, past, valid, cosine=cosine, mean=mean, eps=eps)
-    options: dict[str, Any] = {"heads": heads, "feature": feature, "normalise": normalise, "eps": eps}
+    options: Options = {"heads": heads, "feature": feature, "normalise": normalise, "eps": eps}
     return _extend_in_torch(q, k, v, past, valid, **options)
 
 
@@ -172,7 +173,7 @@ def _extend_in_c(
 ) -> tuple[Tensor, Past]:
     """Compute ``extend_chunk`` with one feature per head on the C kernel, with gradients."""
     total, number = past
-    options: dict[str, Any] = {
+    options: Options = {
         "heads": q.shape[-1],
         "feature": "cosine" if cosine else "identity",
         "normalise": mean,

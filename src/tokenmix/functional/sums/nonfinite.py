@@ -13,13 +13,14 @@ import functools
 import inspect
 from collections.abc import Callable
 from math import isfinite
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels.backend import is_exporting, is_intercepted
+from ...types import Options
 from ..layout.masks import zero_masked
 
 Whole = TypeVar("Whole", bound=tuple[Tensor, ...])
@@ -166,10 +167,10 @@ def guard_nonfinite(
 
         @functools.wraps(form)
         def guarded_form(*args: Given.args, **options: Given.kwargs) -> Tensor:
-            given: dict[str, Any] = dict(zip(names[: len(args)], args, strict=True)) | options
+            given: Options = dict(zip(names[: len(args)], args, strict=True)) | options
             q = None if asks is None else given[asks]
-            masks: dict[str, Any] = {name: given.get(name) for name in ("key_mask", "attn_mask")}
-            call: Any = functools.partial(_call_form, form, named, given)
+            masks: Options = {name: given.get(name) for name in ("key_mask", "attn_mask")}
+            call = functools.partial(_call_form, form, named, given)
             return propagate_nonfinite(
                 call, q, *(given[name] for name in keys), causal=bool(given.get("causal")), **masks
             )
@@ -179,7 +180,7 @@ def guard_nonfinite(
     return mark_up
 
 
-def _call_form(form: Callable[..., Tensor], named: tuple[str, ...], given: dict[str, Any], *values: Tensor) -> Tensor:
+def _call_form(form: Callable[..., Tensor], named: tuple[str, ...], given: Options, *values: Tensor) -> Tensor:
     """Call the form with replaced values for some of its arguments."""
     return form(**{**given, **dict(zip(named, values, strict=True))})
 

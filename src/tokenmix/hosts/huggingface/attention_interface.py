@@ -19,11 +19,12 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 
 from ...errors import MixerError
 from ...mixers import MIXERS
+from ...types import Options
 
 PLAIN = (causal_mask_function, bidirectional_mask_function)
 
 
-def register_attention(mixer: str, name: str | None = None, **options: Any) -> str:
+def register_attention(mixer: str, name: str | None = None, **options: object) -> str:
     """Register a mixer without parameters, and its padding mask, as an ``attn_implementation`` of transformers.
 
     Importing ``tokenmix.hosts.huggingface`` registers each of these mixers without options. The model's scaling and
@@ -43,7 +44,7 @@ def register_attention(mixer: str, name: str | None = None, **options: Any) -> s
         wanted = f"is not a mixer without parameters that takes q, k and v; choose {' or '.join(near)}"
         raise MixerError(f"register_attention: {mixer!r} {wanted}.")
     name = name or f"tokenmix_{mixer}"
-    form, forms = MIXERS[mixer].functional_form(), MIXERS[mixer].causal_forms()
+    form, forms = MIXERS[mixer].facts.functional_form(), MIXERS[mixer].facts.causal_forms()
     AttentionInterface.register(name, _attend(name, form, options, both_ways=False in forms))
     AttentionMaskInterface.register(name, padding_mask)
     return name
@@ -51,10 +52,10 @@ def register_attention(mixer: str, name: str | None = None, **options: Any) -> s
 
 def candidates() -> list[str]:
     """List the mixers without parameters that take q, k and v alone."""
-    return [name for name, cls in MIXERS.items() if cls.only_qkv]
+    return [name for name, cls in MIXERS.items() if cls.facts.only_qkv]
 
 
-def _attend(name: str, form: Any, options: dict[str, Any], *, both_ways: bool) -> Callable[..., tuple[Tensor, None]]:
+def _attend(name: str, form: Any, options: Options, *, both_ways: bool) -> Callable[..., tuple[Tensor, None]]:
     """Make the function that transformers calls as attention: q (B, H, T, e), k and v (B, G, S, e) -> (B, T, H, e).
 
     Args:
@@ -71,7 +72,7 @@ def _attend(name: str, form: Any, options: dict[str, Any], *, both_ways: bool) -
         dropout: float = 0.0,
         scaling: float | None = None,
         is_causal: bool | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> tuple[Tensor, None]:
         extra = [n for n in ("position_bias", "softcap", "s_aux") if kwargs.get(n) is not None]
         if extra or (attention_mask is not None and attention_mask.ndim != 2):
@@ -110,11 +111,11 @@ def padding_mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
-    q_offset: Any = 0,
-    kv_offset: Any = 0,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
     mask_function: Callable[..., bool] = causal_mask_function,
     attention_mask: Tensor | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Tensor | None:
     """Return the mask that our functions take instead of a mask of pairs: (B, S) booleans, or None without padding.
 

@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from ...errors import MixerError
 from ...models import EncoderConfig, LMConfig, Seq2SeqConfig, build_model
 from ...models.layers import hidden_width
+from ...types import Options, Spec
 from .configuration import TokenMixConfig
 from .export import NAMES, PAIR_NAMES, check_equal, sample_for
 from .heads import TokenMixForMaskedLM, TokenMixForSequenceClassification
 from .images import TokenMixForImageClassification
-from .modeling import TokenMixForCausalLM
+from .modeling import TokenMixForCausalLM, TokenMixPreTrainedModel
 from .seq2seq import TokenMixForSeq2SeqLM
 
-CLASSES: tuple[type[Any], ...] = (
+CLASSES: tuple[type[TokenMixPreTrainedModel], ...] = (
     TokenMixForCausalLM,
     TokenMixForMaskedLM,
     TokenMixForSequenceClassification,
@@ -32,7 +33,7 @@ NORM_EPS = 1e-5
 RATIO = 4.0
 
 
-def from_transformers(model: Any) -> nn.Module:
+def from_transformers(model: nn.Module | Path | str) -> nn.Module:
     """Convert a model of transformers that is one of ours to our own, with the same weights and logits, in eval mode.
 
     A TokenMixForCausalLM becomes an ``LM``, a TokenMixForSeq2SeqLM a ``Seq2Seq``, a TokenMixForMaskedLM and a
@@ -72,7 +73,7 @@ def _supported_classes() -> str:
     return f"{', '.join(each.__name__ for each in CLASSES[:-1])} and {CLASSES[-1].__name__} have"
 
 
-def _load_folder(folder: Path) -> Any:
+def _load_folder(folder: Path) -> TokenMixPreTrainedModel:
     """Load a folder as the class that its config names."""
     if not (folder / "config.json").is_file():
         hub = "load a model of the hub with transformers and give the model"
@@ -132,7 +133,7 @@ def _pair_config(theirs: TokenMixForSeq2SeqLM) -> Seq2SeqConfig:
     )
 
 
-def _common_fields(config: TokenMixConfig, who: str) -> dict[str, Any]:
+def _common_fields(config: TokenMixConfig, who: str) -> Options:
     """Return the fields that models of text have in common."""
     mlp = MLPS.get((config.gated_mlp, config.hidden_act))
     if mlp is None:
@@ -168,13 +169,13 @@ def _ratio(config: TokenMixConfig, mlp: str, who: str) -> float:
     raise MixerError(f"from_transformers: this {who} has {got}; the width of ours is a multiple of 8.")
 
 
-def _specs(config: TokenMixConfig, field: str = "mixers") -> tuple[dict[str, Any], ...]:
+def _specs(config: TokenMixConfig, field: str = "mixers") -> tuple[Spec, ...]:
     """Return the mixer specs, completed by fields of the config."""
-    listed: list[dict[str, Any]] = getattr(config, field)
+    listed: list[Spec] = getattr(config, field)
     return tuple(config.specs(field)[: len(listed)])
 
 
-def _text_weights(state: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
+def _text_weights(state: dict[str, Tensor], config: LMConfig | EncoderConfig) -> dict[str, Tensor]:
     """Return the weights of a language model or an encoder under our names."""
     found = {_our_name(name, NAMES): tensor for name, tensor in state.items()}
     if config.tied:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from transformers import cache_utils
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from ...errors import MixerError
 from ...mixers import State, reorder
+from ...types import Options
 from ..cache_names import given_cache
 from .masks import Place
 
@@ -47,7 +48,7 @@ class TokenMixStateLayer(CacheLayerMixin):
     _layer_type = "tokenmix_state"  # the name in config.layer_types by which transformers finds the class
     is_compileable = is_croppable = is_sliding = supports_early_init = False
 
-    def __init__(self, **kwargs: Any):
+    def __init__(self, **kwargs: object):
         super().__init__()
         self.state: State = None
         self.place: Place | None = None
@@ -81,7 +82,7 @@ class TokenMixStateLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Do nothing: the mixer makes its own state."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> NoReturn:
         """Refuse keys and values, which this layer does not hold."""
         holds = "holds a mixer's state, not keys and values"
         raise MixerError(f"TokenMixStateLayer: {holds}; use a cache of tokenmix with a tokenmix model only.")
@@ -94,7 +95,7 @@ class TokenMixStateLayer(CacheLayerMixin):
         """Return -1: there is no limit."""
         return -1
 
-    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
         """Return (length of keys, offset) as transformers' masks count them."""
         return self.seen + (query_length.shape[0] if isinstance(query_length, Tensor) else query_length), 0
 
@@ -147,7 +148,7 @@ class TokenMixStateLayer(CacheLayerMixin):
         """Do nothing: nothing was offloaded."""
 
 
-def _refuse_static(*args: Any, **kwargs: Any) -> NoReturn:
+def _refuse_static(*args: object, **kwargs: object) -> NoReturn:
     """Refuse a static layer, which would hold keys and values of a fixed length."""
     static = "static caches are not supported: they hold keys and values, and a mixer's state needs none"
     raise MixerError(f"tokenmix: {static}; leave cache_implementation at its default.")
@@ -159,7 +160,7 @@ getattr(cache_utils, "STATIC_LAYER_TYPE_MAPPING", {})[TokenMixStateLayer._layer_
 OUTPUT_NAME = "cache" if "cache" in BaseModelOutputWithPast.__annotations__ else "past_key_values"
 
 
-def input_cache(who: str, cache: Any, past_key_values: Any) -> Any:
+def input_cache(who: str, cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
     """Return the cache given by either of its names; warn of the old one where transformers does."""
     if past_key_values is not None and OUTPUT_NAME == "cache" and not torch.compiler.is_compiling():
         old = "past_key_values is deprecated since transformers 5.24"
@@ -167,12 +168,12 @@ def input_cache(who: str, cache: Any, past_key_values: Any) -> Any:
     return given_cache(who, cache=cache, past_key_values=past_key_values)
 
 
-def as_output(cache: Any) -> dict[str, Any]:
+def name_cache_output(cache: Cache | None) -> Options:
     """Return a cache under its name in the outputs of the installed transformers."""
     return {OUTPUT_NAME: cache}
 
 
-def state_layers(cache: Any, layers: int, who: str) -> list[TokenMixStateLayer]:
+def state_layers(cache: Cache, layers: int, who: str) -> list[TokenMixStateLayer]:
     """Return the layers of a cache, which must be made for this model."""
     found = list(getattr(cache, "layers", []))
     if len(found) != layers or not all(isinstance(layer, TokenMixStateLayer) for layer in found):

@@ -14,6 +14,7 @@ from ...errors import MixerError
 from ...mixers import MIXERS, mixer_options
 from ...models import ViTConfig
 from ...models.blocks import complete_spec, cycle_specs
+from ...types import Options, Record, Spec
 
 COUNTS: tuple[str, ...] = (
     "vocab_size",
@@ -26,7 +27,7 @@ COUNTS: tuple[str, ...] = (
 )
 COUNTS += ("encoder_layers", "patch_size", "num_channels")
 SHARES = ("hidden_dropout_prob", "drop_path_rate", "classifier_dropout")
-CHOICES: dict[str, tuple[Any, ...]] = {
+CHOICES: dict[str, tuple[object, ...]] = {
     "norm": ("pre", "post"),
     "norm_type": ("layer", "rms"),
     "gated_mlp": (True, False),
@@ -79,7 +80,7 @@ class TokenMixConfig(PreTrainedConfig):
     num_attention_heads: int = 4
     num_key_value_heads: int | None = None
     hidden_act: str = "gelu"
-    mixers: list[dict[str, Any]] | None = None
+    mixers: list[Spec] | None = None
     norm: str = "pre"
     norm_type: str = "layer"
     gated_mlp: bool = False
@@ -99,9 +100,9 @@ class TokenMixConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
     classifier_pooling: str | None = None
     classifier_dropout: float | None = None
-    encoder_mixers: list[dict[str, Any]] | None = None
+    encoder_mixers: list[Spec] | None = None
     encoder_layers: int | None = None
-    cross_mixers: list[dict[str, Any]] | None = None
+    cross_mixers: list[Spec] | None = None
     decoder_start_token_id: int | None = None
     image_size: int | list[int] = 224
     patch_size: int = 16
@@ -109,7 +110,7 @@ class TokenMixConfig(PreTrainedConfig):
     num_register_tokens: int = 0
     stem: str = "patch"
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: object) -> None:
         _refuse_misspelt(kwargs)
         self.mixers = self._spec_list("mixers", [{"name": "aft_simple"}])
         self.encoder_mixers, self.cross_mixers = self._spec_list("encoder_mixers"), self._spec_list("cross_mixers")
@@ -118,7 +119,7 @@ class TokenMixConfig(PreTrainedConfig):
         self.num_key_value_heads = self.num_key_value_heads or self.num_attention_heads
         super().__post_init__(**kwargs)
 
-    def _spec_list(self, field: str, default: list[dict[str, Any]] | None = None) -> Any:
+    def _spec_list(self, field: str, default: list[Spec] | None = None) -> list[Spec] | None:
         """Return a field of specs as a list of dicts, each checked as far as possible without a model."""
         specs = getattr(self, field) if getattr(self, field) is not None else default
         if specs is None:
@@ -165,7 +166,7 @@ class TokenMixConfig(PreTrainedConfig):
         """Check the fields for ``save_pretrained``; transformers' own check refuses our layer type."""
         self._check()
 
-    def specs(self, field: str = "mixers") -> list[dict[str, Any]]:
+    def specs(self, field: str = "mixers") -> list[Spec]:
         """Return one complete mixer spec per layer, with heads and lengths filled in where a spec leaves them open."""
         context = {"max_context_len": self.max_position_embeddings} if field == "cross_mixers" else {}
         return [
@@ -173,7 +174,7 @@ class TokenMixConfig(PreTrainedConfig):
             for spec in cycle_specs(tuple(getattr(self, field)), self.num_hidden_layers)
         ]
 
-    def _complete_spec(self, spec: dict[str, Any], context: dict[str, int]) -> dict[str, Any]:
+    def _complete_spec(self, spec: Spec, context: dict[str, int]) -> Spec:
         known = mixer_options(MIXERS[spec["name"]]) if spec["name"] in MIXERS else {}
         found = {"heads": self.num_attention_heads, **context}
         if "heads" not in spec:
@@ -218,9 +219,7 @@ class TokenMixConfig(PreTrainedConfig):
         )
 
     @classmethod
-    def get_config_dict(
-        cls, pretrained_model_name_or_path: Any, **kwargs: Any
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> tuple[Record, Options]:
         """Read as transformers does, but refuse a checkpoint of another family instead of warning."""
         found, rest = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         kind = found.get("model_type")
@@ -238,7 +237,7 @@ def mlp_ratio(config: TokenMixConfig) -> float:
     return ((config.intermediate_size or 4 * config.hidden_size) + 0.5) / config.hidden_size
 
 
-def _refuse_misspelt(kwargs: dict[str, Any]) -> None:
+def _refuse_misspelt(kwargs: Options) -> None:
     """Refuse an unknown argument that is nearly a field; transformers would keep it as an attribute."""
     ours = [f.name for f in fields(TokenMixConfig) if f.name in TokenMixConfig.__annotations__]
     for name in kwargs:

@@ -13,10 +13,11 @@ from ...mixers import MIXERS, mixer_options
 from ...models import LM, Encoder, EncoderConfig, LMConfig, Seq2Seq, Seq2SeqConfig, ViT, ViTConfig
 from ...models.blocks import evaluation_mode
 from ...models.layers import hidden_width
+from ...types import Options, Spec
 from .configuration import TokenMixConfig
 from .heads import TokenMixForMaskedLM, TokenMixForSequenceClassification
 from .images import TokenMixForImageClassification
-from .modeling import TokenMixForCausalLM
+from .modeling import TokenMixForCausalLM, TokenMixPreTrainedModel
 from .seq2seq import TokenMixForSeq2SeqLM
 
 NAMES = (
@@ -36,6 +37,7 @@ PAIR_NAMES = (
     ("head.", "lm_head."),
 )
 """The names of an encoder-decoder's weights, but for the embedding, which transformers holds twice."""
+TextConfig = LMConfig | EncoderConfig | Seq2SeqConfig
 SAME_LOGITS = 1e-6
 """The most by which the logits of a converted model may differ, relative to the largest."""
 
@@ -47,7 +49,7 @@ def to_transformers(model: nn.Module) -> Any:
     or, with classes, a TokenMixForSequenceClassification, and a ``ViT`` a TokenMixForImageClassification.
     """
     if isinstance(model, LM):
-        new: Any = TokenMixForCausalLM(lm_config(model.config))
+        new: TokenMixPreTrainedModel = TokenMixForCausalLM(lm_config(model.config))
         state = {_their_name(name): tensor for name, tensor in model.state_dict().items()}
         state.setdefault("lm_head.weight", model.embed.weight.detach())
     elif isinstance(model, Encoder):
@@ -75,7 +77,7 @@ def to_transformers(model: nn.Module) -> Any:
 
 
 @torch.no_grad()
-def check_equal(who: str, ours: nn.Module, theirs: Any, sample: tuple[Tensor, ...]) -> None:
+def check_equal(who: str, ours: nn.Module, theirs: nn.Module, sample: tuple[Tensor, ...]) -> None:
     """Raise an error, in the name of ``who``, if the logits of a converted model differ from the original's."""
     with evaluation_mode(ours), evaluation_mode(theirs):
         wanted = ours(*sample)
@@ -89,7 +91,7 @@ def check_equal(who: str, ours: nn.Module, theirs: Any, sample: tuple[Tensor, ..
         raise MixerError(f"{who}: {apart}; nothing was written.")
 
 
-def sample_for(model: Any) -> tuple[Tensor, ...]:
+def sample_for(model: nn.Module) -> tuple[Tensor, ...]:
     """Return the arguments of one forward pass of a model of ours, on its device and in its dtype."""
     weight = next(model.parameters())
     if isinstance(model, ViT):
@@ -122,7 +124,7 @@ def _pair_weights(model: Seq2Seq) -> dict[str, Tensor]:
 
 def encoder_config(config: EncoderConfig) -> TokenMixConfig:
     """Return the transformers config of the same text encoder."""
-    labels: dict[str, Any] = {"num_labels": config.classes} if config.classes else {}
+    labels: Options = {"num_labels": config.classes} if config.classes else {}
     return TokenMixConfig(
         **_text(config),
         is_causal=False,
@@ -137,7 +139,7 @@ def seq2seq_config(config: Seq2SeqConfig) -> TokenMixConfig:
 
     A head that shares an embedding with a scale is a copy there, since transformers has no such scale.
     """
-    specs: dict[str, Any] = {
+    specs: Options = {
         "encoder_mixers": _fill_heads(config.encoder_mixers or config.mixers),
         "cross_mixers": _fill_heads(config.cross_mixers),
     }
@@ -157,7 +159,7 @@ def lm_config(config: LMConfig) -> TokenMixConfig:
     return TokenMixConfig(**_text(config), is_causal=True, tie_word_embeddings=config.tied)
 
 
-def _text(config: Any) -> dict[str, Any]:
+def _text(config: TextConfig) -> Options:
     """Return the fields that models of text have in common."""
     looped = getattr(config, "loop", None) is not None
     if looped or isinstance(config.positions, dict):
@@ -180,7 +182,7 @@ def _text(config: Any) -> dict[str, Any]:
 
 def vit_config(config: ViTConfig) -> TokenMixConfig:
     """Return the transformers config of the same Vision Transformer."""
-    labels: dict[str, Any] = {"num_labels": config.classes}  # transformers stores it as names of labels
+    labels: Options = {"num_labels": config.classes}  # transformers stores it as names of labels
     return TokenMixConfig(
         hidden_size=config.dim,
         **_block(config),
@@ -202,7 +204,7 @@ def vit_config(config: ViTConfig) -> TokenMixConfig:
     )
 
 
-def _block(config: Any) -> dict[str, Any]:
+def _block(config: TextConfig | ViTConfig) -> Options:
     """Return the fields of norms and MLPs."""
     return {
         "norm_type": config.norm_type,
@@ -213,14 +215,14 @@ def _block(config: Any) -> dict[str, Any]:
     }
 
 
-def _mixer_specs(config: Any) -> dict[str, Any]:
+def _mixer_specs(config: TextConfig | ViTConfig) -> Options:
     """Return the mixers, each with its number of heads filled in, and the heads of the first."""
     specs = _fill_heads(config.mixers)
     heads = next((spec["heads"] for spec in specs if isinstance(spec.get("heads"), int)), 1)
     return {"mixers": specs, "num_attention_heads": heads}
 
 
-def _fill_heads(mixers: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
+def _fill_heads(mixers: tuple[Spec, ...]) -> list[Spec]:
     """Return mixer specs with the number of heads that they have by default."""
     specs = []
     for spec in mixers:

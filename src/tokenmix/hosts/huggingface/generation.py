@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 from transformers.generation import GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList
+from transformers.generation.utils import GenerateOutput
 
 from ...errors import MixerError
 from ...models.sampling import finite_rows, not_finite
@@ -39,7 +40,7 @@ class FiniteGenerationMixin(GenerationMixin):
         logits_processor: LogitsProcessorList | None = None,
         *args: Any,
         **kwargs: Any,
-    ) -> Any:
+    ) -> GenerateOutput | Tensor:
         """Generate as transformers does; the arguments are those of ``GenerationMixin.generate``.
 
         Raises:

@@ -18,6 +18,7 @@ from transformers.modeling_outputs import (
 from transformers.utils import can_return_tuple
 
 from ...models.encoder import pool_tokens
+from ...types import Options
 from .configuration import TokenMixConfig
 from .modeling import TokenMixModel, TokenMixPreTrainedModel
 
@@ -31,7 +32,7 @@ class TokenMixHead(TokenMixPreTrainedModel):
         share = config.classifier_dropout
         self.dropout = nn.Dropout(config.hidden_dropout_prob if share is None else share)
 
-    def features(self, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def features(self, given: Options) -> tuple[Any, Options]:
         """Return the trunk's output, and the arguments that belong to the loss."""
         loss_options = {"num_items_in_batch": given.pop("num_items_in_batch")} if "num_items_in_batch" in given else {}
         return self.model(**{"use_cache": False} | given), loss_options
@@ -58,7 +59,7 @@ class TokenMixForSequenceClassification(TokenMixHead):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> SequenceClassifierOutput:
         """Map input_ids (B, L) to logits (B, labels)."""
         inputs = {
@@ -97,7 +98,7 @@ class TokenMixForTokenClassification(TokenMixHead):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> TokenClassifierOutput:
         """Map input_ids (B, T) to logits (B, T, labels); labels of -100 are ignored."""
         inputs = {
@@ -129,7 +130,7 @@ class TokenMixForQuestionAnswering(TokenMixHead):
         inputs_embeds: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> QuestionAnsweringModelOutput:
         """Map input_ids (B, T) to start_logits and end_logits (B, T), lowest at padding.
 
@@ -172,7 +173,7 @@ class TokenMixForMaskedLM(TokenMixHead):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> MaskedLMOutput:
         """Map input_ids (B, T) to logits (B, T, vocab); labels of -100 are ignored."""
         inputs = {

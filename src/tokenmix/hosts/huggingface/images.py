@@ -60,7 +60,7 @@ class TokenMixForImageClassification(TokenMixPreTrainedModel):
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
-        self, pixel_values: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
+        self, pixel_values: Tensor | None = None, labels: Tensor | None = None, **kwargs: object
     ) -> ImageClassifierOutput:
         """Map normalised images (B, C, H, W) to logits (B, labels)."""
         if pixel_values is None:

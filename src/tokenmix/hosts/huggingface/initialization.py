@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from ...errors import MixerError
+from ...types import Options
 
 HEADS = ("lm_head.", "score.", "qa_outputs.")
 """Prefixes of the weights of a head, which a folder of another class may lack."""
-INIT_FUNCTIONS: dict[str, Any] = {
+INIT_FUNCTIONS: dict[str, Callable[..., object]] = {
     name: f for name, f in vars(nn.init).items() if name.endswith("_") and not name.startswith("_") and callable(f)
 }
 """torch's own functions, as they are outside transformers' initialisation."""
@@ -41,7 +42,7 @@ def reinitialize(module: nn.Module, reset: Callable[[], None]) -> None:
         tensor.copy_(value)
 
 
-def refuse_options(who: str, given: dict[str, Any]) -> None:
+def refuse_options(who: str, given: Options) -> None:
     """Refuse arguments of from_pretrained about attention and several devices that do not apply to mixers."""
     # Auto classes put it into the config
     kind = given.get("attn_implementation") or getattr(given.get("config"), "_attn_implementation", None)
@@ -53,7 +54,7 @@ def refuse_options(who: str, given: dict[str, Any]) -> None:
         raise MixerError(f"{who}: {no_plan}; use device_map, or data parallel training.")
 
 
-def refuse_missing_weights(model: Any, missing: Iterable[str], folder: Any) -> None:
+def refuse_missing_weights(model: PreTrainedModel, missing: Iterable[str], folder: object) -> None:
     """Refuse a folder that lacks weights of the model, unless it is of another class and only a head is missing."""
     name, kinds = type(model).__name__, list(getattr(model.config, "architectures", None) or [])
     lost = sorted(key for key in missing if name in kinds or not key.startswith(HEADS))

@@ -13,6 +13,7 @@ from ...kernels.recompute import remembers_settings
 from ...kernels.tokenwise import silu_gate
 from ...mixers import Mixer
 from ...models import MLP, Block
+from ...types import Options
 from .cache import TokenMixStateLayer
 from .configuration import TokenMixConfig, mlp_ratio
 from .initialization import mark_self_initialized
@@ -45,7 +46,7 @@ class TokenMixLayer(GradientCheckpointingLayer, Block):
 
     def __init__(self, config: TokenMixConfig, index: int):
         rate = config.drop_path_rate * index / max(config.num_hidden_layers - 1, 1)
-        options: dict[str, Any] = {
+        options: Options = {
             "norm": config.norm,
             "norm_type": config.norm_type,
             "norm_eps": config.layer_norm_eps,
@@ -96,7 +97,7 @@ class TokenMixLayer(GradientCheckpointingLayer, Block):
         turns = getattr(self.mixer, "positions", None) is not None
         return {"key_mask": chunk.key_mask, "positions": chunk.positions if turns else chunk.counted}
 
-    def _mix_self(self, x: Tensor, kept: TokenMixStateLayer | None, **given: Any) -> Tensor:
+    def _mix_self(self, x: Tensor, kept: TokenMixStateLayer | None, **given: Tensor | None) -> Tensor:
         if kept is None:
             return self.mixer(x, **given)
         state = (

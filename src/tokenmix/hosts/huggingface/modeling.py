@@ -18,8 +18,9 @@ from ...models import ViT
 from ...models.layers import build_norm, cap_logits
 from ...positions import LearnedPositions, SinusoidalPositions
 from ...system.properties import named_errors
+from ...types import Options
 from ..cache_names import returned_cache
-from .cache import TokenMixStateLayer, as_output, input_cache, state_layers
+from .cache import TokenMixStateLayer, input_cache, name_cache_output, state_layers
 from .configuration import TokenMixConfig
 from .generation import FiniteGenerationMixin
 from .initialization import refuse_missing_weights, refuse_options, reinitialize
@@ -41,7 +42,7 @@ class TokenMixPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(
-        cls, pretrained_model_name_or_path: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any
+        cls, pretrained_model_name_or_path: object, *args: object, output_loading_info: bool = False, **kwargs: Any
     ) -> Any:
         """Load as transformers does, but refuse a folder that lacks weights, which transformers would draw at random.
 
@@ -60,14 +61,14 @@ class TokenMixPreTrainedModel(PreTrainedModel):
         return (model, info) if output_loading_info else model
 
     @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+    def register_for_auto_class(cls, auto_class: str | type = "AutoModel") -> None:
         """Register a class derived from ours as transformers does, which copies the class's file into saved folders."""
         if cls.__module__.startswith(f"{__package__}."):
             known = "the Auto classes know it once tokenmix.hosts.huggingface is imported"
             raise MixerError(f"{cls.__name__}: {known}; its code does not fit in a folder.")
         super().register_for_auto_class(auto_class)
 
-    def _initialize_weights(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    def _initialize_weights(self, module: nn.Module, *args: object, **kwargs: object) -> None:
         # called as for transformers' own families: for others it skips modules without parameters of their own
         super()._initialize_weights(module)
 
@@ -146,7 +147,7 @@ class TokenMixModel(TokenMixPreTrainedModel):
         chunk = self._chunk_positions(x, attention_mask, position_ids, kept)
         if self.positions is not None:
             x = x + self.positions(chunk.at).to(x.dtype)
-        given: dict[str, Any] = {"chunk": chunk}
+        given: Options = {"chunk": chunk}
         x = self.dropout(x)
         context_mask = self._context_mask(encoder_hidden_states, encoder_attention_mask)
         if encoder_hidden_states is not None:
@@ -159,9 +160,9 @@ class TokenMixModel(TokenMixPreTrainedModel):
             )
         if kept is not None:
             kept[0][0].advance(chunk.place)
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), **as_output(cache))
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), **name_cache_output(cache))
 
-    def _refuse_unknown(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, given: dict[str, Any]) -> None:
+    def _refuse_unknown(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, given: Options) -> None:
         who = type(self).__name__
         if (input_ids is None) == (inputs_embeds is None):
             raise MixerError(f"{who}: needs either input_ids or inputs_embeds.")
@@ -211,7 +212,11 @@ class TokenMixModel(TokenMixPreTrainedModel):
         return [(layer, layer) for layer in state_layers(cache, n, who)]
 
     def _chunk_positions(
-        self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, kept: Any
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        kept: list[tuple[TokenMixStateLayer, ...]] | None,
     ) -> ChunkPositions:
         who, start, seen = type(self).__name__, None, 0
         if kept is not None:
@@ -297,7 +302,7 @@ class TokenMixForCausalLM(TokenMixPreTrainedModel, FiniteGenerationMixin):
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_options)
         return CausalLMOutputWithPast(
-            loss=loss, logits=logits, hidden_states=out.hidden_states, **as_output(returned_cache(out))
+            loss=loss, logits=logits, hidden_states=out.hidden_states, **name_cache_output(returned_cache(out))
         )
 
 

@@ -12,8 +12,9 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 
 from ...errors import MixerError
+from ...types import Options
 from ..cache_names import returned_cache
-from .cache import as_output, input_cache
+from .cache import input_cache, name_cache_output
 from .configuration import TokenMixConfig
 from .generation import FiniteGenerationMixin
 from .modeling import TokenMixModel, TokenMixPreTrainedModel, select_tokens
@@ -40,7 +41,7 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, FiniteGenerationMixin):
     def __init__(self, config: TokenMixConfig):
         cross = config.cross_mixers or [{"name": "attention"}]
         super().__init__(config.but(is_encoder_decoder=True, cross_mixers=cross, is_causal=None))
-        alone: dict[str, Any] = {"is_encoder_decoder": False, "tie_word_embeddings": False}
+        alone: Options = {"is_encoder_decoder": False, "tie_word_embeddings": False}
         mixers, layers = config.encoder_mixers or config.mixers, config.encoder_layers or config.num_hidden_layers
         self.encoder = TokenMixModel(
             self.config.but(**alone, is_causal=False, cross_mixers=None, mixers=mixers, num_hidden_layers=layers)
@@ -52,11 +53,11 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, FiniteGenerationMixin):
             self.config.use_cache = self.generation_config.use_cache = False
         self.post_init()
 
-    def get_encoder(self, *args: Any, **kwargs: Any) -> TokenMixModel:
+    def get_encoder(self, *args: object, **kwargs: object) -> TokenMixModel:
         """Return the encoder, which ``generate()`` calls once."""
         return self.encoder
 
-    def get_decoder(self, *args: Any, **kwargs: Any) -> TokenMixModel:
+    def get_decoder(self, *args: object, **kwargs: object) -> TokenMixModel:
         """Return the decoder."""
         return self.decoder
 
@@ -131,7 +132,7 @@ class TokenMixForSeq2SeqLM(TokenMixPreTrainedModel, FiniteGenerationMixin):
             if labels is None
             else self.loss_function(logits, labels.contiguous(), vocab_size=self.config.vocab_size, **loss_options)
         )
-        found = {**as_output(returned_cache(out)), "decoder_hidden_states": out.hidden_states}
+        found = {**name_cache_output(returned_cache(out)), "decoder_hidden_states": out.hidden_states}
         found |= {
             "encoder_last_hidden_state": encoder_outputs.last_hidden_state,
             "encoder_hidden_states": getattr(encoder_outputs, "hidden_states", None),

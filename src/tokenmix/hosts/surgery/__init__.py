@@ -1,11 +1,12 @@
 """Model surgery: find a model's attention, replace it by mixers, restore it."""
 
 from ...export.inputs import PORT_FINDERS
+from .families import FAMILIES
 from .ports import host_port
 from .replace import replace_mixers
 from .restore import restore
 from .save_load import convert_host, load_converted, open_host, save_replaced
-from .sites import FAMILIES, Site, find_attention
+from .sites import Site, find_attention
 
 __all__ = [
     "FAMILIES",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +13,18 @@ from torch import Tensor, nn
 from ...errors import MixerError
 from ...mixers import Mixer
 from ...mixers.attention import Attention
+from ...types import Options, Spec
 from ..cache_names import CACHE_NAMES, given_cache
 from ..patch_grid import PatchGrid
 from ..torch import MultiheadMixer
+from .families import FAMILIES
 from .masks import Read, read_mask, refuse_packed, window_mask
 from .sites import Site
+
+if TYPE_CHECKING:
+    from transformers import Cache
+
+    from ..huggingface.cache import TokenMixStateLayer
 
 
 class Adapter(nn.Module):
@@ -29,7 +37,7 @@ class Adapter(nn.Module):
         origin: path within the site -> the original module, on the meta device, for ``restore``.
     """
 
-    def __init__(self, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module]):
+    def __init__(self, mixer: Mixer, site: Site, spec: Spec, origin: dict[str, nn.Module]):
         super().__init__()
         self.mixer, self.site, self.spec = mixer, site, spec
         self.origin = (origin,)  # a tuple keeps its modules out of the model's
@@ -40,7 +48,7 @@ class Adapter(nn.Module):
         """Describe the site and the mixer."""
         return f"{self.site.name}: {self.spec['name']} for {self.site.family}"
 
-    def _grid(self, x: Tensor) -> dict[str, Any]:
+    def _grid(self, x: Tensor) -> Options:
         """Return the grid arguments for mixers that take them: the patches of this forward pass, as they lie.
 
         Raises:
@@ -69,7 +77,7 @@ class Adapter(nn.Module):
             raise MixerError(f"{where}: {one}, got {grid[0]} x {grid[1]}; give images of the model's own size.")
         return {"grid": grid, "prefix": self.site.prefix} if self.on_grid else {}
 
-    def _read_mask(self, mask: Any, x: Tensor, *, causal: bool, window: int | None = None) -> Read:
+    def _read_mask(self, mask: Tensor | None, x: Tensor, *, causal: bool, window: int | None = None) -> Read:
         rows, queries = x.shape[:2]
         read = read_mask(mask, rows, queries, causal=causal, window=window, where=self.site.name)
         if not isinstance(self.mixer, Attention):  # the reach of other mixers is their own
@@ -86,28 +94,26 @@ class Adapter(nn.Module):
 class HFAdapter(Adapter):
     """Replace an attention module of transformers: the same call, returning ``(output, None)``."""
 
-    def __init__(
-        self, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module], dropout: float = 0.0
-    ):
+    def __init__(self, mixer: Mixer, site: Site, spec: Spec, origin: dict[str, nn.Module], dropout: float = 0.0):
         super().__init__(mixer, site, spec, origin)
         self.layer_idx = site.layer
         self.dropout = nn.Dropout(dropout)
-        self.offset_projections = accept_offsets(mixer) if site.family == "detr" else ()
+        self.offset_projections = accept_offsets(mixer) if FAMILIES[site.family].adds_positions else ()
 
     def forward(
         self,
         hidden_states: Tensor,
-        attention_mask: Any = None,
-        cache: Any = None,
+        attention_mask: Tensor | None = None,
+        cache: Cache | None = None,
         encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Any = None,
+        encoder_attention_mask: Tensor | None = None,
         key_value_states: Tensor | None = None,
         position_ids: Tensor | None = None,
         position_embeddings: Any = None,
         encoder_position_embeddings: Tensor | None = None,
-        past_key_values: Any = None,
-        layer_past: Any = None,
-        **others: Any,
+        past_key_values: Cache | None = None,
+        layer_past: Cache | None = None,
+        **others: object,
     ) -> tuple[Tensor, None]:
         """Mix (B, T, D).
 
@@ -119,10 +125,12 @@ class HFAdapter(Adapter):
             if hasattr(value, "get_seq_length"):
                 known = f"got a cache as {name}, and knows {', '.join(CACHE_NAMES)}"
                 raise MixerError(f"{self.site.name}: {known}; this version of transformers has a new name for it.")
-        added = (position_embeddings, encoder_position_embeddings) if self.site.family == "detr" else (None, None)
+        family = FAMILIES[self.site.family]
+        added = (position_embeddings, encoder_position_embeddings) if family.adds_positions else (None, None)
         if self.site.cross:
             context = encoder_hidden_states if key_value_states is None else key_value_states
-            mask = encoder_attention_mask if self.site.family == "gpt2" else attention_mask
+            masks = {"attention_mask": attention_mask, "encoder_attention_mask": encoder_attention_mask}
+            mask = masks[family.context_mask]
             return self.dropout(self._attend_context(hidden_states, context, mask, added, cache)), None
         if attention_mask is None:
             refuse_packed(position_ids, self.site.name)
@@ -131,14 +139,19 @@ class HFAdapter(Adapter):
         with with_offsets(self, added[0], added[0], hidden_states) as x:
             return self.dropout(self._mix(x, attention_mask, position_ids)), None
 
-    def _mix(self, x: Tensor, mask: Any, position_ids: Tensor | None) -> Tensor:
+    def _mix(self, x: Tensor, mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
         read = self._read_mask(mask, x, causal=self.mixer.causal, window=self.site.window)
         return self.mixer(
             x, key_mask=read.key_mask, attn_mask=read.pairs, positions=self._positions(x, position_ids), **self._grid(x)
         )
 
     def _attend_context(
-        self, x: Tensor, context: Tensor | None, mask: Any, added: tuple[Tensor | None, Tensor | None], cache: Any
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        added: tuple[Tensor | None, Tensor | None],
+        cache: Cache | None,
     ) -> Tensor:
         if context is None:
             raise MixerError(f"{self.site.name}: attends another sequence and was given none.")
@@ -159,7 +172,7 @@ class HFAdapter(Adapter):
         index = self.site.layer or 0
         seen = tokens_before(cache, index, x.shape[1])
         positions = torch.arange(seen, seen + x.shape[1], device=x.device).expand(x.shape[0], -1) if seen else None
-        layer = context_layer(cache, index) if self.mixer.keeps_context and read.pairs is None else None
+        layer = context_layer(cache, index) if self.mixer.capabilities.keeps_context and read.pairs is None else None
         if layer is None:
             return self.mixer(x, context, positions=positions, key_mask=read.key_mask, attn_mask=read.pairs)
         state = (
@@ -172,7 +185,7 @@ class HFAdapter(Adapter):
         cache.is_updated[index] = True
         return y
 
-    def _stream(self, x: Tensor, mask: Any, cache: Any, position_ids: Tensor | None) -> Tensor:
+    def _stream(self, x: Tensor, mask: Tensor | None, cache: Cache, position_ids: Tensor | None) -> Tensor:
         """Continue from the state in the cache and store the new one there."""
         from .cache import state_layer
 
@@ -194,7 +207,7 @@ class HFAdapter(Adapter):
         layer.store(state, x.shape[1])
         return y
 
-    def _stream_pairs(self, x: Tensor, layer: Any, read: Read, position_ids: Tensor | None) -> Tensor:
+    def _stream_pairs(self, x: Tensor, layer: TokenMixStateLayer, read: Read, position_ids: Tensor | None) -> Tensor:
         """Mix under a mask of pairs in one pass, because a state could not honour it later."""
         if layer.get_seq_length():
             cannot = "cannot honour a mask of pairs with a cache; call with use_cache=False"
@@ -219,9 +232,7 @@ class HFAdapter(Adapter):
 class TimmAdapter(Adapter):
     """Replace timm's ``Attention``: takes ``(x, attn_mask, is_causal)``, returns one tensor; ``proj_drop`` stays."""
 
-    def __init__(
-        self, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module], dropout: float = 0.0
-    ):
+    def __init__(self, mixer: Mixer, site: Site, spec: Spec, origin: dict[str, nn.Module], dropout: float = 0.0):
         super().__init__(mixer, site, spec, origin)
         self.proj_drop = nn.Dropout(dropout)
 
@@ -253,14 +264,16 @@ def accept_offsets(mixer: Mixer) -> tuple[str, ...]:
 
     Without such projections, positions are added to the tokens themselves.
     """
-    parts = tuple(p for p in ("q_proj", "k_proj") if p in mixer.carries and type(getattr(mixer, p, None)) is nn.Linear)
+    parts = tuple(
+        p for p in ("q_proj", "k_proj") if p in mixer.facts.carries and type(getattr(mixer, p, None)) is nn.Linear
+    )
     for part in parts:
         mixer.get_submodule(part).__class__ = OffsetLinear
     return parts
 
 
 @contextmanager
-def with_offsets(adapter: HFAdapter, queries: Tensor | None, keys: Tensor | None, x: Tensor) -> Any:
+def with_offsets(adapter: HFAdapter, queries: Tensor | None, keys: Tensor | None, x: Tensor) -> Iterator[Tensor]:
     """Add positions in the mixer's projections inside the context; yield the tokens to mix."""
     offsets = {"q_proj": queries, "k_proj": keys}
     for part in adapter.offset_projections:
@@ -273,7 +286,7 @@ def with_offsets(adapter: HFAdapter, queries: Tensor | None, keys: Tensor | None
 
 
 def torch_adapter(
-    attention: nn.MultiheadAttention, mixer: Mixer, site: Site, spec: dict[str, Any], origin: dict[str, nn.Module]
+    attention: nn.MultiheadAttention, mixer: Mixer, site: Site, spec: Spec, origin: dict[str, nn.Module]
 ) -> nn.Module:
     """Build a ``MultiheadMixer`` that replaces ``nn.MultiheadAttention`` and keeps the original module."""
     with torch.device("meta"):
@@ -290,3 +303,9 @@ def is_adapter(module: nn.Module) -> bool:
 def adapters_of(model: nn.Module) -> dict[str, Any]:
     """Return every adapter of a model by name."""
     return {name: module for name, module in model.named_modules() if is_adapter(module)}
+
+
+def site_name(name: str, adapter: Any) -> str:
+    """Return the name of the module whose attention an adapter called ``name`` replaces, which may be around it."""
+    first = next(iter(adapter.origin[0]))
+    return name.removesuffix(first).removesuffix(".")

@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import AutoConfig
+from torch import nn
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ...errors import MixerError
+from ...types import Record, Spec
 from .adapters import adapters_of
 from .converted_config import CONVERTED, ConvertedConfig
 from .replace import replace_mixers
 from .sites import find_attention
 
 
-def load_with_mixers(host_class: Any, folder: Any, config: ConvertedConfig, *args: Any, **options: Any) -> Any:
+def load_with_mixers(
+    host_class: Any, folder: Path | str, config: ConvertedConfig, *args: object, **options: object
+) -> Any:
     """Load a folder as ``host_class`` with its mixers, by the class's own ``from_pretrained``.
 
     Raises:
@@ -25,7 +29,7 @@ def load_with_mixers(host_class: Any, folder: Any, config: ConvertedConfig, *arg
     """
 
     class Replaced(host_class):
-        def __init__(self, host_config: Any, *inputs: Any, **kwargs: Any):
+        def __init__(self, host_config: PreTrainedConfig, *inputs: object, **kwargs: object):
             super().__init__(host_config, *inputs, **kwargs)
             self.__class__ = host_class
             _put_back(self, config.mixers)
@@ -37,7 +41,7 @@ def load_with_mixers(host_class: Any, folder: Any, config: ConvertedConfig, *arg
     return (model, info) if wanted else model
 
 
-def _put_back(model: Any, mixers: dict[str, Any]) -> Any:
+def _put_back(model: PreTrainedModel, mixers: dict[str, Spec]) -> PreTrainedModel:
     """Replace attention again, in a model that may have a head more or less than the one that was saved."""
     sites, prefix = {site.name for site in find_attention(model)}, f"{model.base_model_prefix}."
     more, less = ({prefix + n: s for n, s in mixers.items()}, {n.removeprefix(prefix): s for n, s in mixers.items()})
@@ -49,7 +53,9 @@ def _put_back(model: Any, mixers: dict[str, Any]) -> Any:
     return replace_mixers(model, plan, init="random", inplace=True)[0]
 
 
-def _refuse_new_weights(model: Any, info: dict[str, Any], config: ConvertedConfig, folder: Any, resized: bool) -> None:
+def _refuse_new_weights(
+    model: nn.Module, info: Record, config: ConvertedConfig, folder: Path | str, resized: bool
+) -> None:
     """Refuse weights that transformers has drawn at random, unless outside the layers: a new head or pooler."""
     drawn = {*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])}
     layers = tuple({re.split(r"(?<=\.)\d+\.", name)[0] for name in adapters_of(model)})
@@ -67,18 +73,18 @@ class _Opened:
     auto: Any
 
     @classmethod
-    def from_pretrained(cls, folder: Any, *args: Any, config: Any = None, **options: Any) -> Any:
+    def from_pretrained(cls, folder: Path | str, *args: object, config: Any = None, **options: object) -> Any:
         """Load the model that the Auto class would load if nothing had been replaced."""
         return load_with_mixers(cls._host_class(config, folder), folder, config, *args, **options)
 
     @classmethod
-    def _from_config(cls, config: Any, **options: Any) -> Any:
+    def _from_config(cls, config: Any, **options: object) -> PreTrainedModel:
         """Build the host and replace its attention; all weights are new."""
         host_class = cls._host_class(config, "from_config")
         return _put_back(host_class._from_config(config.host, **options), config.mixers)
 
     @classmethod
-    def _host_class(cls, config: Any, folder: Any) -> Any:
+    def _host_class(cls, config: Any, folder: object) -> Any:
         known, kind = cls.auto._model_mapping, type(config.host)
         if kind not in known:
             built = (config.architectures or [kind.__name__])[0]
@@ -98,7 +104,7 @@ def register_converted() -> None:
             auto.register(ConvertedConfig, type(f"Converted{name}", (_Opened,), {"auto": auto}), exist_ok=True)
 
 
-def load_saved(folder: Path) -> Any:
+def load_saved(folder: Path) -> PreTrainedModel:
     """Load a folder that ``save_pretrained`` wrote, as the class that its config names."""
     config = AutoConfig.from_pretrained(folder)
     named = (config.architectures or [None])[0]

@@ -10,53 +10,47 @@ import torch
 from torch import nn
 
 from ...errors import MixerError
-from ...mixers import MIXERS, Mixer, build_mixer, is_softmax, mixer_options
+from ...mixers import MIXERS, Mixer, build_mixer, is_softmax, mixer_options, required_options
 from ...mixers.registration import load_mixer
+from ...types import Options, Record, Spec
 from ..conversion_report import Entry
 from ..rotary import rotary_spec
 from .adapters import HFAdapter, TimmAdapter, torch_adapter
+from .families import FAMILIES, Family
 from .sites import Site
 from .weights import Weight, carry, dropped_entries, softmax_weights
 
-REPLACED_PARTS = {"bert": ("self", "output.dense")}
-"""Family -> the parts of a site that are replaced, the mixer's first; for other families the site itself."""
 MAX_PARAMETERS = 1 << 26
 """Parameters of a mixer beyond which its size is taken for a mistake, if attention has far fewer."""
 
 
-def adapter_for(
-    model: nn.Module, site: Site, spec: dict[str, Any], init: str
-) -> tuple[dict[int, nn.Module], list[Entry]]:
+def adapter_for(model: nn.Module, site: Site, spec: Spec, init: str) -> tuple[dict[int, nn.Module], list[Entry]]:
     """Return the replacement of each module, by ``id``, and the report on the tensors."""
     if site.obstacle is not None:
         raise MixerError(site.obstacle)
-    module: Any = model.get_submodule(site.name)
+    module, family = model.get_submodule(site.name), FAMILIES[site.family]
     found = softmax_weights(site, module)
     spec = spec_for_site(spec, site, module, found)
     mixer = _build_mixer(spec, site, found["v_proj.weight"].value)
     entries = carry(mixer, spec["name"], found, site) if init == "copy" else _all_new(mixer, found)
-    inside = REPLACED_PARTS.get(site.family, ("",))
-    parts = {path: module.get_submodule(path) for path in inside}
+    parts = {path: module.get_submodule(path) for path in family.parts}
     origin = {path: _without_weights(part) for path, part in parts.items()}
-    if site.family == "torch":
+    adapter: nn.Module
+    if isinstance(module, nn.MultiheadAttention):
         adapter = torch_adapter(module, mixer, site, spec, origin)
     else:
-        adapter = (TimmAdapter if site.family == "timm" else HFAdapter)(
-            mixer, site, spec, origin, _residual_dropout(site, module)
-        )
-    news = {id(parts[inside[0]]): adapter.train(module.training)} | {
-        id(parts[path]): nn.Identity() for path in inside[1:]
-    }
-    place = f"{inside[0]}.mixer" if inside[0] else "mixer"
+        kind = TimmAdapter if family.library == "timm" else HFAdapter
+        adapter = kind(mixer, site, spec, origin, _residual_dropout(family, module))
+    first, *others = family.parts
+    news = {id(parts[first]): adapter.train(module.training)} | {id(parts[path]): nn.Identity() for path in others}
+    place = f"{first}.mixer".lstrip(".")
     return news, [e if e.status == "dropped" else replace(e, name=f"{place}.{e.name}") for e in entries]
 
 
-def _residual_dropout(site: Site, module: Any) -> float:
+def _residual_dropout(family: Family, module: nn.Module) -> float:
     """Return the dropout rate that the module itself applies to its output; elsewhere the layer does that."""
-    kept = {"gpt2": "resid_dropout", "timm": "proj_drop", "modernbert": "out_drop"}.get(site.family)
-    if kept:
-        return float(getattr(getattr(module, kept), "p", 0.0))  # ModernBERT's is an Identity if the rate is 0
-    return float(getattr(module, "residual_dropout", 0.0))
+    kept = getattr(module, family.dropout, 0.0)
+    return float(getattr(kept, "p", 0.0) if isinstance(kept, nn.Module) else kept)
 
 
 def _all_new(mixer: Mixer, found: dict[str, Weight]) -> list[Entry]:
@@ -66,7 +60,7 @@ def _all_new(mixer: Mixer, found: dict[str, Weight]) -> list[Entry]:
     ] + dropped_entries(found, set())
 
 
-def spec_for_site(spec: dict[str, Any], site: Site, module: Any, found: dict[str, Weight]) -> dict[str, Any]:
+def spec_for_site(spec: Spec, site: Site, module: Any, found: dict[str, Weight]) -> Spec:
     """Fill in from the site the options that the mixer has and the spec leaves open."""
     name = spec["name"]
     if load_mixer(name) is None:
@@ -74,13 +68,13 @@ def spec_for_site(spec: dict[str, Any], site: Site, module: Any, found: dict[str
     if "dim" in spec:
         raise MixerError(f"dim is the model's; leave it out of the spec {spec!r}")
     known = mixer_options(MIXERS[name])
-    wanted: dict[str, Any] = {"heads": site.heads}
+    wanted: Options = {"heads": site.heads}
     if site.grid is not None:
         wanted["ndim"] = 2
-    elif site.family == "timm" and "ndim" in known and "ndim" not in spec:
+    elif FAMILIES[site.family].library == "timm" and "ndim" in known and "ndim" not in spec:
         unknown = "mixes grids, and how the tokens of this model lie is unknown"
         raise MixerError(f"{name} {unknown}; ndim=1 in the spec mixes them as a sequence")
-    if "max_len" in MIXERS[name].required_options(spec) and site.max_len is not None:
+    if "max_len" in required_options(MIXERS[name], spec) and site.max_len is not None:
         wanted["max_len"] = site.max_len
     if not any(f"{part}.bias" in found for part in ("q_proj", "k_proj", "v_proj")):
         wanted["qkv_bias"] = False
@@ -100,7 +94,7 @@ def spec_for_site(spec: dict[str, Any], site: Site, module: Any, found: dict[str
     return {option: value for option, value in wanted.items() if option in known} | spec
 
 
-def _rope(module: Any) -> dict[str, Any]:
+def _rope(module: Any) -> Record:
     """Return the rotary parameters of this layer; Gemma 3 and ModernBERT have one set per kind of layer."""
     rules, kinds = module.config.rope_parameters, getattr(module.config, "layer_types", None)
     return rules.get(kinds[module.layer_idx], rules) if kinds else rules
@@ -115,25 +109,25 @@ def _eps(norm: Any) -> float:
     return torch.finfo(norm.weight.dtype).eps if eps is None else float(eps)
 
 
-def _build_mixer(spec: dict[str, Any], site: Site, like: torch.Tensor) -> Mixer:
+def _build_mixer(spec: Spec, site: Site, like: torch.Tensor) -> Mixer:
     """Build the mixer on the site's device and in its dtype."""
     options = {"causal": site.causal, **spec}
-    if site.family != "torch" and bool(options["causal"]) != site.causal:
+    if FAMILIES[site.family].library != "torch" and bool(options["causal"]) != site.causal:
         is_so = "causal, and another mixer would read the future" if site.causal else "not causal"
         raise MixerError(f"attention here is {is_so}; leave causal={spec['causal']!r} out of the spec")
-    if MIXERS[spec["name"]].causal_only and not options["causal"]:
+    if MIXERS[spec["name"]].facts.causal_only and not options["causal"]:
         raise MixerError(
             f"{spec['name']} has only a causal form, and attention here sees both sides; take another mixer"
         )
-    if not MIXERS[spec["name"]].supports_causal:
+    if not MIXERS[spec["name"]].facts.causal:
         if options["causal"]:
-            able = ", ".join(n for n, cls in MIXERS.items() if cls.supports_causal and cls.supports_streaming)
+            able = ", ".join(n for n, cls in MIXERS.items() if cls.facts.causal and cls.facts.streaming)
             raise MixerError(f"{spec['name']} has no causal form, and attention here is causal; these have one: {able}")
         options.pop("causal")
     with torch.device("meta"):
         probe = _try_build(options, site)
-    if site.cross and not probe.supports_context:
-        able = ", ".join(n for n, cls in MIXERS.items() if cls.supports_context)
+    if site.cross and not probe.facts.context:
+        able = ", ".join(n for n, cls in MIXERS.items() if cls.facts.context)
         raise MixerError(
             f"{spec['name']} mixes a sequence with itself, and attention here attends another; these can: {able}"
         )
@@ -145,14 +139,14 @@ def _build_mixer(spec: dict[str, Any], site: Site, like: torch.Tensor) -> Mixer:
         return _try_build(options, site).to(like.dtype)
 
 
-def _try_build(options: dict[str, Any], site: Site) -> Mixer:
+def _try_build(options: Options, site: Site) -> Mixer:
     known = mixer_options(MIXERS[options["name"]])
     return build_mixer(dim=site.dim, **{n: v for n, v in options.items() if n != "causal" or "causal" in known or v})
 
 
 def _without_weights(module: nn.Module) -> nn.Module:
     """Copy a module to the meta device, without its numbers; configs are shared, not copied."""
-    memo: dict[int, Any] = {
+    memo: dict[int, object] = {
         id(p): nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad) for p in module.parameters()
     }
     memo |= {id(b): b.to("meta") for b in module.buffers()}

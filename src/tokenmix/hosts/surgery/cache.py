@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers.cache_utils import EncoderDecoderCache, StaticLayer
+from transformers.cache_utils import Cache, EncoderDecoderCache, StaticLayer
 
 from ...errors import MixerError
 from ..huggingface.cache import TokenMixStateLayer
 
 
-def state_layer(cache: Any, index: int, where: str) -> TokenMixStateLayer:
+def state_layer(cache: Cache, index: int, where: str) -> TokenMixStateLayer:
     """Return the cache layer that holds the state of mixer number ``index``.
 
     An empty layer of transformers is replaced by one that holds such a state.
@@ -31,7 +31,7 @@ def state_layer(cache: Any, index: int, where: str) -> TokenMixStateLayer:
     return layers[index]
 
 
-def context_layer(cache: Any, index: int) -> TokenMixStateLayer | None:
+def context_layer(cache: Cache, index: int) -> TokenMixStateLayer | None:
     """Return the cache layer for the context that mixer number ``index`` reads; None if the cache has none."""
     if not isinstance(cache, EncoderDecoderCache):
         return None
@@ -43,16 +43,16 @@ def context_layer(cache: Any, index: int) -> TokenMixStateLayer | None:
     return layers[index]
 
 
-def tokens_before(cache: Any, index: int, new: int) -> int:
+def tokens_before(cache: Cache, index: int, new: int) -> int:
     """Return how many tokens preceded the ``new`` ones, which self-attention ``index`` has cached already."""
     return max(int(_own_cache(cache).get_seq_length(index)) - new, 0)
 
 
-def _own_cache(cache: Any) -> Any:
+def _own_cache(cache: Cache) -> Cache:
     return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
 
 
-def _layers(cache: Any, index: int) -> tuple[list[Any], Any]:
+def _layers(cache: Cache, index: int) -> tuple[list[Any], Any]:
     """Extend a cache's layers up to ``index``; return them and that layer."""
     layers = cache.layers
     while len(layers) <= index:

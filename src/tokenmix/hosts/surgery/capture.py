@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import MixerError
+from ...types import Options
 from ..cache_names import CACHE_NAMES
 from ..patch_grid import find_patch_embedding
-from .adapters import adapters_of
-from .build import REPLACED_PARTS
+from .adapters import adapters_of, site_name
+from .families import FAMILIES
 from .masks import read_mask
 
 
@@ -22,16 +23,13 @@ class Call(NamedTuple):
     """Hold one call of an attention module: its arguments, and the (B, T, D) it added to the residual stream."""
 
     args: tuple[Any, ...]
-    options: dict[str, Any]
+    options: Options
     output: Tensor
 
 
 def adapters_by_site(student: nn.Module) -> dict[str, Any]:
     """Return the adapter at each site, in the model's order."""
-    found = {}
-    for name, adapter in adapters_of(student).items():
-        path = REPLACED_PARTS.get(adapter.site.family, ("",))[0]
-        found[name.removesuffix(path).removesuffix(".")] = adapter
+    found = {site_name(name, adapter): adapter for name, adapter in adapters_of(student).items()}
     if not found:
         raise MixerError("distill: the student has no replaced attention; replace_mixers makes one.")
     return found
@@ -40,7 +38,7 @@ def adapters_by_site(student: nn.Module) -> dict[str, Any]:
 @contextmanager
 def capture_calls(teacher: nn.Module, adapters: Mapping[str, Any]) -> Iterator[dict[str, Call]]:
     """Record calls of the teacher inside the context: site -> its last call."""
-    entered: dict[str, Any] = {}
+    entered: dict[str, tuple[tuple[Any, ...], Options]] = {}
     calls: dict[str, Call] = {}
     handles = []
     watched = set()
@@ -49,8 +47,8 @@ def capture_calls(teacher: nn.Module, adapters: Mapping[str, Any]) -> Iterator[d
         if found is not None and found not in watched:  # the mixers are called on the teacher's patches
             watched.add(found)
             handles.append(found.register_forward_hook(adapter.patches.note))
-        inside = REPLACED_PARTS.get(adapter.site.family, ("",))
-        first, last = (_module(teacher, name, path) for path in (inside[0], inside[-1]))
+        parts = list(adapter.origin[0])
+        first, last = (_module(teacher, name, path) for path in (parts[0], parts[-1]))
         handles.append(
             first.register_forward_pre_hook(
                 lambda m, args, kw, name=name: entered.update({name: (args, kw)}), with_kwargs=True
@@ -79,7 +77,7 @@ def _module(teacher: nn.Module, name: str, path: str) -> nn.Module:
         raise MixerError(f"distill: the teacher has no module {name!r}; {hint}.") from None
 
 
-def _call(entered: tuple[tuple[Any, ...], dict[str, Any]], y: Any) -> Call:
+def _call(entered: tuple[tuple[Any, ...], Options], y: Tensor | tuple[Tensor, ...]) -> Call:
     args, options = entered
     # whole sequences: the student needs no state
     options = {k: None if k in CACHE_NAMES else v for k, v in options.items()}
@@ -107,9 +105,10 @@ def layer_losses(adapters: Mapping[str, Any], calls: Mapping[str, Call]) -> dict
 
 def _valid_tokens(adapter: Any, call: Call, y: Tensor) -> Tensor | None:
     """Return the mask of valid tokens (B, T); None: all are valid."""
-    if adapter.site.cross or adapter.site.family in ("timm", "vit"):
+    library = FAMILIES[adapter.site.family].library
+    if adapter.site.cross or adapter.site.grid is not None or library == "timm":
         return None
-    if adapter.site.family == "torch":
+    if library == "torch":
         mask = call.options.get("key_padding_mask")
         if mask is None or y.ndim != 3:
             return None
@@ -121,7 +120,7 @@ def _valid_tokens(adapter: Any, call: Call, y: Tensor) -> Tensor | None:
     ).key_mask
 
 
-def output_loss(student: Any, teacher: Any, keep: Tensor | None, temperature: float) -> Tensor:
+def output_loss(student: object, teacher: object, keep: Tensor | None, temperature: float) -> Tensor:
     """Compute tau^2 KL(softmax(z' / tau) || softmax(z / tau)) over tokens or rows.
 
     z are the logits, z' the teacher's (Hinton et al. 2015, arXiv 1503.02531). Models without logits are compared by
@@ -139,7 +138,7 @@ def output_loss(student: Any, teacher: Any, keep: Tensor | None, temperature: fl
     return temperature**2 * F.kl_div(z, wanted, log_target=True, reduction="batchmean")
 
 
-def final_output(outputs: Any) -> tuple[Tensor, bool]:
+def final_output(outputs: object) -> tuple[Tensor, bool]:
     """Return the tensor to compare from a model's output, and whether it holds logits."""
     for name in ("logits", "last_hidden_state"):
         found = getattr(outputs, name, None)

@@ -10,7 +10,8 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ...errors import MixerError
-from .adapters import adapters_of
+from ...types import Record, Spec
+from .adapters import adapters_of, site_name
 
 CONVERTED = "tokenmix_converted"
 """The model_type in the config.json of such a folder; transformers refuses it where nobody has registered it."""
@@ -30,7 +31,7 @@ class ConvertedConfig(PreTrainedConfig):
 
     model_type = CONVERTED
 
-    def __init__(self, host: Any = None, mixers: dict[str, Any] | None = None, **kwargs: Any):
+    def __init__(self, host: PreTrainedConfig | None = None, mixers: dict[str, Spec] | None = None, **kwargs: Any):
         self.host, self.mixers = host, mixers or {}
         super().__init__(**kwargs)
 
@@ -38,7 +39,7 @@ class ConvertedConfig(PreTrainedConfig):
         raise AttributeError(f"the config of a converted model has no {name!r}: {NOTE}")
 
     @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+    def from_dict(cls, config_dict: Record, **kwargs: Any) -> Any:
         """Read a config.json; other arguments replace fields of the host's config."""
         found, mixers = config_dict.get(HOST), config_dict.get(MIXERS_KEY)
         given = copy.deepcopy(found.get("config")) if isinstance(found, dict) else None
@@ -51,17 +52,17 @@ class ConvertedConfig(PreTrainedConfig):
             setattr(config, name, getattr(host, name))
         return (config, rest) if unused else config
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Record:
         """Return the content of config.json."""
         config = self.host.to_dict() if self.host is not None else {}
         return converted_json(config, self.mixers, next(iter(self.architectures or ()), None))
 
-    def to_diff_dict(self) -> dict[str, Any]:
+    def to_diff_dict(self) -> Record:
         """Return the same as ``to_dict``."""
         return self.to_dict()
 
 
-def converted_json(config: dict[str, Any], mixers: dict[str, Any], architecture: str | None) -> dict[str, Any]:
+def converted_json(config: Record, mixers: dict[str, Spec], architecture: str | None) -> Record:
     """Return the config.json of a converted host.
 
     Where a class of the host opens the folder itself, sizes that are no numbers stop it: it would draw new attention.
@@ -80,28 +81,28 @@ def converted_json(config: dict[str, Any], mixers: dict[str, Any], architecture:
 class WithMixers:
     """Mix into the class of a host's config, so that ``save_pretrained`` also writes the mixers of the model."""
 
-    replaced_attention: dict[str, Any]
+    replaced_attention: dict[str, Spec]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Record:
         """Return the host's own config."""
         own: Any = super()
         config = own.to_dict()
         config.pop("replaced_attention", None)
         return config
 
-    def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
+    def to_json_file(self, json_file_path: Path | str, use_diff: bool = True) -> None:
         """Write the config.json of a converted host."""
         architecture = (getattr(self, "architectures", None) or [None])[0]
         with open(json_file_path, "w", encoding="utf-8") as f:
             f.write(json.dumps(converted_json(self.to_dict(), self.replaced_attention, architecture), indent=2) + "\n")
 
     @property
-    def name_or_path(self) -> Any:
+    def name_or_path(self) -> str | None:
         """Return where the host came from."""
         return self.__dict__.get("_name_or_path")
 
     @name_or_path.setter
-    def name_or_path(self, value: Any) -> None:
+    def name_or_path(self, value: object) -> None:
         """Refuse a folder: transformers' own classes say which one they read, before they draw new attention."""
         if value and Path(str(value)).is_dir():
             raise MixerError(
@@ -109,7 +110,7 @@ class WithMixers:
             )
         self.__dict__["_name_or_path"] = str(value)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuilt_config, (type(self).__mro__[2],), dict(self.__dict__)
 
 
@@ -131,12 +132,13 @@ def _rebuilt_config(kind: type) -> Any:
 def describe_mixers(model: Any) -> None:
     """Let the configs of all models of transformers in ``model`` name the mixers that replace their attention."""
     done: set[int] = set()
+    adapters = {site_name(name, adapter): adapter for name, adapter in adapters_of(model).items()}
     for path, module in list(model.named_modules()):
         config = getattr(module, "config", None)
         if not isinstance(module, PreTrainedModel) or id(config) in done:
             continue
         start = f"{path}." if path else ""
-        mixers = {n.removeprefix(start): a.spec for n, a in _sites(model).items() if n.startswith(start)}
+        mixers = {n.removeprefix(start): a.spec for n, a in adapters.items() if n.startswith(start)}
         kind = type(config).__mro__[2] if isinstance(config, WithMixers) else type(config)
         new = copy.copy(config)  # another model may hold the same one
         new.__class__ = with_mixers(kind) if mixers else kind
@@ -147,9 +149,3 @@ def describe_mixers(model: Any) -> None:
             if part.__dict__.get("config") is config:
                 part.config = new
         done.add(id(new))
-
-
-def _sites(model: Any) -> dict[str, Any]:
-    """Return the adapters by the names of the modules that ``replace_mixers`` replaced."""
-    found = adapters_of(model)
-    return {n.removesuffix(".self") if a.site.family == "bert" else n: a for n, a in found.items()}

@@ -27,7 +27,9 @@ class Read(NamedTuple):
     windowed: bool = False
 
 
-def read_mask(mask: Any, rows: int, queries: int, *, causal: bool, window: int | None = None, where: str = "") -> Read:
+def read_mask(
+    mask: Tensor | None, rows: int, queries: int, *, causal: bool, window: int | None = None, where: str = ""
+) -> Read:
     """Translate a host's mask for a mixer over ``queries`` new tokens; a causal mixer knows their order.
 
     Args:
@@ -62,7 +64,7 @@ def read_mask(mask: Any, rows: int, queries: int, *, causal: bool, window: int |
     return _compute_once(mask, (rows, queries, causal, window), read)
 
 
-def _compute_once(tensor: Any, asked: tuple[Any, ...], find: Callable[[], Any]) -> Any:
+def _compute_once(tensor: Any, asked: tuple[object, ...], find: Callable[[], Any]) -> Any:
     """Cache results that all layers of a model compute from the same tensor.
 
     The result is stored on the tensor and holds until the tensor changes.
@@ -135,7 +137,7 @@ def _holds_everywhere(condition: Tensor, where: str) -> bool:
     return True
 
 
-def window_mask(queries: int, causal: bool, window: int | None, device: Any) -> Tensor:
+def window_mask(queries: int, causal: bool, window: int | None, device: torch.device) -> Tensor:
     """Return the pairs that order and a window allow, (T, T)."""
     at = torch.arange(queries, device=device)
     rows, reach = at[:, None], window or queries + 1

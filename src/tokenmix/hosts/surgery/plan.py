@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
 
 from ...errors import MixerError
+from ...types import Spec
 from .sites import Site, unknown_hint
 
 
 def plan_replacements(
-    model: nn.Module, sites: list[Site], mixers: Any, keep: Any, last: int | None, every: int | None
-) -> list[tuple[Site, dict[str, Any]]]:
+    model: nn.Module, sites: list[Site], mixers: object, keep: str | Iterable[str], last: int | None, every: int | None
+) -> list[tuple[Site, Spec]]:
     """Return the sites to replace with their specs, in the model's order."""
     if not sites:
         odd = unknown_hint(model)
         raise MixerError(f"replace_mixers: {type(model).__name__} has no attention of a known family{odd}")
     if last is not None and every is not None:
         raise MixerError(f"replace_mixers: give last or every, got last={last}, every={every}.")
-    chosen: dict[str, dict[str, Any] | None] = {}
+    chosen: dict[str, Spec | None] = {}
     for pattern, specs in _patterns(mixers).items():
         matched = _schedule_sites(_match_sites(pattern, sites), pattern, last, every)
         row = list(specs) if isinstance(specs, (list, tuple)) else [specs]
@@ -38,7 +39,7 @@ def plan_replacements(
     return plan
 
 
-def _patterns(mixers: Any) -> dict[str, Any]:
+def _patterns(mixers: object) -> dict[str, Any]:
     if isinstance(mixers, (str, list, tuple)) or (isinstance(mixers, Mapping) and isinstance(mixers.get("name"), str)):
         return {"*": mixers}
     if not isinstance(mixers, Mapping) or not mixers or not all(isinstance(pattern, str) for pattern in mixers):
@@ -47,7 +48,7 @@ def _patterns(mixers: Any) -> dict[str, Any]:
     return dict(mixers)
 
 
-def _as_spec(spec: Any, pattern: str) -> dict[str, Any] | None:
+def _as_spec(spec: object, pattern: str) -> Spec | None:
     if spec is None:
         return None
     if isinstance(spec, str):

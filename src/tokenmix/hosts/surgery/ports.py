@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,9 +13,11 @@ from torch.utils import _pytree as pytree
 from ...errors import MixerError
 from ...export.inputs import Port, image_example, masked_example, token_example
 from ...mixers.attention import Attention
+from ...types import Options, Record
 from ..cache_names import CACHE_NAMES
 from .adapters import adapters_of
-from .sites import find_attention, first_position
+from .families import first_position
+from .sites import find_attention
 
 OTHERWISE = "torch.onnx.export(model, args, 'model.onnx', dynamo=True) takes inputs of any kind"
 SHORT = 5
@@ -31,7 +34,7 @@ class HostState(NamedTuple):
 class HostCall(nn.Module):
     """Call a host by the name of its input; return its outputs ``results`` as a tuple, or the tensor of a plain one."""
 
-    def __init__(self, model: nn.Module, name: str | None, fixed: dict[str, Any], results: tuple[str, ...] = ()):
+    def __init__(self, model: nn.Module, name: str | None, fixed: Options, results: tuple[str, ...] = ()):
         super().__init__()
         self.model, self.name, self.fixed, self.results = model, name, fixed, results
 
@@ -104,7 +107,7 @@ def host_port(model: nn.Module, decode: bool, key_mask: bool, chunk: int) -> Por
     return _token_port(host, key_mask, config)
 
 
-def _token_port(host: Any, key_mask: bool, config: dict[str, Any]) -> Port:
+def _token_port(host: nn.Module, key_mask: bool, config: Record) -> Port:
     """Return the port of a model that reads token numbers, with a name for each tensor among its outputs."""
     known = inspect.signature(host.forward).parameters
     if key_mask and "attention_mask" not in known:
@@ -126,14 +129,14 @@ def _token_port(host: Any, key_mask: bool, config: dict[str, Any]) -> Port:
     )
 
 
-def _with_long_mask(tokens: Any, key_mask: bool) -> Any:
+def _with_long_mask(tokens: Callable[[int, int], Tensor], key_mask: bool) -> Callable[[int, int], tuple[Tensor, ...]]:
     """Return the example with its mask as 0 and 1, as transformers' tokenizers give it."""
     example = masked_example(tokens, key_mask)
     return lambda batch, length: tuple(a.long() for a in example(batch, length))
 
 
 def _image_port(
-    host: Any, name: str | None, channels: int, size: tuple[int, ...], key_mask: bool, config: dict[str, Any]
+    host: nn.Module, name: str | None, channels: int, size: tuple[int, ...], key_mask: bool, config: Record
 ) -> Port:
     who, example = type(host).__name__, image_example(channels, tuple(size))
     if key_mask:
@@ -145,7 +148,7 @@ def _image_port(
     return Port(who, call, (name,), results, example, size=0, tokenwise=(False,) * len(results), config=config)
 
 
-def _outputs(host: Any, given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def _outputs(host: nn.Module, given: Options) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors among a model's outputs, by name."""
     mode = host.training
     host.eval()
@@ -166,12 +169,12 @@ CALLED = ("input_ids", "pixel_values")
 FIRST = ("logits", "last_hidden_state")
 
 
-def _order(found: dict[str, Any]) -> tuple[str, ...]:
+def _order(found: Iterable[str]) -> tuple[str, ...]:
     """Return the names of the outputs, logits or the last hidden states first."""
     return tuple(sorted(found, key=lambda name: name not in FIRST))
 
 
-def _step_port(host: Any, adapters: dict[str, Any], chunk: int, config: dict[str, Any]) -> Port:
+def _step_port(host: nn.Module, adapters: dict[str, Any], chunk: int, config: Record) -> Port:
     """Return the port of the decode step of a decoder all of whose layers keep a mixer's state."""
     who = type(host).__name__
     layers = sorted(adapters.values(), key=lambda adapter: adapter.site.layer or 0)
@@ -196,7 +199,7 @@ def _step_port(host: Any, adapters: dict[str, Any], chunk: int, config: dict[str
     return Port(who, step, ("input_ids", "state"), (result, "new_state"), example, longest, config=config)
 
 
-def _check_decoder(host: Any, layers: list[Any]) -> str:
+def _check_decoder(host: nn.Module, layers: list[Any]) -> str:
     """Refuse a host without a decode step that a program can hold; return the name of its cache."""
     whole = "leave decode out to export whole inputs"
     who, known = type(host).__name__, inspect.signature(host.forward).parameters
@@ -225,7 +228,7 @@ def _vocabulary(host: Any) -> int:
     return int(host.config.get_text_config().vocab_size)
 
 
-def token_limit(host: Any) -> int | None:
+def token_limit(host: nn.Module) -> int | None:
     """Return the tokens that the model and its mixers have positions for; rotary ones have no limit."""
     adapters = adapters_of(host).values()
     sites = [adapter.site for adapter in adapters] + find_attention(host)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
+from ...types import Options
 from ..patch_grid import tensors_of
 from .build import adapter_for
+from .families import FAMILIES
 from .masks import window_mask
 from .sites import Site, unknown_attention
 from .swap import swap_modules
@@ -34,7 +36,7 @@ class Proofs:
 
     def __init__(self, model: nn.Module):
         self.model = model
-        self.found: dict[Any, str | None] = {}
+        self.found: dict[object, str | None] = {}
         self.unproven: dict[str, list[str]] = {}
         self.unknown = unknown_attention(model)
 
@@ -77,9 +79,9 @@ def _obstacle(module: nn.Module) -> str | None:
     return None
 
 
-def _likeness(module: nn.Module, site: Site) -> Any:
+def _likeness(module: nn.Module, site: Site) -> tuple[object, ...]:
     """Return a key that is equal for modules with the same computation and different weights."""
-    parts: list[Any] = [replace(site, name="", layer=None), _layer_type(module), id(getattr(module, "config", None))]
+    parts: list[object] = [replace(site, name="", layer=None), _layer_type(module), id(getattr(module, "config", None))]
     if sum(p.numel() for p in module.parameters()) <= SMALL:
         parts.append(site.name)
     for name, part in module.named_modules():
@@ -90,7 +92,7 @@ def _likeness(module: nn.Module, site: Site) -> Any:
     return tuple(parts)
 
 
-def _layer_type(module: Any) -> str | None:
+def _layer_type(module: nn.Module) -> str | None:
     kinds, index = getattr(getattr(module, "config", None), "layer_types", None), getattr(module, "layer_idx", None)
     return kinds[index] if kinds and index is not None and index < len(kinds) else None
 
@@ -112,8 +114,8 @@ def _compare_module(model: nn.Module, site: Site, module: nn.Module) -> str | No
             pieces, _ = adapter_for(holder, here, {"name": "attention"}, "copy")
         except MixerError as why:
             return str(why).rstrip(".")
-        ours: Any = swap_modules(holder, pieces, inplace=False).get_submodule("site").eval()
-        theirs: Any = holder.get_submodule("site")
+        ours = swap_modules(holder, pieces, inplace=False).get_submodule("site").eval()
+        theirs = holder.get_submodule("site")
         x, context = draw_tensor(2, TOKENS, site.dim), draw_tensor(2, TOKENS + 2, site.dim)
         try:
             args, options, valid = _call(model, site, theirs, x, context, draw_tensor)
@@ -125,7 +127,7 @@ def _compare_module(model: nn.Module, site: Site, module: nn.Module) -> str | No
     if wanted is None or got is None or wanted.shape != got.shape:
         shape = None if wanted is None else tuple(wanted.shape)
         raise MixerError(f"its {_kind(module)} gives {shape} for tokens of shape {tuple(x.shape)}")
-    if site.family == "torch" and not getattr(module, "batch_first", True):
+    if FAMILIES[site.family].library == "torch" and not getattr(module, "batch_first", True):
         wanted, got = wanted.transpose(0, 1), got.transpose(0, 1)
     off = float((wanted - got)[valid].abs().max() / wanted[valid].abs().max().clamp_min(1e-30))
     if not off <= ALLOWED:
@@ -145,7 +147,7 @@ def check_weights(site: Site, module: nn.Module) -> None:
             raise MixerError(f"its {_kind(module)} has no matrix {slot.weight}: {part or slot.weight} is {kind}")
 
 
-def _part(module: nn.Module, name: str) -> Any:
+def _part(module: nn.Module, name: str) -> nn.Module | None:
     try:
         return module.get_submodule(name)
     except AttributeError:
@@ -160,8 +162,8 @@ def _kind(module: nn.Module) -> str:
 def _difference(site: Site, module: nn.Module, off: float) -> str:
     """Describe how a module differs from softmax attention: extra parts, or the difference of its outputs."""
     used = {slot.tensor(leaf) for slot in slots(site, module).values() for leaf in ("weight", "bias")}
-    ours = ("output.LayerNorm.",) if site.family == "bert" else ()
-    more = [n for n, _ in module.named_parameters() if n not in used and not n.startswith(ours or ("\0",))]
+    kept = FAMILIES[site.family].kept
+    more = [n for n, _ in module.named_parameters() if n not in used and not n.startswith(kept)]
     if more:
         return f"it has {', '.join(more[:4])}"
     settings = (*vars(module).items(), *vars(getattr(module, "config", None) or nn.Module()).items())
@@ -181,9 +183,9 @@ def _isolate_computation(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _drawn_anew(module: nn.Module, drawn: Any) -> nn.Module:
+def _drawn_anew(module: nn.Module, drawn: Callable[..., Tensor]) -> nn.Module:
     """Copy a module with random weights, without hooks; its config is a copy that computes on any device."""
-    memo: dict[int, Any] = {}
+    memo: dict[int, object] = {}
     for p in module.parameters():
         values = drawn(*p.shape)
         values = values * SPREAD / p.shape[-1] ** 0.5 if p.ndim > 1 else 0.5 + values.sigmoid()
@@ -206,12 +208,13 @@ def _drawn_anew(module: nn.Module, drawn: Any) -> nn.Module:
 
 
 def _call(
-    model: nn.Module, site: Site, module: Any, x: Tensor, context: Tensor, drawn: Any
-) -> tuple[list[Tensor], dict[str, Any], Tensor]:
+    model: nn.Module, site: Site, module: Any, x: Tensor, context: Tensor, drawn: Callable[..., Tensor]
+) -> tuple[list[Tensor], Options, Tensor]:
     """Return how the host calls such a module, and the tokens (2, T) whose outputs count."""
     known, options = inspect.signature(type(module).forward).parameters, dict[str, Any]()
     valid = torch.ones(2, TOKENS, dtype=torch.bool, device=x.device)
-    if site.family == "torch":
+    family = FAMILIES[site.family]
+    if family.library == "torch":
         other = context if site.cross else x
         args = [x, other, other]
         return [a if module.batch_first else a.transpose(0, 1) for a in args], {"need_weights": False}, valid
@@ -226,14 +229,14 @@ def _call(
         mask = torch.zeros(allowed.shape, device=x.device).masked_fill(~allowed, torch.finfo(torch.float32).min)
         options["attention_mask" if "attention_mask" in known else "attn_mask"] = mask
     for name, tokens in (("position_embeddings", x), ("encoder_position_embeddings", context)):
-        if name in known and site.family == "detr":
+        if name in known and family.adds_positions:
             options[name] = drawn(*tokens.shape)
         elif name in known:
             options[name] = _rotary(model, site, x, module)
     return [x], options, valid
 
 
-def _rotary(model: nn.Module, site: Site, x: Tensor, module: Any) -> Any:
+def _rotary(model: nn.Module, site: Site, x: Tensor, module: nn.Module) -> Any:
     """Return cosines and sines by the host's own module."""
     parts = site.name.split(".")
     owners = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts) - 1, -1, -1)]

@@ -74,11 +74,11 @@ def predicts_next(model: nn.Module) -> bool:
     A model of transformers that generates no text predicts something else, as one for token classification does.
     """
     sites = find_attention(model) + [adapter.site for adapter in adapters_of(model).values()]
-    generates: Any = getattr(model, "can_generate", lambda: True)
+    generates = getattr(model, "can_generate", lambda: True)
     return bool(sites) and all(site.causal and not site.cross for site in sites) and bool(generates())
 
 
-def score_rows(given: Any, wanted: Any, batch: Any, causal: bool) -> Quality:
+def score_rows(given: object, wanted: object, batch: object, causal: bool) -> Quality:
     """Score one batch's outputs ``given``, beside the teacher's ``wanted``.
 
     Args:
@@ -114,7 +114,7 @@ def join_qualities(parts: list[Quality]) -> Quality:
 
 
 @torch.no_grad()
-def measure_quality(models: Mapping[str, nn.Module], batches: Iterable[Any]) -> dict[str, Quality]:
+def measure_quality(models: Mapping[str, nn.Module], batches: Iterable[object]) -> dict[str, Quality]:
     """Score models on the same batches; the first is the teacher, to which the others are compared.
 
     Raises:
@@ -123,7 +123,7 @@ def measure_quality(models: Mapping[str, nn.Module], batches: Iterable[Any]) -> 
     causal = predicts_next(next(iter(models.values())))
     found: dict[str, list[Quality]] = {name: [] for name in models}
     for batch in batches:
-        wanted: Any = None
+        wanted: object = None
         for name, model in models.items():
             given = call_model(model, batch)
             wanted = given if wanted is None else wanted
@@ -140,7 +140,7 @@ def measure_quality(models: Mapping[str, nn.Module], batches: Iterable[Any]) -> 
     return scores
 
 
-def call_model(model: nn.Module, batch: Any) -> Any:
+def call_model(model: nn.Module, batch: object) -> Any:
     """Call a model with a batch: a dict of keyword arguments, a tuple of arguments or a tensor."""
     if isinstance(batch, Mapping):
         return model(**batch)

@@ -12,6 +12,7 @@ from torch import nn
 
 from ...errors import MixerError
 from ...mixers import is_softmax
+from ...types import Spec
 from ..conversion_report import Entry, Report
 from ..patch_grid import PatchGrid, find_patch_embedding, unwatch
 from .adapters import adapters_of
@@ -21,12 +22,12 @@ from .probe import Proofs
 from .sites import Site, find_attention
 from .swap import swap_modules
 
-Spec = str | Mapping[str, Any]
+NameOrSpec = str | Mapping[str, Any]
 
 
 def replace_mixers(
     model: nn.Module,
-    mixers: Spec | Sequence[Spec | None] | Mapping[str, Spec | Sequence[Spec | None]],
+    mixers: NameOrSpec | Sequence[NameOrSpec | None] | Mapping[str, NameOrSpec | Sequence[NameOrSpec | None]],
     *,
     init: str = "copy",
     keep: str | Iterable[str] = (),
@@ -114,7 +115,7 @@ def watch_patches(model: nn.Module) -> None:
 def _report(
     old: nn.Module,
     new: nn.Module,
-    plan: list[tuple[Site, dict[str, Any]]],
+    plan: list[tuple[Site, Spec]],
     entries_by_site: dict[str, list[Entry]],
     proofs: Proofs,
 ) -> Report:
@@ -141,7 +142,7 @@ def _report(
     return Report(type(old).__name__, target, tuple(entries), (*_notes(plan), *proofs.notes()))
 
 
-def _notes(plan: list[tuple[Site, dict[str, Any]]]) -> Iterator[str]:
+def _notes(plan: list[tuple[Site, Spec]]) -> Iterator[str]:
     """Yield notes on differences that the shapes of tensors do not show."""
     others = [(site, spec) for site, spec in plan if not is_softmax(spec)]
     for what, those in (

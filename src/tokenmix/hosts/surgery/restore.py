@@ -15,7 +15,7 @@ from ...errors import MixerError
 from ...mixers import MIXERS, is_softmax
 from ...mixers.facts import QKVO
 from ..conversion_report import Entry, Report
-from .adapters import adapters_of
+from .adapters import adapters_of, site_name
 from .replace import watch_patches
 from .swap import swap_modules
 from .weights import write_back
@@ -36,10 +36,7 @@ def restore(model: nn.Module, names: str | Iterable[str] = "*", *, inplace: bool
     """
     adapters = adapters_of(model)
     wanted = (names,) if isinstance(names, str) else tuple(names)
-    sites = {
-        name: name.removesuffix("self").removesuffix(".") if adapter.site.family == "bert" else name
-        for name, adapter in adapters.items()
-    }
+    sites = {name: site_name(name, adapter) for name, adapter in adapters.items()}
     chosen = {
         name: adapter
         for name, adapter in adapters.items()
@@ -64,7 +61,7 @@ def restore(model: nn.Module, names: str | Iterable[str] = "*", *, inplace: bool
 
 def _restore_module(model: nn.Module, name: str, adapter: Any) -> tuple[dict[int, nn.Module], list[Entry]]:
     site, spec, mixer = adapter.site, adapter.spec, adapter.mixer
-    lost = [part for part in QKVO if part not in MIXERS[spec["name"]].carries]
+    lost = [part for part in QKVO if part not in MIXERS[spec["name"]].facts.carries]
     if lost:
         has_no = f"{spec['name']} has no {', '.join(lost)} of attention"
         raise MixerError(f"restore: {name}: {has_no}; its softmax weights are lost.")
@@ -78,9 +75,9 @@ def _restore_module(model: nn.Module, name: str, adapter: Any) -> tuple[dict[int
         entries = write_back(mixer, site, whole)
     except MixerError as why:
         raise MixerError(f"restore: {name}: {why}.") from None
-    holder: Any = model.get_submodule(name) if "" not in parts else None
+    first = next(iter(parts))
     news = {
-        id(adapter if path in ("", "self") else holder.get_submodule(path)): part.train(adapter.training)
+        id(adapter if path == first else model.get_submodule(f"{name}.{path}".strip("."))): part.train(adapter.training)
         for path, part in parts.items()
     }
     return news, entries
@@ -106,7 +103,7 @@ def _assemble_parts(parts: dict[str, nn.Module]) -> nn.Module:
     return whole
 
 
-def _config(model: nn.Module, name: str, default: Any) -> Any:
+def _config(model: nn.Module, name: str, default: object) -> Any:
     """Return the config of the model that contains a site, so that later changes to it take effect there."""
     parents = name.split(".")
     for depth in range(len(parents) - 1, -1, -1):

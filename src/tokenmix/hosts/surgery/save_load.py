@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,12 +15,16 @@ from ...errors import MixerError
 from ...models.saved import load_model
 from ...system.files import check_out, new_folder, whole_file, write_json
 from ...system.torchvision import ensure_torchvision
+from ...types import Options, Record
 from ..conversion_report import Report
 from ..vit import checkpoints as files
 from ..vit.checkpoints import read_file, read_json
 from ..vit.convert import convert_command
 from .adapters import adapters_of
 from .replace import replace_mixers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
 BESIDE = (
     "tokenizer*.json",
@@ -36,7 +41,7 @@ BESIDE = (
 """Files of a host's folder that are copied along: its tokenizer and its defaults."""
 
 
-def open_host(source: str) -> tuple[nn.Module, dict[str, Any], Path | None]:
+def open_host(source: str) -> tuple[nn.Module, Record, Path | None]:
     """Load a model with its own attention and weights.
 
     Args:
@@ -77,7 +82,7 @@ def open_host(source: str) -> tuple[nn.Module, dict[str, Any], Path | None]:
 
 
 def convert_any(
-    source: str, target: Any, out: Path | str, *, ours: dict[str, Any], host: dict[str, Any], seed: int
+    source: str, target: Any, out: Path | str, *, ours: Options, host: Options, seed: int
 ) -> tuple[Report, str]:
     """Run ``tokenmix convert``: surgery for patterns and for hosts other than ViTs, else ``convert_vit``.
 
@@ -88,7 +93,7 @@ def convert_any(
         The report, and a line that says how to load the folder.
     """
     mixers, surgery = _parse_target(target), _is_surgery(source, target)
-    defaults: dict[str, Any] = {"resize": False, "classes": None, "last": None, "every": None, "init": "copy"}
+    defaults: Options = {"resize": False, "classes": None, "last": None, "every": None, "init": "copy"}
     odd = [f"--{name}" for name, value in (ours if surgery else host).items() if value != defaults[name]]
     if odd:
         if surgery:
@@ -103,7 +108,7 @@ def convert_any(
     return report, f"{load}, or train it further: --train.init {out}"
 
 
-def _parse_target(target: Any) -> Any:
+def _parse_target(target: object) -> Any:
     """Parse a target that is JSON; return any other as it is."""
     if not isinstance(target, str) or target.lstrip()[:1] not in ("{", "["):
         return target
@@ -113,7 +118,7 @@ def _parse_target(target: Any) -> Any:
         raise MixerError(f"convert: the target is not readable JSON ({why}): {target[:80]}") from None
 
 
-def _is_surgery(source: str, target: Any) -> bool:
+def _is_surgery(source: str, target: object) -> bool:
     """Return whether the target needs surgery.
 
     Patterns always name a host's own layers; a folder of transformers that holds no ViT needs surgery too.
@@ -142,9 +147,9 @@ def save_replaced(
     report: Report,
     out: Path | str,
     *,
-    host: dict[str, Any] | None = None,
+    host: Record | None = None,
     beside: Path | str | None = None,
-    tokenizer: Any = None,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | None = None,
 ) -> None:
     """Write a model made by ``replace_mixers``; ``load_converted`` loads it.
 
@@ -255,7 +260,7 @@ def _line(why: BaseException) -> str:
     return " ".join(str(why).split())[:200].rstrip(".")
 
 
-def _empty_host(host: dict[str, Any], folder: Path) -> nn.Module:
+def _empty_host(host: Record, folder: Path) -> nn.Module:
     """Build the host from its class, with random weights."""
     if host.get("library") == "timm":
         try:
@@ -275,13 +280,13 @@ def _empty_host(host: dict[str, Any], folder: Path) -> nn.Module:
     return model.to(dtype) if isinstance(dtype, torch.dtype) else model
 
 
-def _their_config(transformers: Any, given: dict[str, Any]) -> Any:
+def _their_config(transformers: ModuleType, given: Record) -> PreTrainedConfig:
     """Build a config of transformers from its JSON, which stays as it is."""
     given = json.loads(json.dumps(given))
     return transformers.AutoConfig.for_model(given.pop("model_type"), **given)
 
 
-def host_config(folder: Path) -> Any:
+def host_config(folder: Path) -> PreTrainedConfig:
     """Return the config of transformers of a host's folder, converted or not."""
     config = read_json(folder / "config.json")
     given = config["host"].get("config") if config.get("kind") == "surgery" else config
@@ -290,7 +295,7 @@ def host_config(folder: Path) -> Any:
     return _their_config(_transformers(str(folder)), given)
 
 
-def _transformers(where: str) -> Any:
+def _transformers(where: str) -> ModuleType:
     try:
         ensure_torchvision()
         import transformers

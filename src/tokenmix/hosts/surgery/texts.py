@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from ...errors import MixerError
 from ...models.sampling import check_sampling
+from ...types import Options
 from ..vit.checkpoints import read_json
 from .ports import token_limit
 from .quality import measure_quality, predicts_next
@@ -53,7 +55,7 @@ def folder_tokenizer(who: str, folder: Path) -> Any:
         raise MixerError(f"{who}: {folder} holds no tokenizer that transformers can load ({said}); {fix}.") from None
 
 
-def _has_vocabulary(transformers: Any, folder: Path) -> bool:
+def _has_vocabulary(transformers: ModuleType, folder: Path) -> bool:
     """Return whether a folder has the files of its tokenizer; that of bytes, as ByT5's, has none to have."""
     if any(any(folder.glob(pattern)) for pattern in VOCABULARIES):
         return True
@@ -170,7 +172,7 @@ def sample_folder(
         raise MixerError(f"sample: {folder}: takes {limit:,} tokens, of which the prompt has {len(start)}{asked}.")
     if count < 1:
         raise MixerError(f"sample: --tokens must be >= 1, got {tokens}.")
-    chosen: dict[str, Any] = {"do_sample": temperature > 0}
+    chosen: Options = {"do_sample": temperature > 0}
     if temperature > 0:
         chosen |= {"temperature": temperature, "top_k": top_k or 0, "top_p": 1.0 if top_p is None else top_p}
     from ..huggingface.generation import FiniteScores

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...mixers import MIXERS
+from ...mixers import MIXERS, Mixer
 from ...mixers.facts import QKVO
 from ..conversion_report import Entry
+from .families import FAMILIES
 from .sites import Site
 
 NORMS = ("q_norm", "k_norm")
@@ -56,53 +56,32 @@ class Weight:
     split: bool
 
 
-def _linear(*names: str, **options: Any) -> list[Slot]:
-    return [Slot(f"{name}.weight", f"{name}.bias", **options) for name in names]
-
-
-def _fused_linear(name: str, *sizes: int, **options: Any) -> list[Slot]:
-    return [slot for i in range(len(sizes)) for slot in _linear(name, index=i, sizes=sizes, **options)]
-
-
 def slots(site: Site, module: nn.Module) -> dict[str, Slot]:
     """Return where a site has q_proj, k_proj, v_proj, out_proj, and q_norm and k_norm if there are any."""
-    queries, keys = site.heads * site.head_dim, site.kv_heads * site.head_dim
-    if site.family == "bert":
-        found = _linear("self.query", "self.key", "self.value", "output.dense")
-    elif site.family == "gpt2" and site.cross:
-        found = (
-            _linear("q_attn", transposed=True)
-            + _fused_linear("c_attn", keys, keys, transposed=True)
-            + _linear("c_proj", transposed=True)
+    family = FAMILIES[site.family]
+    names = family.context_weights if site.cross and family.context_weights is not None else family.weights
+    keys = site.head_dim if family.by_head else site.kv_heads * site.head_dim
+    rows = (site.head_dim if family.by_head else site.heads * site.head_dim, keys, keys)
+    found = {}
+    for i, (part, name) in enumerate(zip(QKVO, names, strict=True)):
+        together = [j for j, other in enumerate(names) if other == name]
+        fused = len(together) > 1
+        found[part] = Slot(
+            name,
+            _bias(name),
+            index=together.index(i),
+            sizes=tuple(rows[j] for j in together) if fused else (),
+            heads=site.heads if fused and family.by_head else 1,
+            transposed=family.transposed,
         )
-    elif site.family == "gpt2":
-        found = _fused_linear("c_attn", queries, keys, keys, transposed=True) + _linear("c_proj", transposed=True)
-    elif site.family == "timm":
-        found = _fused_linear("qkv", queries, keys, keys) + _linear("proj")
-    elif site.family == "gpt_neox":
-        found = _fused_linear("query_key_value", *[site.head_dim] * 3, heads=site.heads) + _linear("dense")
-    elif site.family == "modernbert":
-        found = _fused_linear("Wqkv", queries, keys, keys) + _linear("Wo")
-    elif site.family == "phi3":
-        found = _fused_linear("qkv_proj", queries, keys, keys) + _linear("o_proj")
-    elif site.family == "phi":
-        found = _linear("q_proj", "k_proj", "v_proj", "dense")
-    elif site.family == "distilbert":
-        found = _linear("q_lin", "k_lin", "v_lin", "out_lin")
-    elif site.family in ("bart", "clip"):
-        found = _linear("q_proj", "k_proj", "v_proj", "out_proj")
-    elif site.family == "torch":
-        found = [Slot("in_proj_weight", "in_proj_bias", i, (queries, keys, keys)) for i in range(3)] + _linear(
-            "out_proj"
-        )
-    else:
-        found = _linear("q_proj", "k_proj", "v_proj", "o_proj")
-    norms = (
-        {}
-        if site.qk_norm is None
-        else dict(zip(NORMS, _linear(*NORMS, shift=float(type(module).__name__.startswith("Gemma"))), strict=True))
-    )
-    return dict(zip(QKVO, found, strict=True)) | norms
+    if site.qk_norm is not None:
+        shift = float(type(module).__name__.startswith(family.one_plus))
+        found |= {part: Slot(f"{part}.weight", f"{part}.bias", shift=shift) for part in NORMS}
+    return found
+
+
+def _bias(weight: str) -> str:
+    return weight.removesuffix("weight") + "bias"
 
 
 def softmax_weights(site: Site, module: nn.Module) -> dict[str, Weight]:
@@ -118,18 +97,18 @@ def softmax_weights(site: Site, module: nn.Module) -> dict[str, Weight]:
 
 
 @torch.no_grad()
-def carry(mixer: Any, name: str, found: dict[str, Weight], site: Site) -> list[Entry]:
+def carry(mixer: Mixer, name: str, found: dict[str, Weight], site: Site) -> list[Entry]:
     """Fill the tensors that the mixer called ``name`` takes over.
 
     Returns:
         What became of each of its tensors, and the tensors of the host that it does not use.
     """
     cls = MIXERS[name]
-    entries, used, taken = [], set(), cls.carries
+    entries, used, taken = [], set(), cls.facts.carries
     parameters = {n for n, _ in mixer.named_parameters()}
     for ours, tensor in mixer.state_dict().items():
         part, _, leaf = ours.rpartition(".")
-        part = cls.copies.get(part, part)
+        part = cls.facts.copies.get(part, part)
         source = found.get(f"{part}.{leaf}") if part in taken else None
         if source is not None:
             tensor.copy_(_fit_tensor(source, tensor, ours, part, site))
@@ -164,7 +143,7 @@ def _fit_tensor(source: Weight, tensor: Tensor, ours: str, part: str, site: Site
 
 
 @torch.no_grad()
-def write_back(mixer: Any, site: Site, module: nn.Module) -> list[Entry]:
+def write_back(mixer: Mixer, site: Site, module: nn.Module) -> list[Entry]:
     """Fill a host's softmax attention from a mixer that has its four projections."""
     ours, entries, done = mixer.state_dict(), [], set()
     state = module.state_dict()

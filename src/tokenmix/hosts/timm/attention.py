@@ -6,6 +6,7 @@ Shapes: B images, N tokens of which the first ``prefix`` are not patches, C feat
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from functools import cache
 from math import prod
 from typing import Any, ClassVar, NoReturn
@@ -18,10 +19,11 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from ...errors import MixerError
 from ...functional import use_backend
-from ...mixers import MIXERS, Mixer, build_mixer, mixer_options
+from ...mixers import MIXERS, Mixer, build_mixer, mixer_options, required_options
 from ...mixers.registration import load_mixer
 from ...models.blocks import PROJECTIONS, complete_spec
 from ...system.properties import named_errors
+from ...types import Options, Spec
 from ..patch_grid import Grid, PatchGrid, unwatch
 from .scripted import ScriptedAttention
 
@@ -42,7 +44,7 @@ class MixerAttention(nn.Module):
         norm_layer: unused, as in timm without these norms.
     """
 
-    spec: ClassVar[dict[str, Any]]
+    spec: ClassVar[Spec]
     built_for: ClassVar[Grid | None] = None
     prefix: ClassVar[int] = 0
 
@@ -56,8 +58,8 @@ class MixerAttention(nn.Module):
         proj_bias: bool = True,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
-        norm_layer: Any = None,
-        device: Any = None,
+        norm_layer: object = None,
+        device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
@@ -65,7 +67,7 @@ class MixerAttention(nn.Module):
             if value:
                 _refuse(f"{self.spec['name']} has no {name}, got {value}; it belongs to softmax attention")
         known = mixer_options(MIXERS[self.spec["name"]])
-        theirs = {"heads": num_heads, "qkv_bias": bool(qkv_bias), "out_bias": bool(proj_bias), "causal": False}
+        theirs: Options = {"heads": num_heads, "qkv_bias": bool(qkv_bias), "out_bias": bool(proj_bias), "causal": False}
         with torch.device(device or torch.get_default_device()):
             self.mixer: Mixer = build_mixer(dim=dim, **{n: v for n, v in theirs.items() if n in known} | self.spec).to(
                 dtype=dtype
@@ -152,7 +154,7 @@ class MixerAttention(nn.Module):
         """Initialise again, as timm requires of modules that were built on the meta device."""
         self.init_weights()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _new_from_spec, (self.spec, self.built_for, self.prefix), self.__dict__
 
     def __prepare_scriptable__(self) -> nn.Module:
@@ -168,7 +170,7 @@ class MixerAttention(nn.Module):
         return ScriptedAttention(trace_module(_Mixed(self), x), self.proj_drop, self)
 
 
-def trace_module(module: nn.Module, x: Tensor) -> Any:
+def trace_module(module: nn.Module, x: Tensor) -> torch.jit.ScriptModule:
     """Trace a module for any number of rows; its file needs nothing but torch, and it may be trained."""
     with use_backend("eager"), torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # from checks on shapes
@@ -187,7 +189,9 @@ class _Mixed(nn.Module):
         return self.mixer(x, **self.place)
 
 
-def attention_class(name: str, *, grid: Any = None, prefix: int = 1, **options: Any) -> type[MixerAttention]:
+def attention_class(
+    name: str, *, grid: Sequence[int] | None = None, prefix: int = 1, **options: Any
+) -> type[MixerAttention]:
     """Make a class for ``attn_layer=`` of timm's Vision Transformers that builds the mixer ``name`` in every block.
 
     Args:
@@ -244,7 +248,7 @@ def _meet_embedding(owner: nn.Module, name: str, part: nn.Module | None) -> None
         layer.embedding, layer.patches = (embedding,), known
 
 
-def _class_of(spec: dict[str, Any], grid: Grid | None, prefix: int) -> type[MixerAttention]:
+def _class_of(spec: Spec, grid: Grid | None, prefix: int) -> type[MixerAttention]:
     body = {
         "spec": spec,
         "built_for": grid,
@@ -255,21 +259,21 @@ def _class_of(spec: dict[str, Any], grid: Grid | None, prefix: int) -> type[Mixe
     return type(f"MixerAttention_{spec['name']}", (MixerAttention,), body)
 
 
-def _new_from_spec(spec: dict[str, Any], grid: Grid | None, prefix: int) -> MixerAttention:
+def _new_from_spec(spec: Spec, grid: Grid | None, prefix: int) -> MixerAttention:
     cls = _class_of(spec, grid, prefix)
     return cls.__new__(cls)
 
 
-def _check_complete(name: str, options: dict[str, Any]) -> None:
+def _check_complete(name: str, options: Options) -> None:
     """Refuse a mixer that needs a fixed number of tokens, or would silently read patches as a sequence."""
-    required = MIXERS[name].required_options(options)
+    required = required_options(MIXERS[name], options)
     for option in ("max_len", "ndim"):
         if option in required or option == "ndim" in mixer_options(MIXERS[name]) and option not in options:
             needs = "needs grid=(rows, columns) of the patches, and prefix if it is not 1"
             _refuse(f"attention_class({name!r}) {needs}, or {option} itself")
 
 
-def _grid_pair(grid: Any) -> Grid | None:
+def _grid_pair(grid: object) -> Grid | None:
     if grid is None:
         return None
     sides = tuple(grid) if isinstance(grid, (list, tuple)) else ()

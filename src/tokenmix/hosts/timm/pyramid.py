@@ -18,6 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from ...errors import MixerError
 from ...models import MODELS, Pyramid, PyramidConfig
 from ...models.layers import init_linear
+from ...models.pyramid import Stage
+from ...types import Options
 from .attention import trace_module
 from .scripted import ScriptedModel
 
@@ -40,21 +42,21 @@ class MixerPyramid(Pyramid):
         self,
         config: PyramidConfig,
         *,
-        img_size: Any = None,
+        img_size: int | tuple[int, int] | None = None,
         in_chans: int = 3,
         num_classes: int = 1000,
         global_pool: str = "token",
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         **fields: Any,
     ):
         _check_pool(global_pool)
         if isinstance(fields.get("mixers"), dict):
             fields["mixers"] = (fields["mixers"],)
-        size = {} if img_size is None else {"image_size": img_size}
-        head: dict[str, Any] = {"channels": in_chans, "classes": num_classes, "pool": POOLS[global_pool]}
+        size: Options = {} if img_size is None else {"image_size": img_size}
+        head: Options = {"channels": in_chans, "classes": num_classes, "pool": POOLS[global_pool]}
         super().__init__(replace(config, **size, **head, dropout=drop_rate, drop_path=drop_path_rate, **fields))
         self.to(device=device, dtype=dtype)
         self.num_classes, self.in_chans, self.global_pool = num_classes, in_chans, global_pool
@@ -75,7 +77,7 @@ class MixerPyramid(Pyramid):
             for leaf, _ in module.named_parameters(recurse=False)
         }
 
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+    def group_matcher(self, coarse: bool = False) -> dict[str, str | list[tuple[str, tuple[int, ...] | None]]]:
         """Return the layers for layer decay: the stages, or every block."""
         if coarse:
             return {
@@ -109,7 +111,7 @@ class MixerPyramid(Pyramid):
         if self.head is not None:
             init_linear(self.head, self.config.init_std)
 
-    def set_input_size(self, img_size: Any) -> None:
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
         """Adapt the model to another image size, as ``Pyramid.resize``."""
         self.resize(img_size)
 
@@ -177,22 +179,22 @@ class MixerPyramid(Pyramid):
         x = torch.randn(2, config.channels, *config.image_size, device=weight.device, dtype=weight.dtype)
         return ScriptedModel(trace_module(self, x))
 
-    def run_stage(self, stage: Any, x: Tensor) -> Any:
+    def run_stage(self, stage: nn.Module, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Run one stage, recomputed in the backward pass if checkpointing is on."""
         return checkpoint(stage, x, use_reentrant=False) if self.grad_checkpointing and self.training else stage(x)
 
 
-def _check_pool(name: Any) -> None:
+def _check_pool(name: object) -> None:
     if name not in POOLS:
         raise MixerError(f"MixerPyramid: global_pool={name!r} is unknown; choose 'token', 'avg' or ''.")
 
 
-def _map(stage: Any, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
+def _map(stage: Stage, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
     """Return the patches of a stage as a map (B, D, H, W), without the class token."""
     return tokens[:, stage.prefix :].transpose(1, 2).unflatten(2, grid)
 
 
-def _cfg(config: PyramidConfig) -> dict[str, Any]:
+def _cfg(config: PyramidConfig) -> Options:
     cfg = {
         "num_classes": config.classes,
         "input_size": (config.channels, *config.image_size),

@@ -21,18 +21,20 @@ from ...mixers import is_softmax
 from ...models import MODELS, ViTConfig
 from ...models.blocks import cycle_specs
 from ...models.images import both_sides, resizable, resize_mixers
+from ...types import Options, Spec
 from ..vit.names import TIMM, split_qkv, their_name
 from ..vit.write import timm_options
-from .attention import Grid, attention_class
+from .attention import Grid, MixerAttention, attention_class
 
-Spec = dict[str, Any]
 ATTENTION: tuple[Spec, ...] = ({"name": "attention"},)
 
 
 class MixerBlock(Block):
     """timm's block, with the attention class of its own layer."""
 
-    def __init__(self, dim: int, num_heads: int, *, attn_layer: Any, depth: int = 0, **options: Any):
+    def __init__(
+        self, dim: int, num_heads: int, *, attn_layer: Sequence[type[MixerAttention]], depth: int = 0, **options: Any
+    ):
         super().__init__(dim, num_heads, attn_layer=attn_layer[depth], depth=depth, **options)
 
 
@@ -76,7 +78,7 @@ class MixerVisionTransformer(VisionTransformer):
             attention_class(**spec, grid=None if free else grid, prefix=class_token + reg_tokens)
             for spec in cycle_specs(tuple(specs), depth)
         ]
-        base: dict[str, Any] = {"depth": depth, "class_token": class_token, "reg_tokens": reg_tokens}
+        base: Options = {"depth": depth, "class_token": class_token, "reg_tokens": reg_tokens}
         base |= {"dynamic_img_size": dynamic_img_size, "patch_drop_rate": patch_drop_rate}
         base |= {"block_fn": MixerBlock, "attn_layer": classes}  # one class for each block
         super().__init__(img_size, patch_size, **base, **options)
@@ -120,7 +122,7 @@ class MixerVisionTransformer(VisionTransformer):
         return copy.deepcopy(self, {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())})
 
 
-def checkpoint_filter(state: dict[str, Any], model: Any) -> dict[str, Tensor]:
+def checkpoint_filter(state: dict[str, Any], model: MixerVisionTransformer) -> dict[str, Tensor]:
     """Convert weights for a ``MixerVisionTransformer``.
 
     They come from its own file, from one of our ViT, or, for softmax blocks, from one of timm's ViT. timm resamples
@@ -146,7 +148,7 @@ def checkpoint_filter(state: dict[str, Any], model: Any) -> dict[str, Tensor]:
     return timm_filter(state, model)
 
 
-def _from_ours(state: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
+def _from_ours(state: dict[str, Tensor], model: MixerVisionTransformer) -> dict[str, Tensor]:
     """Rename our ViT's tensors as timm's, mixers beneath ``attn``; registers get zero positions, as in ``to_timm``."""
     trunk = {name: tensor for name, tensor in state.items() if ".mixer." not in name}
     found = {their_name(name, TIMM): tensor for name, tensor in trunk.items()}
@@ -170,14 +172,14 @@ def _check_softmax(name: str, model: Any) -> None:
         raise MixerError(f"checkpoint_filter: {differ}; `tokenmix convert` takes weights over.")
 
 
-def _grid(img_size: Any, patch_size: Any) -> Grid:
+def _grid(img_size: int | tuple[int, int], patch_size: int | tuple[int, int]) -> Grid:
     """Return the rows and columns of patches."""
     height, width = both_sides(img_size, "MixerVisionTransformer")
     down, right = both_sides(patch_size, "MixerVisionTransformer")
     return height // down, width // right
 
 
-def _cfg(config: ViTConfig) -> dict[str, Any]:
+def _describe_for_timm(config: ViTConfig) -> Options:
     """Return timm's metadata of a model: the preprocessing of images, and the names of its first and last layer.
 
     There are no weights to download.
@@ -216,7 +218,7 @@ MODEL_NAMES: dict[str, str] = {
 Names with ``mixer`` have softmax attention by default, for your own ``mixers=``.
 """
 
-default_cfgs = generate_default_cfgs({name: _cfg(MODELS[model]) for name, model in MODEL_NAMES.items()})
+default_cfgs = generate_default_cfgs({name: _describe_for_timm(MODELS[model]) for name, model in MODEL_NAMES.items()})
 
 
 def _register(name: str, model: str) -> None:

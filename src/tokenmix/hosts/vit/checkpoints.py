@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ...errors import MixerError
 from ...models import MAEConfig, ViT, ViTConfig
 from ...models.saved import read_run
 from ...system.torchvision import ensure_torchvision
+from ...types import Options, Record
 from .names import refuse_distilled, strip_model_name
 from .read import Weights, from_hf, from_own, from_timm
 
@@ -22,7 +23,7 @@ TORCH_FILES = (".pth", ".pt", ".bin", ".tar")
 KINDS = ".safetensors, " + ", ".join(TORCH_FILES)
 
 
-def read_weights(source: Any, *, heads: int | None = None, image_size: Any = None) -> Weights:
+def read_weights(source: object, *, heads: int | None = None, image_size: int | Sequence[int] | None = None) -> Weights:
     """Read the weights of a ViT under our names, and its config.
 
     Args:
@@ -90,7 +91,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         raise MixerError(f"{path}: is truncated or not a safetensors file ({_line(why)}).") from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Record:
     """Read a JSON object from a file."""
     try:
         found = json.loads(path.read_text())
@@ -107,7 +108,7 @@ def _line(why: BaseException) -> str:
     return " ".join(str(why).split())[:160]
 
 
-def _kind(state: Mapping[str, Any], where: str) -> str:
+def _kind(state: Mapping[str, Tensor], where: str) -> str:
     """Return whose names these are, "own", "timm" or "hf"; refuse a checkpoint of another architecture."""
     refuse_distilled(state, where)
     keys = {strip_model_name(key) for key in state}
@@ -124,7 +125,7 @@ def _kind(state: Mapping[str, Any], where: str) -> str:
     )
 
 
-def _from_state(state: Mapping[str, Tensor], where: str, guess: dict[str, Any], config: Any = None) -> Weights:
+def _from_state(state: Mapping[str, Tensor], where: str, guess: Options, config: Any = None) -> Weights:
     kind = _kind(state, where)
     if kind == "own":
         return from_own(state, config, where=where)
@@ -135,7 +136,7 @@ def _from_state(state: Mapping[str, Tensor], where: str, guess: dict[str, Any], 
     )
 
 
-def _read_place(place: str, guess: dict[str, Any]) -> Weights:
+def _read_place(place: str, guess: Options) -> Weights:
     if place.startswith("timm:"):
         return from_timm(timm_model(place[5:]), where=place)
     path = Path(place.removeprefix("hf:"))
@@ -163,7 +164,7 @@ def timm_model(name: str) -> nn.Module:
         raise MixerError(f"timm:{name}: its weights could not be loaded ({_line(why)}).") from None
 
 
-def _from_folder(folder: Path, guess: dict[str, Any]) -> Weights:
+def _from_folder(folder: Path, guess: Options) -> Weights:
     """Read a run directory, a converted model or a model saved by transformers, depending on config.json."""
     config = read_json(folder / "config.json")
     if "model_type" in config and config.get("kind") != "surgery":

@@ -15,13 +15,14 @@ from ...errors import MixerError
 from ...mixers import MIXERS, mixer_options
 from ...models import ViT, ViTConfig, build_model, find_model
 from ...system.files import check_out, new_folder, whole_file, write_json
+from ...types import Spec
 from ..conversion_report import Entry, Report
 from .checkpoints import read_weights
 from .read import Weights
 
 
 def convert_vit(
-    source: Any, target: Any, *, resize: bool = False, classes: int | None = None, seed: int | None = None
+    source: object, target: object, *, resize: bool = False, classes: int | None = None, seed: int | None = None
 ) -> tuple[ViT, Report]:
     """Build a ViT with other mixers that takes weights over from ``source`` wherever the two mean the same.
 
@@ -112,7 +113,7 @@ def _differences(old: ViTConfig, new: ViTConfig) -> Iterator[str]:
         yield f"options of {s['name']} differ: {json.dumps(s)} before, {json.dumps(t)} now"
 
 
-def _options(spec: dict[str, Any]) -> dict[str, Any]:
+def _options(spec: Spec) -> Spec:
     """Return a spec with the defaults of its mixer filled in."""
     return (mixer_options(MIXERS[spec["name"]]) if spec["name"] in MIXERS else {}) | spec
 
@@ -147,8 +148,8 @@ def _counterpart(name: str, weights: Weights, config: ViTConfig) -> str | None:
         _, layer, _, part, *leaf = name.split(".")
         old, new = (c.specs()[int(layer)]["name"] for c in (weights.config, config))
         if old != new:
-            part = MIXERS[new].copies.get(part, part)
-            if part not in MIXERS[new].carries or part not in MIXERS[old].carries:
+            part = MIXERS[new].facts.copies.get(part, part)
+            if part not in MIXERS[new].facts.carries or part not in MIXERS[old].facts.carries:
                 return None
             name = ".".join(["blocks", layer, "mixer", part, *leaf])
     return name if name in weights.state else None
@@ -173,7 +174,7 @@ def _describe_config(config: ViTConfig) -> str:
 
 
 def convert_command(
-    source: str, target: Any, out: Path | str, *, resize: bool = False, classes: int | None = None, seed: int = 0
+    source: str, target: object, out: Path | str, *, resize: bool = False, classes: int | None = None, seed: int = 0
 ) -> Report:
     """Write ``convert_vit``'s model to a folder: config.json, model.safetensors and report.json, all three or none.
 

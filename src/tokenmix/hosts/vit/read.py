@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isqrt, prod
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ...errors import MixerError
 from ...models import ViT, ViTConfig, build_model
 from ...models.images import both_sides
+from ...types import Record
 from .names import (
     HF,
     HF_FILES,
@@ -69,7 +70,11 @@ class Weights:
 
 
 def from_timm(
-    source: Any, *, heads: int | None = None, image_size: Any = None, where: str = "the timm model"
+    source: nn.Module | State,
+    *,
+    heads: int | None = None,
+    image_size: int | Sequence[int] | None = None,
+    where: str = "the timm model",
 ) -> Weights:
     """Read a timm ViT or DeiT, or its state dict, under our names.
 
@@ -102,11 +107,11 @@ def from_timm(
 
 
 def from_hf(
-    source: Any,
+    source: nn.Module | State,
     *,
     config: Any = None,
     heads: int | None = None,
-    image_size: Any = None,
+    image_size: int | Sequence[int] | None = None,
     where: str = "the transformers model",
 ) -> Weights:
     """Read a Hugging Face ``ViTForImageClassification`` or ``ViTModel``, or its state dict, under our names.
@@ -202,14 +207,14 @@ def _read_timm(model: nn.Module, where: str) -> tuple[float, int, tuple[int, int
     return every.pop(), net.blocks[0].attn.num_heads, tuple(net.patch_embed.img_size), not net.no_embed_class
 
 
-def _part(model: nn.Module, path: str) -> Any:
+def _part(model: nn.Module, path: str) -> nn.Module | None:
     try:
         return model.get_submodule(path)
     except AttributeError:
         return None
 
 
-def _read_hf(config: Any, where: str) -> dict[str, Any]:
+def _read_hf(config: Any, where: str) -> Record:
     """Return the options of a transformers config, an object or a dict; {} without one."""
     options = config if isinstance(config, dict) else config.to_dict() if config is not None else {}
     if options.get("model_type", "vit") != "vit":
@@ -220,7 +225,9 @@ def _read_hf(config: Any, where: str) -> dict[str, Any]:
     return options
 
 
-def _place_positions(state: dict[str, Tensor], where: str, *, image_size: Any, embedded: bool | None) -> None:
+def _place_positions(
+    state: dict[str, Tensor], where: str, *, image_size: int | Sequence[int] | None, embedded: bool | None
+) -> None:
     """Convert timm's positions to ours, in place: one row for the class token, none for registers.
 
     Args:
@@ -242,7 +249,7 @@ def _place_positions(state: dict[str, Tensor], where: str, *, image_size: Any, e
     state["positions"] = table
 
 
-def _has_prefix_rows(rows: int, before: int, state: State, image_size: Any, where: str) -> bool:
+def _has_prefix_rows(rows: int, before: int, state: State, image_size: int | Sequence[int] | None, where: str) -> bool:
     """Return whether ``before`` of the rows belong to tokens before the patches."""
     if not before:
         return False

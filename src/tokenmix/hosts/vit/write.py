@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from ...errors import MixerError
 from ...mixers import is_softmax
 from ...models import ViT, ViTConfig
+from ...types import Options
 from .names import HF, HF_FILES, PROJECTIONS, TIMM, their_name
 
 USUAL = {"heads": 8, "qkv_bias": True, "qk_norm": None, "norm_eps": 1e-6}
@@ -31,7 +31,7 @@ def to_timm(model: ViT, *, no_embed_class: bool = False) -> dict[str, Tensor]:
             and keys that are not timm's.
     """
     _check_softmax(model, "to_timm")
-    norm: Any = model.blocks[0].mixer.q_norm
+    norm = model.blocks[0].mixer.q_norm
     if norm is not None and (type(norm) is not nn.LayerNorm or norm.eps != model.config.norm_eps):
         eps = model.config.norm_eps
         only = f"timm's norms of queries and keys are LayerNorms with the eps of the others, {eps}"
@@ -81,7 +81,7 @@ def to_hf(model: ViT, *, files: bool = False) -> dict[str, Tensor]:
     return found
 
 
-def timm_options(config: ViTConfig, *, no_embed_class: bool = False) -> dict[str, Any]:
+def timm_options(config: ViTConfig, *, no_embed_class: bool = False) -> Options:
     """Return arguments of ``timm.models.VisionTransformer`` for the same shapes and the same function."""
     spec = config.specs()[0]
     return {
@@ -105,7 +105,7 @@ def timm_options(config: ViTConfig, *, no_embed_class: bool = False) -> dict[str
     }
 
 
-def hf_options(config: ViTConfig) -> dict[str, Any]:
+def hf_options(config: ViTConfig) -> Options:
     """Return arguments of ``transformers.ViTConfig`` for the same shapes and the same function."""
     spec = config.specs()[0]
     return {

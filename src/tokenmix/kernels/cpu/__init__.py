@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,7 +60,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return None, f"the C library is damaged: {file} is truncated; build it again with `{COMMAND}`"
     try:
         library = ctypes.CDLL(str(file))
-        built = _text(library.tm_hash)
+        built = _text(library, "tm_hash")
     except (OSError, AttributeError) as why:
         return None, f"the C library could not be loaded ({why}); build it again with `{COMMAND}`"
     if not other and SOURCES.is_dir() and built != source_hash():
@@ -69,13 +68,14 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     return _choose_isa(library)
 
 
-def _text(function: Any) -> str:
+def _text(library: ctypes.CDLL, name: str) -> str:
+    function = getattr(library, name)
     function.restype = ctypes.c_char_p
     return function().decode()
 
 
 def _choose_isa(library: ctypes.CDLL) -> tuple[ctypes.CDLL | None, str]:
-    best, wanted = _text(library.tm_isa), os.environ.get("TOKENMIX_ISA")
+    best, wanted = _text(library, "tm_isa"), os.environ.get("TOKENMIX_ISA")
     if wanted and not hasattr(library, f"tm_{wanted}_scan_forward"):
         return None, f"TOKENMIX_ISA={wanted!r} is not an instruction set that the C library was built for"
     return library, wanted or best
@@ -102,7 +102,7 @@ def isa() -> str | None:
 
 def built_from() -> str | None:
     """Return the hash of the sources and flags of the library in use."""
-    return None if _library is None else _text(_library.tm_hash)
+    return None if _library is None else _text(_library, "tm_hash")
 
 
 def function(name: str, signature: str) -> Callable[..., None]:
@@ -119,7 +119,7 @@ def function(name: str, signature: str) -> Callable[..., None]:
     return raw
 
 
-def _raise_missing(*args: Any) -> None:
+def _raise_missing(*args: object) -> None:
     raise MixerError(f"backend='cpu': {_found if _library is None else 'the C library in use has no such function'}.")
 
 

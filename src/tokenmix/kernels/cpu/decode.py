@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ def _refuse(who: str, wanted: str, got: str) -> NoReturn:
     raise MixerError(f"the C kernel step_{who} takes {wanted}, got {got}.")
 
 
-def simple(q: Tensor | None, k: Tensor, v: Tensor, live: Tensor | None, past: Any) -> tuple[Tensor, Sums]:
+def simple(q: Tensor | None, k: Tensor, v: Tensor, live: Tensor | None, past: Sums) -> tuple[Tensor, Sums]:
     """Extend AFT-simple by L tokens (B, L, D) after the sums ``past``, which are m, num, den (B, D).
 
     Returns the outputs, and the sums after these tokens.
@@ -415,7 +415,9 @@ def hydra(
     return y, (total1, number1)
 
 
-def linear(q: Tensor, k: Tensor, v: Tensor, live: Tensor | None, past: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+def linear(
+    q: Tensor, k: Tensor, v: Tensor, live: Tensor | None, past: tuple[Tensor, Tensor]
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Extend linear attention with elu + 1 by L tokens (B, L, H e) after ``past``.
 
     ``past`` is m (B, H, e) and acc (B, H, e + 1, e). Returns the outputs, and both after these tokens.
@@ -461,7 +463,7 @@ def linear(q: Tensor, k: Tensor, v: Tensor, live: Tensor | None, past: Any) -> t
 
 
 def forget(
-    q: Tensor | None, k: Tensor, v: Tensor, g: Tensor, live: Tensor | None, past: Any, *, heads: int, eps: float
+    q: Tensor | None, k: Tensor, v: Tensor, g: Tensor, live: Tensor | None, past: Sums, *, heads: int, eps: float
 ) -> tuple[Tensor, Sums]:
     """Extend AFT-forget by L tokens (B, L, D) with log-decays g after the sums ``past``, m, num, den (B, D).
 

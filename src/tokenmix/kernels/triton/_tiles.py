@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...types import Options
 from . import INTERPRETED
 
 DEAD = tl.constexpr(-3.4028234663852886e38)  # float32's minimum: a key that counts as masked
@@ -148,6 +149,6 @@ def strides(a: Tensor | None) -> tuple[int, int]:
     return (0, 0) if a is None else (a.stride(0), a.stride(1))
 
 
-def constants(t: Tiles) -> dict[str, Any]:
+def constants(t: Tiles) -> Options:
     """Return the constants that every kernel with products takes."""
     return {"BASE2": t.base2, "PRECISION": t.precision, "SPLIT": t.split}

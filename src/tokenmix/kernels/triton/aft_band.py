@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...types import Options
 from ._tiles import (
     BY_DTYPE,
     CAP,
@@ -616,8 +616,8 @@ class _Call:
         self.NL, self.NR = -(-self.low // self.BLK), -(-(self.L - 1 - self.low) // self.BLK)
         self.width = (self.NL + 1 + self.NR) * self.BLK
         self.t, self.grid = t, (self.strips, self.NB, self.B)
-        self.fixed: dict[str, Any] = {"BASE2": t.base2, "BLK": self.BLK, "N": self.N}
-        self.dots: dict[str, Any] = {"DROP": t.drop, "PRECISION": t.precision, "WIDTH": self.width}
+        self.fixed: Options = {"BASE2": t.base2, "BLK": self.BLK, "N": self.N}
+        self.dots: Options = {"DROP": t.drop, "PRECISION": t.precision, "WIDTH": self.width}
         self.near = self.NB, self.NL, self.NR
         self._weights()
         self._keys()
@@ -815,7 +815,7 @@ def _terms(c: _Call, g: Tensor, dq: Tensor, saved: Tensor) -> tuple[Tensor, Tens
 
 
 def _pairs(
-    c: _Call, z: Tensor, top: Tensor, inputs: tuple[Any, ...], more: tuple[int, ...], constant: dict[str, Any]
+    c: _Call, z: Tensor, top: Tensor, inputs: tuple[Tensor | None, ...], more: tuple[int, ...], constant: Options
 ) -> Tensor:
     """Compute the gradient of the log-weights of every tile, (G, groups, BLK, width).
 

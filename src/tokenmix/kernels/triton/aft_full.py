@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import triton
@@ -497,7 +496,7 @@ def pair_exact(
         tl.store(out, tl.load(out, mask=inside, other=0.0).to(tl.float32) + total, mask=inside)
 
 
-EXACT: dict[str, Any] = {
+EXACT: dict[str, int] = {
     "M": 32,
     "N": 32,
     "warps": 8,

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -28,6 +28,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from ...types import Options
 from .launch import Launch, record_launches
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -63,9 +64,9 @@ class Configuration(NamedTuple):
     """Hold a kernel with the types and constants of one launch."""
 
     label: str
-    kernel: Any
+    kernel: triton.JITFunction
     signature: dict[str, str]
-    constants: dict[str, Any]
+    constants: Options
     aligned: tuple[str, ...]
     options: dict[str, int]
 
@@ -91,7 +92,7 @@ def stems() -> list[str]:
 @cache
 def configurations(only: tuple[str, ...] = ()) -> tuple[Configuration, ...]:
     """Return every different configuration chosen for the samples of the kernel modules, or of those in ``only``."""
-    found: dict[Any, Configuration] = {}
+    found: dict[tuple[object, ...], Configuration] = {}
     for stem in only or stems():
         for label, call in importlib.import_module(f"{__package__}.{stem}").samples():
             with record_launches() as launches:
@@ -108,7 +109,7 @@ def fullest_configurations(only: tuple[str, ...] = ()) -> tuple[Configuration, .
 
     It needs the most registers.
     """
-    found: dict[Any, Configuration] = {}
+    found: dict[tuple[object, ...], Configuration] = {}
     for c in configurations(only):
         wide = not {"*bf16", "*fp16"} & set(c.signature.values())
         key = c.kernel, wide
@@ -141,7 +142,7 @@ def configuration(label: str, one: Launch) -> Configuration:
     return Configuration(label, one.kernel, signature, constants, tuple(aligned), one.options)
 
 
-def _type(value: Any) -> str:
+def _type(value: Tensor | float) -> str:
     if isinstance(value, Tensor):
         return POINTERS[value.dtype]
     if isinstance(value, bool):

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...types import Options
 from ..counts import mean_scale
 from ._tiles import span
 from .aft_simple import CHUNK, _empty_as, _grid, _place, _suffix, _valid_tokens, rows
@@ -393,6 +393,6 @@ def samples() -> Iterator[tuple[str, Callable[[], object]]]:
             )
 
 
-def _sample(x: Tensor, mask: Tensor | None, options: dict[str, Any]) -> None:
+def _sample(x: Tensor, mask: Tensor | None, options: Options) -> None:
     saved = forward(x, x, x, mask, **options, save=True)[1]
     backward(x, x, x, x, mask, saved, **options)

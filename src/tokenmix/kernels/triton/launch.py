@@ -9,19 +9,23 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...types import Options
 from . import INTERPRETED
+
+if TYPE_CHECKING:
+    from triton import JITFunction
 
 
 class Launch(NamedTuple):
     """Hold one launch: the kernel, its arguments by name (constants included), and the compiler's options."""
 
-    kernel: Any
-    args: dict[str, Any]
+    kernel: JITFunction
+    args: Options
     options: dict[str, int]
 
 
@@ -35,13 +39,13 @@ _notes = _Notes()
 
 
 def launch(
-    kernel: Any,
+    kernel: JITFunction,
     grid: tuple[int, ...],
-    *args: Any,
+    *args: object,
     warps: int = 4,
     stages: int = 3,
     registers: int = 0,
-    **constants: Any,
+    **constants: object,
 ) -> None:
     """Launch ``kernel[grid](*args, **constants)``; an empty grid launches nothing.
 
@@ -57,7 +61,7 @@ def launch(
             kernel[grid](*args, **constants, **options)
 
 
-def _device(args: tuple[Any, ...]) -> contextlib.AbstractContextManager[Any]:
+def _device(args: tuple[object, ...]) -> contextlib.AbstractContextManager[object]:
     """Make the device of the tensors the current one, on which Triton launches."""
     first = next((a for a in args if isinstance(a, Tensor)), None)
     return contextlib.nullcontext() if INTERPRETED or first is None else torch.cuda.device(first.device)

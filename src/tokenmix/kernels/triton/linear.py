@@ -23,13 +23,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...types import Options
 from ._tiles import NONE, operand, plus, rows, span, strides, valid_keys
 from .launch import bytes_of, launch
 
@@ -763,6 +764,6 @@ def samples() -> Iterator[tuple[str, Callable[[], object]]]:
         yield label, partial(_sample, x, mask, {"heads": 4, "elu": elu, "causal": causal})
 
 
-def _sample(x: Tensor, mask: Tensor | None, options: dict[str, Any]) -> None:
+def _sample(x: Tensor, mask: Tensor | None, options: Options) -> None:
     y, saved = forward(x, x, x, mask, **options, save=True)
     backward(x, x, x, x, mask, y, saved, **options)

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, log
-from typing import Any
 
 from ...errors import MixerError
 from ...system.machine import memory_available
+from ...types import Options, Record, Spec
 from ..bench.cases import BenchSubject
 from ..bench.roofline import machine
 from .amdahl import Crossing, expected_seconds, first_length, share_for
@@ -41,13 +41,13 @@ class Advice:
     modules: list[AttentionModule]
     batch: int
     worth: float
-    machine: dict[str, Any]
+    machine: Record
     shares: list[Share] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     rows: list[Candidate] = field(default_factory=list)
-    specs: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the candidates, by label
+    specs: dict[str, Spec] = field(default_factory=dict)  # of the candidates, by label
     nearness: dict[str, Nearness] = field(default_factory=dict)  # of the candidates that were probed, by label
-    distilled: dict[str, Any] | None = None
+    distilled: Record | None = None
     refused: str | None = None  # why nothing was replaced although it was asked for
 
     @property
@@ -101,9 +101,9 @@ def advise(
     worth: float = 1.25,
     candidates: str | None = None,
     device: str = "cpu",
-    options: dict[str, Any] | None = None,
+    options: Options | None = None,
     steps: int = STEPS,
-    data: Sequence[Any] | None = None,
+    data: Sequence[object] | None = None,
     tell: Tell = lambda _: None,
 ) -> Advice:
     """Measure attention's share of a model's forward pass at some lengths, the largest gain of replacing it, and

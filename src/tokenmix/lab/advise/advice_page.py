@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import MixerError
 from ...system.files import whole_file
+from ...system.text import Table
 from .advice import Advice
-from .candidates import OWN
+from .candidates import OWN, Candidate
 from .text import about, candidate_tables, comparison_tables, describe_setting, findings, shares_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ..report.figures import Picture
 
 
 def write_page(advice: Advice, out: Path | str) -> Path:
@@ -39,7 +45,7 @@ def write_page(advice: Advice, out: Path | str) -> Path:
     return out
 
 
-def curves(advice: Advice) -> list[Any]:
+def curves(advice: Advice) -> list[Picture]:
     """Draw the parts of the time by length; the bound and the candidates' speed-ups; times; generation."""
     at = [s.length for s in advice.shares]
     unit = "image side, pixels" if advice.host.inputs.patch else "tokens"
@@ -55,7 +61,10 @@ def curves(advice: Advice) -> list[Any]:
         )
     ]
     reached = {m: _by_length(advice, m, "speedup", at) for m in _mixers(advice) if m != OWN}
-    bounds = {"bound: mixing takes no time": [s.bound for s in advice.shares], **reached}
+    bounds: dict[str, Sequence[float | None]] = {
+        "bound: mixing takes no time": [s.bound for s in advice.shares],
+        **reached,
+    }
     drawn.append(
         _lines(
             at,
@@ -86,7 +95,7 @@ def _mixers(advice: Advice) -> list[str]:
     return list(dict.fromkeys(r.mixer for r in advice.rows if r.seconds is not None))
 
 
-def _row(advice: Advice, mixer: str, n: int) -> Any:
+def _row(advice: Advice, mixer: str, n: int) -> Candidate | None:
     return next((r for r in advice.rows if r.mixer == mixer and r.length == n), None)
 
 
@@ -95,12 +104,19 @@ def _by_length(advice: Advice, mixer: str, what: str, lengths: Sequence[int]) ->
 
 
 def _lines(
-    at: list[int], lines: dict[str, Any], x: str, y: str, caption: str, *, log: bool = False, zero: bool = False
-) -> Any:
+    at: list[int],
+    lines: Mapping[str, Sequence[float | None]],
+    x: str,
+    y: str,
+    caption: str,
+    *,
+    log: bool = False,
+    zero: bool = False,
+) -> Picture:
     """Draw a line chart with lengths in octaves."""
     from ..report.figures import COLOURS, STYLES, Picture, render_both
 
-    def draw(ax: Any) -> None:
+    def draw(ax: Axes) -> None:
         for i, (name, values) in enumerate(lines.items()):
             known = [(n, v) for n, v in zip(at, values, strict=True) if v is not None]
             style = STYLES[i // len(COLOURS) % len(STYLES)]
@@ -137,9 +153,7 @@ def _lines(
     )
 
 
-def _facts(advice: Advice) -> Any:
-    from ..report import Table
-
+def _facts(advice: Advice) -> Table:
     flat = {k: v for k, v in advice.machine.items() if not isinstance(v, dict) and v is not None}
     flat |= {f"kernels, {k}": v for k, v in advice.machine["kernels"].items()}
     return Table("Machine", ["fact", "value"], [[k, str(v)] for k, v in flat.items()])

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ...errors import MixerError
 from ...hosts.surgery import find_attention
 from ...hosts.surgery.sites import unknown_hint
 from ...mixers import MIXERS, Mixer
 from ...mixers.attention import Attention
+from ...types import Options
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def modules_of(model: nn.Module, where: str) -> list[AttentionModule]:
     raise MixerError(f"advise: {where}: {type(model).__name__} has no attention of a known family{unknown_hint(model)}")
 
 
-def torch_projections(module: Any, seen: tuple[Any, ...], named: dict[str, Any]) -> Callable[[], Any]:
+def torch_projections(module: Any, seen: tuple[Any, ...], named: Options) -> Callable[[], Tensor]:
     """Return a call that computes what ``nn.MultiheadAttention`` does to each token alone, on the inputs it saw.
 
     It has no modules for these projections that could be timed.
@@ -78,7 +79,7 @@ def torch_projections(module: Any, seen: tuple[Any, ...], named: dict[str, Any])
     same = whole is not None and inputs[0] is inputs[1] is inputs[2]
     linear = F.linear
 
-    def call() -> Any:
+    def call() -> Tensor:
         if same:
             mixed = linear(inputs[0], whole, module.in_proj_bias)[..., : module.embed_dim]
         else:

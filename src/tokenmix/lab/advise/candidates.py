@@ -15,10 +15,12 @@ from ...errors import MixerError
 from ...hosts.surgery import replace_mixers
 from ...mixers import MIXERS, is_softmax
 from ...models import build_model
+from ...types import Record, Spec
 from ..bench.cases import BenchSubject, parse_subjects
 from ..bench.timing import measure, peak_memory, sampler
 from .attention_modules import AttentionModule
 from .decoding import Decoded, decode
+from .inputs import Given
 from .loading import Host
 from .measuring import FAILURES
 
@@ -55,7 +57,7 @@ class Candidate:
         """Whether the model is faster with it, beyond the noise of the timings."""
         return self.mixer != OWN and self.speedup is not None and (self.least or self.speedup) > 1
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Record:
         """Return plain JSON values."""
         decoded = (
             {}
@@ -118,12 +120,14 @@ def _parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def build_candidates(host: Host, subjects: list[BenchSubject], length: int) -> tuple[dict[str, Any], list[Candidate]]:
+def build_candidates(
+    host: Host, subjects: list[BenchSubject], length: int
+) -> tuple[dict[str, nn.Module], list[Candidate]]:
     """Build the model with its own attention and with each mixer, by label, and a row with the reason for each that
     does not fit.
     """
     host.inputs.fit(host.model, length)
-    models: dict[str, Any] = {OWN: host.model}
+    models: dict[str, nn.Module] = {OWN: host.model}
     rows = []
     for subject in subjects:
         spec = {"name": subject.name, **subject.options}
@@ -134,20 +138,20 @@ def build_candidates(host: Host, subjects: list[BenchSubject], length: int) -> t
     return models, rows
 
 
-def replace_attention(host: Host, spec: dict[str, Any]) -> nn.Module:
+def replace_attention(host: Host, spec: Spec) -> nn.Module:
     """Return a copy of the model with a mixer in place of its attention.
 
     In a model of another library projections are copied; one of ours has new weights throughout.
     """
     if host.origin != "tokenmix":
         return replace_mixers(host.model, spec, seed=0)[0]
-    config = host.model.config
+    config: Any = host.model.config
     mixers = tuple(spec if is_softmax(old) else old for old in config.specs())
     with torch.random.fork_rng():
         return build_model(replace(config, mixers=mixers)).to(next(host.model.parameters()).device)
 
 
-def _call(model: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -> Callable[[], Any]:
+def _call(model: nn.Module, given: Given) -> Callable[[], object]:
     args, named = given
     return lambda: model(*args, **named)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +12,7 @@ from torch import nn
 from ...errors import MixerError
 from ...hosts.surgery.quality import Quality, measure_quality
 from ...system.text import Table, number, size
+from ...types import Record
 from ..bench.timing import measure, peak_memory, sampler
 from .candidates import Tell
 from .decoding import Decoded, decode
@@ -102,7 +102,7 @@ class Comparison:
         """Format table and sentence for a terminal."""
         return f"{self.table().text()}\n{self.sentence()}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Record:
         """Return plain JSON values: scores, seconds and bytes by model, and the sentence."""
         return {
             "measure": self.quality[self.names[0]].measure if self.quality else None,
@@ -118,7 +118,7 @@ class Comparison:
 
 def compare(
     models: Mapping[str, nn.Module],
-    batches: Sequence[Any] | None,
+    batches: Sequence[object] | None,
     lengths: Sequence[int] = (),
     *,
     inputs: Inputs | None = None,
@@ -214,7 +214,7 @@ def _cells(length: int, speed: Speed, streams: bool) -> list[str]:
     return [*cells, *([size(decoded.state_bytes), number(decoded.ms_per_token, 2)] if decoded else ["none", "none"])]
 
 
-def _numbers(speed: Speed) -> dict[str, Any]:
+def _numbers(speed: Speed) -> Record:
     state = speed.decoded
     return {
         "seconds": speed.seconds,

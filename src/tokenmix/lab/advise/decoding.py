@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ...errors import MixerError
@@ -30,7 +30,7 @@ class Decoded:
 
 
 @torch.no_grad()
-def decode(model: Any, inputs: Inputs, length: int, batch: int) -> Decoded | None:
+def decode(model: nn.Module, inputs: Inputs, length: int, batch: int) -> Decoded | None:
     """Measure after a context so long that the last measured token is number ``length``; None if the model does not
     generate, or one of its mixers cannot continue from a cache.
     """

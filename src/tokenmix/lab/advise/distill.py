@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from ...errors import MixerError
 from ...hosts.surgery import find_attention, replace_mixers
 from ...hosts.surgery.save_load import save_replaced
 from ...hosts.surgery.texts import check_vocabulary, text_tokens
+from ...types import Options, Record, Spec
 from ..train.distill_mixers import distill
 from ..train.rundir import RunDir
 from .advice import Advice
@@ -61,7 +61,7 @@ def distill_fastest(
     minutes: float,
     seconds: float = 10.0,
     last: int | None = None,
-) -> dict[str, Any]:
+) -> Record:
     """Replace attention by the fastest candidate, distil, write model and run, and compare it with what was before.
 
     Return what ``Advice.distilled`` holds.
@@ -81,7 +81,7 @@ def distill_fastest(
     each = _step_seconds(teacher, student, train[0])
     steps = max(2, int(SPARE * 60 * minutes / each))
     run, began = out.with_name(f"{out.name}-distillation"), time.perf_counter()
-    settings: dict[str, Any] = {
+    settings: Options = {
         "layer_steps": steps // 2,
         "steps": steps - steps // 2,
         "eval_every": steps,
@@ -106,7 +106,7 @@ def distill_fastest(
     return found | {"comparison": compared.to_json(), "table": compared.table()}
 
 
-def chosen_spec(advice: Advice) -> dict[str, Any]:
+def chosen_spec(advice: Advice) -> Spec:
     """Return the only candidate that fits, the fastest at the longest length, or where none is faster the nearest."""
     known = list(dict.fromkeys(r.mixer for r in advice.rows if r.seconds is not None and r.mixer != OWN))
     if not known:

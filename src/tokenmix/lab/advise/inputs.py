@@ -78,7 +78,7 @@ class Inputs:
         return found if self.limit is None or self.limit >= 4096 or self.limit in found else [*found, self.limit]
 
 
-def inputs_of(model: Any, where: str) -> Inputs:
+def inputs_of(model: nn.Module, where: str) -> Inputs:
     """Return how a model of a known host is called.
 
     Raises:
@@ -104,7 +104,7 @@ def inputs_of(model: Any, where: str) -> Inputs:
     )
 
 
-def own_inputs(make: Callable[[int, int], Any], model: nn.Module, where: str) -> Inputs:
+def own_inputs(make: Callable[[int, int], object], model: nn.Module, where: str) -> Inputs:
     """Wrap the inputs that a factory supplies."""
 
     def make_arguments(length: int, batch: int) -> Given:

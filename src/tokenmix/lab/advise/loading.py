@@ -8,17 +8,19 @@ import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
 from ...errors import MixerError
-from ...models import KINDS, MODELS, build_model, config_from_json
+from ...models import KINDS, MODELS, ModelConfig, build_model, config_from_json
 from ...system.config import nearest
 from ...system.modules import here_on_path
 from ...system.torchvision import ensure_torchvision, torchvision_hint
 from ...testing.loading import place_of
+from ...types import Options, Record
 from .inputs import Inputs, inputs_of, own_inputs
 
 FORMS = "a run directory, a folder of transformers, a name of `tokenmix list`, "
@@ -36,7 +38,7 @@ class Host:
     """
 
     name: str
-    model: Any
+    model: nn.Module
     origin: str
     inputs: Inputs
     notes: tuple[str, ...] = ()
@@ -44,7 +46,7 @@ class Host:
     trained: bool = True
 
 
-def load_host(name: str, options: dict[str, Any] | None = None, *, device: torch.device | str = "cpu") -> Host:
+def load_host(name: str, options: Options | None = None, *, device: torch.device | str = "cpu") -> Host:
     """Load the model that ``name`` refers to, in eval mode.
 
     Args:
@@ -65,7 +67,7 @@ def load_host(name: str, options: dict[str, Any] | None = None, *, device: torch
     return replace(host, model=host.model.eval().to(device))
 
 
-def _find_model(name: str, options: dict[str, Any]) -> Host:
+def _find_model(name: str, options: Options) -> Host:
     prefix, _, rest = name.partition(":")
     if prefix in ("hf", "timm") and rest:
         return (
@@ -119,7 +121,7 @@ def _need(package: str, name: str) -> None:
         raise MixerError(f"advise: {name} needs {package}: pip install 'tokenmix[{EXTRAS[package]}]'.")
 
 
-def _build_ours(name: str, config: Any, options: dict[str, Any], note: str = "") -> Host:
+def _build_ours(name: str, config: str | ModelConfig, options: Options, note: str = "") -> Host:
     """Build a model of this library with new random weights."""
     model = build_model(config, **options)
     return _our_host(name, model, (note,) if note else ())
@@ -137,7 +139,7 @@ def _check_kind(name: str, kind: str) -> None:
         )
 
 
-def _folder(folder: Path, options: dict[str, Any]) -> Host:
+def _folder(folder: Path, options: Options) -> Host:
     try:
         config = json.loads((folder / "config.json").read_text())
     except (FileNotFoundError, NotADirectoryError):
@@ -176,7 +178,7 @@ def _folder(folder: Path, options: dict[str, Any]) -> Host:
     return _our_host(str(folder), load_model(folder)[0])
 
 
-def _factory(name: str, package: str, attribute: str, options: dict[str, Any]) -> Host:
+def _factory(name: str, package: str, attribute: str, options: Options) -> Host:
     with here_on_path():
         try:
             made = importlib.import_module(package)
@@ -198,7 +200,7 @@ def _factory(name: str, package: str, attribute: str, options: dict[str, Any]) -
     return Host(name, model, "factory", inputs_of(model, name) if own is None else own_inputs(own, model, name))
 
 
-def _timm_package() -> Any:
+def _timm_package() -> ModuleType:
     ensure_torchvision()
     import timm
 
@@ -209,7 +211,7 @@ def _is_timm(name: str) -> bool:
     return bool(_timm_package().is_model(name.split(".")[0]))
 
 
-def _timm(name: str, options: dict[str, Any]) -> Host:
+def _timm(name: str, options: Options) -> Host:
     _need("timm", name)
     timm = _timm_package()
     if not _is_timm(name):
@@ -223,7 +225,7 @@ def _timm(name: str, options: dict[str, Any]) -> Host:
     )
 
 
-def _transformers_package() -> Any:
+def _transformers_package() -> ModuleType:
     ensure_torchvision()
     import transformers
 
@@ -245,7 +247,7 @@ def _is_transformers(name: str) -> bool:
     )
 
 
-def _transformers(name: str, options: dict[str, Any]) -> Host:
+def _transformers(name: str, options: Options) -> Host:
     """Build a class or a model type with its default config and random weights."""
     _need("transformers", name)
     tf = _transformers_package()
@@ -262,7 +264,7 @@ def _transformers(name: str, options: dict[str, Any]) -> Host:
     return _their_host(name, model, "its weights are random")
 
 
-def _load_saved(folder: Path, config: dict[str, Any], options: dict[str, Any]) -> Host:
+def _load_saved(folder: Path, config: Record, options: Options) -> Host:
     """Load a folder of transformers: the class it names, with its weights if they are there."""
     _need("transformers", str(folder))
     tf = _transformers_package()
@@ -286,7 +288,7 @@ def _load_saved(folder: Path, config: dict[str, Any], options: dict[str, Any]) -
     )
 
 
-def _their_host(name: str, model: Any, *random: str) -> Host:
+def _their_host(name: str, model: nn.Module, *random: str) -> Host:
     """Return a model of transformers; ``random`` says why weights of it are, if any."""
     size = getattr(model.config, "image_size", None)
     size = size if isinstance(size, int) else None

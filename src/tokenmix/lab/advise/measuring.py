@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
+from ...types import Record
 from ..bench.timing import peak_memory, quartile
 from .amdahl import bound
 from .attention_modules import AttentionModule, torch_projections
@@ -72,7 +74,7 @@ class Share:
         """How many times as fast the model is at best, with any other mixer."""
         return bound(self.mixing_share)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Record:
         """Return plain JSON values: seconds, bytes and shares."""
         shares = {
             "attention_share": self.attention_share,
@@ -156,7 +158,7 @@ def measure_share(
     return Share(length, tokens, seconds, inside * seconds, mixing * seconds, peak, without, len(plain))
 
 
-def _pass(call: Call, clocks: Any, device: str) -> float:
+def _pass(call: Call, clocks: Sequence[Clock], device: str) -> float:
     """Time one pass under these clocks."""
     with ExitStack() as stack:
         for clock in clocks:
@@ -194,11 +196,11 @@ class _Kind:
     device: torch.device
 
 
-def _outputs(modules: list[AttentionModule], call: Call) -> dict[int, Any]:
+def _outputs(modules: list[AttentionModule], call: Call) -> dict[int, object]:
     """Return the structure of each module's output, without its contents."""
-    found: dict[int, Any] = {}
+    found: dict[int, object] = {}
 
-    def keep(module: nn.Module, given: Any, output: Any) -> None:
+    def keep(module: nn.Module, given: object, output: object) -> None:
         found[id(module)] = pytree.tree_map(
             lambda y: _Kind(y.shape, y.dtype, y.device) if isinstance(y, Tensor) else y, output
         )
@@ -207,10 +209,10 @@ def _outputs(modules: list[AttentionModule], call: Call) -> dict[int, Any]:
     return found
 
 
-def _zeros(kinds: Any) -> Call:
+def _zeros(kinds: object) -> Call:
     """Return a forward that gives zeros, written to, so that the memory is really allocated."""
 
-    def make_zeros(kind: Any) -> Any:
+    def make_zeros(kind: object) -> object:
         return (
             torch.empty(kind.shape, dtype=kind.dtype, device=kind.device).fill_(0) if isinstance(kind, _Kind) else kind
         )
@@ -240,7 +242,7 @@ def _torch_kept(modules: list[AttentionModule], call: Call, device: str) -> floa
     return min(first, *(_pass(run, (), device) for _ in range(2 if first >= LONG_PASS else 9)))
 
 
-def _call_with_hooks(modules: list[AttentionModule], call: Call, hook: Callable[[nn.Module], Any]) -> None:
+def _call_with_hooks(modules: list[AttentionModule], call: Call, hook: Callable[[nn.Module], RemovableHandle]) -> None:
     handles = [hook(m.module) for m in modules]
     try:
         call()

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +44,7 @@ def probe(
     *,
     seconds: float,
     steps: int = STEPS,
-    data: Sequence[Any] | None = None,
+    data: Sequence[object] | None = None,
 ) -> dict[str, Nearness]:
     """Probe each candidate with the same inputs and the same number of steps; those that do not fit, or whose
     error becomes no number, are left out.
@@ -85,7 +84,7 @@ class _Learner:
     In 16 bits Adam's small steps are rounded away or become NaN.
     """
 
-    def __init__(self, host: Host, student: nn.Module, length: int, data: Sequence[Any] | None):
+    def __init__(self, host: Host, student: nn.Module, length: int, data: Sequence[object] | None):
         self.teacher, self.student = host.model, student
         self.inputs, self.length, self.data = host.inputs, length, data
         self.adapters = adapters_by_site(student)
@@ -111,13 +110,13 @@ class _Learner:
         """Return the mean error over the layers on the batch that is not learned from."""
         return float(self._loss(self._batch(-1)))
 
-    def _loss(self, batch: Any) -> Tensor:
+    def _loss(self, batch: object) -> Tensor:
         with torch.no_grad(), capture_calls(self.teacher, self.adapters) as calls:
             call_model(self.teacher, batch)
         wide = {name: Call(*pytree.tree_map(_to_float32, tuple(call))) for name, call in calls.items()}
         return torch.stack(list(layer_losses(self.adapters, wide).values())).mean()
 
-    def _batch(self, i: int) -> Any:
+    def _batch(self, i: int) -> object:
         if self.data is not None:
             return self.data[-1] if i < 0 or len(self.data) == 1 else self.data[i % (len(self.data) - 1)]
         args, named = self.inputs.make(self.length, ROWS)
@@ -126,11 +125,11 @@ class _Learner:
         return changed if named else tuple(_shuffle_value(value, draw) for value in args)
 
 
-def _to_float32(value: Any) -> Any:
+def _to_float32(value: object) -> object:
     return at_least_float32(value) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _shuffle_value(value: Any, draw: torch.Generator) -> Any:
+def _shuffle_value(value: object, draw: torch.Generator) -> object:
     """Return numbers of tokens in another order, and other noise for features; anything else as it is."""
     if not isinstance(value, Tensor) or value.ndim == 0:
         return value

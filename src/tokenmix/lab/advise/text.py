@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...system.text import Table, number, seconds, size
+from ...types import Record
 from .advice import Advice
 from .amdahl import bound, share_for
 from .candidates import OWN, Candidate
@@ -18,7 +17,7 @@ def text(advice: Advice) -> str:
     return "\n\n".join(["\n".join([about(advice), describe_setting(advice)]), *tables, "\n".join(findings(advice))])
 
 
-def as_json(advice: Advice) -> dict[str, Any]:
+def as_json(advice: Advice) -> Record:
     """Return everything as plain JSON values."""
     crossing, host = advice.crossover, advice.host
     beginning = None if crossing.tokens is None else host.inputs.length(crossing.tokens)
@@ -267,7 +266,7 @@ def _crossover_later(advice: Advice, wanted: str) -> str:
     return f"By the cost formula {wanted} is reached at about {length(advice, n)}{beyond}."
 
 
-def distillation(found: dict[str, Any]) -> str:
+def distillation(found: Record) -> str:
     """Describe the distillation: loss before and after."""
     before, after = found["loss_before"], found["loss_after"]
     effort = f"{found['steps']} steps in {found['seconds']:.0f} s"

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from torch import nn
 
 from ...errors import MixerError
 from ...hosts.surgery.save_load import open_host
 from ...hosts.vit.checkpoints import read_json
 from ...models import ViT
 from ...system.torchvision import ensure_torchvision
+from ...types import Record
 from .ours import OurViT, our_vit
 from .subject import ProbedModel
 from .theirs import their_vit
 
+T = TypeVar("T")
 FORMS = "a run directory of a ViT, a folder of transformers or timm, or timm:NAME"
 HALF = (0.5, 0.5, 0.5)
 
@@ -64,7 +69,7 @@ def _folder(folder: Path) -> ProbedModel:
     return _load_ours(folder, config)
 
 
-def _load_ours(folder: Path, config: dict[str, Any]) -> ProbedModel:
+def _load_ours(folder: Path, config: Record) -> ProbedModel:
     model = config.get("model", config)
     kind = model.get("kind", "lm" if "mixers" in model else None) if isinstance(model, dict) else None
     if kind != "vit":
@@ -90,12 +95,12 @@ def _timm(name: str, weights: str | None) -> ProbedModel:
     return their_vit(f"timm:{name}", model, *_timm_moments(model), ["its weights are random"] if file is None else [])
 
 
-def _timm_folder(folder: Path, config: dict[str, Any]) -> ProbedModel:
+def _timm_folder(folder: Path, config: Record) -> ProbedModel:
     model = _build_timm(str(folder), f"local-dir:{folder}", pretrained=True)
     return their_vit(str(folder), model, *_timm_moments(model), [])
 
 
-def _build_timm(shown: str, name: str, **options: Any) -> Any:
+def _build_timm(shown: str, name: str, **options: Any) -> nn.Module:
     """Build a model of timm, or say in one line why that fails."""
     try:
         ensure_torchvision()
@@ -113,7 +118,7 @@ def _build_timm(shown: str, name: str, **options: Any) -> Any:
         raise MixerError(f"look tokens: timm cannot load {shown} ({line}).") from None
 
 
-def _timm_moments(model: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _timm_moments(model: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...]]:
     given = getattr(model, "pretrained_cfg", None) or {}
     return tuple(given.get("mean", HALF)), tuple(given.get("std", HALF))
 
@@ -128,7 +133,7 @@ def _moments(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...], list[s
         return HALF, HALF, [note]
 
 
-def _call_for_anatomy(function: Any, *args: Any) -> Any:
+def _call_for_anatomy(function: Callable[..., T], *args: object) -> T:
     """Call a function whose errors do not say that anatomy asked."""
     try:
         return function(*args)

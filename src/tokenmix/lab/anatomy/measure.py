@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from ...errors import MixerError
+from ...types import Record
 from .images import Images
 from .looks import Look, token_looks
 from .lost import Found, discover
@@ -48,7 +48,7 @@ class Anatomy:
         """Return the number of images that are drawn."""
         return len(self.objects)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Record:
         """Return every number that is no map."""
         last = self.reading.norms.patches[-1].flatten()
         return {
@@ -136,5 +136,5 @@ def _features(subject: ProbedModel, seen: Reading, wanted: str) -> tuple[Tensor,
     return named[wanted], wanted
 
 
-def _to_plain_dict(probes: Probes) -> dict[str, Any]:
+def _to_plain_dict(probes: Probes) -> Record:
     return {name: value._asdict() if hasattr(value, "_asdict") else value for name, value in probes._asdict().items()}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...mixers import Inputs
 from ...models import ViT
+from ...types import Options
 from ..report.maps import Layer, look_into
 from ..report.pictures import effective_attention
 from .subject import ProbedModel, Projected, prefix_names
@@ -24,14 +25,14 @@ class OurViT(ProbedModel):
         """Return the normalised tokens, and q, k and v of the last mixer's functional form, where it has one of each
         per token.
         """
-        seen: list[tuple[Tensor, dict[str, Any]]] = []
+        seen: list[tuple[Tensor, Options]] = []
         mixer: Any = self.model.blocks[-1].mixer
         hook = mixer.register_forward_pre_hook(lambda _, args, given: seen.append((args[0], given)), with_kwargs=True)
         try:
             tokens: Tensor = self.model.forward_features(images)
         finally:
             hook.remove()
-        form, ((x, given),) = mixer.functional_form(), seen
+        form, ((x, given),) = mixer.facts.functional_form(), seen
         if form is None:
             return tokens, Projected()
         args, _ = mixer.functional_args(Inputs(x, None, **_complete_options(given)))
@@ -47,7 +48,9 @@ class OurViT(ProbedModel):
         return torch.stack(maps), kind
 
 
-def our_vit(name: str, model: ViT, mean: Any = None, std: Any = None) -> OurViT:
+def our_vit(
+    name: str, model: ViT, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None
+) -> OurViT:
     """Make a subject of a ViT; means and deviations that are not given are those of its default."""
     from ..data.augment import moments
 
@@ -77,10 +80,10 @@ def _effective(layer: Layer, b: int) -> tuple[Tensor, str]:
     return found.weights, found.kind
 
 
-def _complete_options(given: dict[str, Any]) -> dict[str, Any]:
+def _complete_options(given: Options) -> Options:
     return {"positions": None, "key_mask": None, "attn_mask": None, "grid": None, "prefix": 0, **given}
 
 
-def _per_token(found: Any, x: Tensor) -> Tensor | None:
+def _per_token(found: object, x: Tensor) -> Tensor | None:
     """Return an argument that has one vector for each token of x, else None."""
     return found if isinstance(found, Tensor) and found.ndim == 3 and found.shape[:2] == x.shape[:2] else None

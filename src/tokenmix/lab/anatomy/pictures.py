@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,6 +16,10 @@ from ..report.maps import spread
 from .looks import Look
 from .lost import Found
 from .measure import Anatomy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 BINS = 40
 TICKS = 12  # most labelled layers
@@ -104,7 +108,7 @@ def _smooth(look: Look) -> str:
     return smooth if look.on_outliers is None else f"{smooth}, {100 * look.on_outliers:.1f} % on outliers"
 
 
-def _draw_layers(ax: Any, lines: dict[str, Tensor], cutoff: float) -> None:
+def _draw_layers(ax: Axes, lines: dict[str, Tensor], cutoff: float) -> None:
     for (name, line), colour in zip(lines.items(), COLOURS, strict=False):
         ax.plot(range(len(line)), line.tolist(), "o-", color=colour, markersize=3, linewidth=1.6, label=name)
     values = torch.stack(list(lines.values()))
@@ -119,7 +123,7 @@ def _draw_layers(ax: Any, lines: dict[str, Tensor], cutoff: float) -> None:
     ax.legend(frameon=False, labelcolor="linecolor", fontsize=8)
 
 
-def _draw_similarities(ax: Any, parts: dict[str, Tensor]) -> None:
+def _draw_similarities(ax: Axes, parts: dict[str, Tensor]) -> None:
     edges = torch.linspace(-1, 1, 2 * BINS + 1, dtype=torch.float64)
     low = min(float(values.min()) for values in parts.values())
     for (name, values), colour in zip(parts.items(), COLOURS, strict=False):
@@ -133,7 +137,7 @@ def _draw_similarities(ax: Any, parts: dict[str, Tensor]) -> None:
     ax.legend(frameon=False, labelcolor="linecolor", fontsize=9)
 
 
-def _draw_objects(ax: Any, images: Tensor, objects: Sequence[Found], side: tuple[int, int]) -> None:
+def _draw_objects(ax: Axes, images: Tensor, objects: Sequence[Found], side: tuple[int, int]) -> None:
     """Place images in a row and degrees below, in units of patches."""
     from matplotlib.patches import Rectangle
 

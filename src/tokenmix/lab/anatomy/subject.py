@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ...errors import MixerError
 from ...models.stem import ConvStem
+from ...types import Options
 from ..report.maps import evaluate_without_gradients
 from ..report.norms import Norms, patch_similarity
 
@@ -166,10 +167,10 @@ def record_passes(subject: ProbedModel) -> Iterator[Seen]:
     """Note embedded patches and residual stream of the passes inside the block."""
     seen = Seen([], [])
 
-    def note_input(_: nn.Module, args: tuple, given: dict[str, Any]) -> None:
+    def note_input(_: nn.Module, args: tuple, given: Options) -> None:
         seen.layers.append((args[0] if args else given["hidden_states"]).detach())
 
-    def note_output(_: nn.Module, args: tuple, y: Any) -> None:
+    def note_output(_: nn.Module, args: tuple, y: Tensor | tuple[Tensor, ...]) -> None:
         seen.layers.append((y[0] if isinstance(y, tuple) else y).detach())
 
     hooks = [

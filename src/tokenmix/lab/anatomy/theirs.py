@@ -37,7 +37,7 @@ class TheirViT(ProbedModel):
 
         hooks = [getattr(module, name).register_forward_hook(partial(note, name)) for name in parts]
         try:
-            tokens = self._tokens(images)
+            tokens = self._read_tokens(images)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -54,7 +54,7 @@ class TheirViT(ProbedModel):
             scale = module.scale if self.site.family == "timm" else module.scaling
             return (scale * q.double() @ k.double().mT).softmax(-1).mean(1), "softmax"
 
-    def _tokens(self, images: Tensor) -> Tensor:
+    def _read_tokens(self, images: Tensor) -> Tensor:
         try:
             if self.site.family == "timm":
                 tokens: Tensor = self.model.forward_features(images)
@@ -67,7 +67,9 @@ class TheirViT(ProbedModel):
             ) from None
 
 
-def their_vit(name: str, model: Any, mean: Any, std: Any, notes: list[str]) -> TheirViT:
+def their_vit(
+    name: str, model: nn.Module, mean: tuple[float, ...], std: tuple[float, ...], notes: list[str]
+) -> TheirViT:
     """Make a subject of a ViT of timm or transformers.
 
     Raises:
@@ -93,7 +95,7 @@ def their_vit(name: str, model: Any, mean: Any, std: Any, notes: list[str]) -> T
     library = "timm" if site.family == "timm" else "transformers"
     kind = f"a {type(model).__name__} of {library} with softmax attention"
     names = _timm_names(model) if library == "timm" else _their_names(model.config, site.prefix)
-    found: list[Any] = blocks
+    found = [block for block in blocks if block is not None]
     return TheirViT(name, model.eval(), patch, found, names, size, mean, std, kind, notes, site=site)
 
 
@@ -106,12 +108,12 @@ def _block(model: nn.Module, name: str) -> nn.Module | None:
     return None
 
 
-def _timm_names(model: Any) -> tuple[str, ...]:
+def _timm_names(model: nn.Module) -> tuple[str, ...]:
     registers = int(getattr(model, "num_reg_tokens", 0) or 0)
     others = int(getattr(model, "num_prefix_tokens", 0)) - registers
     return prefix_names(["[CLS]", "[DIST]"][:others], registers)
 
 
-def _their_names(config: Any, prefix: int) -> tuple[str, ...]:
+def _their_names(config: object, prefix: int) -> tuple[str, ...]:
     registers = int(getattr(config, "num_register_tokens", 0))
     return prefix_names(["[CLS]", "[DIST]"][: prefix - registers], registers)

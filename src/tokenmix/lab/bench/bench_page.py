@@ -10,9 +10,9 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 from ...system.text import seconds
+from ...types import Record
 from .cases import SDPA
 
 MARKED = re.compile(r"(<!-- speed: ([\w-]+) -->\n).*?(\n<!-- /speed -->)", re.DOTALL)
@@ -23,14 +23,14 @@ def renew(markdown: str, results: Path) -> str:
     return MARKED.sub(lambda m: m[1] + table(json.loads((results / f"{m[2]}.json").read_text())) + m[3], markdown)
 
 
-def table(found: dict[str, Any]) -> str:
+def table(found: Record) -> str:
     """Build the tables of one recorded result."""
     if "images" in found:
         return _images(found)
     return _models(found) if "tables" in found else _bench(found)
 
 
-def _bench(found: dict[str, Any]) -> str:
+def _bench(found: Record) -> str:
     """Build a table with a row for each subject and a column for each length and pass.
 
     A cell holds how many times as fast as fused attention it is, the time, and the share of the machine's limit.
@@ -58,12 +58,12 @@ def _name(subject: str) -> str:
     return f"`{name}`" + "".join(f" {option}" for option in options.split(",") if option)
 
 
-def _machine(m: dict[str, Any]) -> str:
+def _machine(m: Record) -> str:
     software = f"torch {m['torch']}; kernels {m['kernels']['cpu']}; {m['allocator'].split(';')[0]}"
     return f"{m['device']}, {m['cores']} cores, {m['threads']} threads; {software}"
 
 
-def _cell(r: dict[str, Any] | None) -> str:
+def _cell(r: Record | None) -> str:
     if r is None:
         return "-"
     if r["subject"] == SDPA:
@@ -73,7 +73,7 @@ def _cell(r: dict[str, Any] | None) -> str:
     return f"**{ratio}** {seconds(r['wall_s'])}{share}{', wrong' if r['status'] == 'wrong' else ''}"
 
 
-def _models(found: dict[str, Any]) -> str:
+def _models(found: Record) -> str:
     """Build a table for each size of whole models in training."""
     lines = [f"*{_machine(found['machine'])}; {found['dtype']}*"]
     for label, rows in found["tables"].items():
@@ -98,7 +98,7 @@ def _models(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _images(found: dict[str, Any]) -> str:
+def _images(found: Record) -> str:
     """Build a table of models of images, in inference and in training; the ratio is to the first of their group."""
     passes = ("inference", "training")
     heads = [f"{which}, {unit}" for which in passes for unit in ("images per second", "MiB")]

@@ -26,9 +26,10 @@ from ... import functional
 from ...errors import MixerError
 from ...functional.layout.heads import by_head
 from ...kernels.backend import Backend
-from ...mixers import MIXERS, Inputs, Mixer, build_mixer
+from ...mixers import MIXERS, Inputs, Mixer, State, build_mixer
 from ...models import LM, LMConfig
 from ...testing.measure import leaves_of
+from ...types import Options, Spec
 from .flops import Setting, Work, layer_work, model_work, op_work, work_of
 from .peers import PEERS, build_peer
 from .timing import Call
@@ -48,7 +49,7 @@ class BenchSubject:
     """A mixer of ``MIXERS``, ``sdpa`` or, as "package.Class", a public implementation of ``PEERS``, and its options."""
 
     name: str
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     backend: str = "auto"
 
     @property
@@ -106,7 +107,7 @@ def _subject(text: str) -> BenchSubject:
     return BenchSubject(name, options, backend or "auto")
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     words = {"none": None, "null": None, "true": True, "false": False}
     try:
         return words[text.lower()] if text.lower() in words else json.loads(text)
@@ -122,7 +123,7 @@ def is_causal(subject: BenchSubject, s: Setting) -> bool:
     if subject.name in PEERS:
         forms: tuple[bool, ...] = (False, True) if PEERS[subject.name].causal else (False,)
     else:
-        forms = (False, True) if subject.name == SDPA else MIXERS[subject.name].causal_forms()
+        forms = (False, True) if subject.name == SDPA else MIXERS[subject.name].facts.causal_forms()
     return bool(subject.options.get("causal", s.causal if s.causal in forms else forms[0]))
 
 
@@ -147,7 +148,7 @@ def build(subject: BenchSubject, s: Setting, max_len: int | None = None) -> Any:
     return layer.to(s.device, s.torch_dtype)
 
 
-def full_spec(subject: BenchSubject, s: Setting, max_len: int) -> dict[str, Any]:
+def full_spec(subject: BenchSubject, s: Setting, max_len: int) -> Spec:
     """Return the mixer's spec with heads, lengths and its other required options filled in."""
     name = ATTENTION if subject.name == SDPA else subject.name
     return {
@@ -167,13 +168,13 @@ def prepare(subject: BenchSubject, s: Setting) -> Prepared:
     return {"op": _op, "layer": _layer, "decode": _decode, "model": _model}[s.level](subject, s)
 
 
-def op_args(subject: BenchSubject, s: Setting) -> tuple[Mixer, Callable[..., Tensor], tuple, dict[str, Any]]:
+def op_args(subject: BenchSubject, s: Setting) -> tuple[Mixer, Callable[..., Tensor], tuple, Options]:
     """Return the mixer, its functional form and that form's arguments: noise for tokens, the mixer's own parameters."""
     mixer = build(subject, s)
-    form = mixer.functional_form()
+    form = mixer.facts.functional_form()
     if form is None:
         raise MixerError(f"bench: {subject.name} has no functional form on q, k and v; measure it with --level layer.")
-    grid = s.grid if mixer.supports_grid else None
+    grid = s.grid if mixer.facts.grid else None
     with torch.no_grad():
         args, options = mixer.functional_args(Inputs(draw(s.batch, s.T, s.dim, seed=1, s=s), grid=grid))
     return mixer, form, _copy_inputs(form, args, s), options
@@ -188,7 +189,7 @@ def _copy_inputs(form: Callable[..., Tensor], args: tuple, s: Setting) -> tuple:
     )
 
 
-def _detach_tree(value: Any) -> Any:
+def _detach_tree(value: object) -> object:
     return (
         tuple(_detach_tree(v) for v in value)
         if isinstance(value, tuple)
@@ -221,7 +222,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool) -
 
 def _forward_only(run: Call) -> Call:
     @torch.no_grad()
-    def call() -> Any:
+    def call() -> object:
         return run()
 
     return call
@@ -236,7 +237,7 @@ def _with_backward(run: Call, leaves: list[Tensor]) -> Call:
     return lambda: torch.autograd.grad(first_of(run()), leaves, g, allow_unused=True)
 
 
-def first_of(result: Any) -> Tensor:
+def first_of(result: Tensor | tuple[Tensor, ...]) -> Tensor:
     """Return the output of a layer that may return more."""
     return result if isinstance(result, Tensor) else result[0]
 
@@ -244,9 +245,9 @@ def first_of(result: Any) -> Tensor:
 def _layer(subject: BenchSubject, s: Setting) -> Prepared:
     layer = build(subject, s).train(s.backward)
     x = draw(s.batch, s.T, s.dim, seed=1, s=s)
-    place = {"grid": s.grid} if s.grid and getattr(layer, "supports_grid", False) else {}
+    place = {"grid": s.grid} if s.grid and isinstance(layer, Mixer) and layer.facts.grid else {}
 
-    def run() -> Any:
+    def run() -> object:
         return layer(x, **place)
 
     leaves = [x, *(p for p in layer.parameters() if p.requires_grad)]
@@ -268,7 +269,7 @@ class _Head(nn.Module):
         )
 
 
-def without_projections(mixer: Any) -> Any:
+def without_projections(mixer: Mixer) -> Mixer:
     """Replace the mixer's Linear layers by views, in place, so that only the mixing remains."""
     for name, child in mixer.named_children():
         if isinstance(child, nn.Linear) and name.endswith("_proj"):
@@ -291,7 +292,7 @@ def _decode(subject: BenchSubject, s: Setting) -> Prepared:
             _forward_only(lambda: _cached_step(token, keys, values)),
             work_of(moved, 0.0, 4.0 * s.batch * s.T * s.dim, False),
         )
-    if subject.name in PEERS or not MIXERS[subject.name].supports_streaming or not is_causal(subject, s):
+    if subject.name in PEERS or not MIXERS[subject.name].facts.streaming or not is_causal(subject, s):
         raise MixerError(
             f"bench: {subject.label} does not decode token by token; `tokenmix list` says which mixers stream."
         )
@@ -311,7 +312,7 @@ def _decode(subject: BenchSubject, s: Setting) -> Prepared:
 
 
 @torch.no_grad()
-def after_context(mixer: Any, s: Setting) -> Any:
+def after_context(mixer: Mixer, s: Setting) -> State:
     """Compute the state after ``s.T`` tokens of noise, read in chunks."""
     state, begin = mixer.init_state(s.batch, device=s.device, dtype=s.torch_dtype), time.perf_counter()
     for start in range(0, s.T, CHUNK):

@@ -17,17 +17,18 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ... import functional
 from ...errors import MixerError
 from ...kernels.cpu import decode as step
-from ...mixers import MIXERS
+from ...mixers import MIXERS, Mixer
 from ...system.machine import torch_threads
 from ...testing.inputs import adversarial_keys, noise
 from ...testing.measure import SIZE, TOLERANCE, Measure, adversarial_cases, cast, largest
 from ...testing.subject import roles
+from ...types import Options
 from .cases import ATTENTION, SDPA, BenchSubject, build, first_of, fused_attention, is_causal, op_args
 from .flops import Setting
 from .peers import PEERS
@@ -110,7 +111,7 @@ def _op(subject: BenchSubject, s: Setting) -> Verdict:
     try:
         mixer, form, args, options = op_args(replace(subject, name=name), replace(s, dtype="float32", level="op"))
     except MixerError:
-        if MIXERS[name].functional_form():
+        if MIXERS[name].facts.functional_form():
             raise
         return Verdict(True, 0.0, 0.0, "", "eager", "has no functional form, judged as a layer")
     waived = mixer.waived().get(PROMISE)
@@ -118,11 +119,13 @@ def _op(subject: BenchSubject, s: Setting) -> Verdict:
         return Verdict(True, 0.0, 0.0, "", _path(form, args, options), f"exactness is not checked: {waived}")
     run = (lambda q, k, v, **_: fused_attention(q, k, v, s.heads, options["causal"])) if subject.name == SDPA else form
 
-    def call_eager(given: tuple, how: dict[str, Any]) -> Tensor:
+    def call_eager(given: tuple, how: Options) -> Tensor:
         return form(*given, **{**how, "backend": "eager"})
 
     of, logit = roles(form), type(mixer).largest_logit
-    measure = Measure(run, call_eager, of, logit, s.torch_dtype, s.device, backward=s.backward, signed=mixer.signed)
+    measure = Measure(
+        run, call_eager, of, logit, s.torch_dtype, s.device, backward=s.backward, signed=mixer.facts.signed
+    )
     masked = subject.name != SDPA and "key_mask" in inspect.signature(form).parameters
     found = []
     for label, case, given in adversarial_cases(args, options, of, masked=masked):
@@ -132,12 +135,12 @@ def _op(subject: BenchSubject, s: Setting) -> Verdict:
     return Verdict(worst[0] <= worst[1], *worst, _path(run, cast(args, s.torch_dtype), options))
 
 
-def _path(run: Callable[..., Tensor], args: tuple, options: dict[str, Any]) -> str:
+def _path(run: Callable[..., Tensor], args: tuple, options: Options) -> str:
     with torch.no_grad():
         return _path_of(lambda: run(*args, **options))
 
 
-def _path_of(run: Callable[[], Any], *, decoding: bool = False) -> str:
+def _path_of(run: Callable[[], object], *, decoding: bool = False) -> str:
     """Return the fused operators that a call runs, or "eager".
 
     A call that decodes returns the kernels for a few tokens; these do not run while operators are watched.
@@ -157,15 +160,15 @@ def _steps_seen() -> Iterator[set[str]]:
     """Record the kernels for a few tokens, which are not operators."""
     seen: set[str] = set()
 
-    def note_kernel(kernel: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def call(*args: Any, **given: Any) -> Any:
+    def note_kernel(kernel: Callable[..., object], name: str) -> Callable[..., object]:
+        def call(*args: object, **given: object) -> object:
             seen.add(f"step_{name} in C")
             return kernel(*args, **given)
 
         return call
 
     with ExitStack() as stack:
-        for name in {cls.kernels.step for cls in MIXERS.values() if cls.kernels.step}:
+        for name in {cls.facts.kernels.step for cls in MIXERS.values() if cls.facts.kernels.step}:
             stack.enter_context(mock.patch.object(step, name, note_kernel(getattr(step, name), name)))
         yield seen
 
@@ -173,14 +176,14 @@ def _steps_seen() -> Iterator[set[str]]:
 def _layer(subject: BenchSubject, s: Setting) -> Verdict:
     """Compare a whole layer on adversarial inputs with its own float64 form, and check it for leaks."""
     layer = build(subject, s).eval()
-    place = {"grid": s.grid} if s.grid and getattr(layer, "supports_grid", False) else {}
+    place = {"grid": s.grid} if s.grid and isinstance(layer, Mixer) and layer.facts.grid else {}
 
     def run(module: Any, x: Tensor) -> Tensor:
         torch.manual_seed(5)  # some draw random numbers in each call
         return first_of(module(x, **place))
 
     unlike = subject.name in PEERS and PEERS[subject.name].unlike
-    return _against_itself(
+    return _compare_with_float64(
         subject,
         s,
         layer,
@@ -205,14 +208,14 @@ def _stream(subject: BenchSubject, s: Setting) -> Verdict:
             out.append(y)
         return torch.cat(out, 1)
 
-    return _against_itself(subject, s, layer, run, exact=lambda module, x: module(x))
+    return _compare_with_float64(subject, s, layer, run, exact=lambda module, x: module(x))
 
 
 @torch.no_grad()
-def _against_itself(
+def _compare_with_float64(
     subject: BenchSubject,
     s: Setting,
-    layer: Any,
+    layer: nn.Module,
     run: Callable[..., Tensor],
     exact: Callable[..., Tensor] | None,
     note: str = "",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...mixers import Mixer
+from ...mixers import Mixer, MixingCost
+from ...mixers.cost import projection_flops
 from ...models import LM
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -72,32 +72,33 @@ def work_of(read: float, written: float, flops: float, backward: bool) -> Work:
     return Work(2 * read + written, written + read, 3 * flops, held) if backward else Work(read, written, flops, held)
 
 
-def causal_share(mixer: Any, T: int) -> float:
+def causal_share(mixer: Mixer, T: int) -> float:
     """Return the part of a mixer's formula that its causal form computes: weighing pairs, it skips those ahead."""
-    weighs_pairs = "T^2" in mixer.about.time or type(mixer).__name__ in ("Local", "AFTLocal")
+    weighs_pairs = "T^2" in mixer.facts.about.time or type(mixer).__name__ in ("Local", "AFTLocal")
     return (T + 1) / (2 * T) if mixer.causal and weighs_pairs else 1.0
 
 
-def op_work(mixer: Any, leaves: list[Tensor], s: Setting) -> Work:
+def op_work(mixer: Mixer, leaves: list[Tensor], s: Setting) -> Work:
     """Return the work of an operation: each argument is read once and the output written once.
 
     Backward reads the arguments again with the output's gradient, and writes their gradients.
     """
     read = sum(float(a.numel()) * a.element_size() for a in leaves)
     wrote = float(s.batch * s.T * s.dim * leaves[0].element_size())
-    flops = s.batch * mixing_flops(mixer, s.T) * causal_share(mixer, s.T)
+    flops = s.batch * mixing_cost(mixer, s.T).flops * causal_share(mixer, s.T)
     return work_of(read, wrote, flops, s.backward)
 
 
-def mixing_flops(mixer: Any, T: int) -> float:
-    """Return the FLOPs by the mixer's formula, 0 where it has none."""
+def mixing_cost(mixer: Mixer, T: int) -> MixingCost:
+    """Return the cost by the mixer's formula, 0 where it has none."""
     try:
-        return float(mixer.mixing_cost(T).flops)
+        cost: MixingCost = mixer.mixing_cost(T)
+        return cost
     except MixerError:
-        return 0.0
+        return MixingCost(0, None, 0)
 
 
-def layer_work(layer: Any, s: Setting) -> Work:
+def layer_work(layer: nn.Module, s: Setting) -> Work:
     """Return the work of the projections and the mixing: x and the parameters are read, y is written.
 
     Of peers only the Linear layers are counted.
@@ -105,11 +106,11 @@ def layer_work(layer: Any, s: Setting) -> Work:
     weights = sum(p.numel() for p in layer.parameters()) * s.torch_dtype.itemsize
     tokens = s.batch * s.T * s.dim * s.torch_dtype.itemsize
     if isinstance(layer, Mixer):
-        flops = s.batch * (layer.projection_flops(s.T) + mixing_flops(layer, s.T) * causal_share(layer, s.T))
+        mixing = mixing_cost(layer, s.T)
+        projections = projection_flops(layer, s.T) if mixing.projections is None else mixing.projections
+        flops = s.batch * (projections + mixing.flops * causal_share(layer, s.T))
     else:
-        flops = sum(
-            2.0 * s.batch * s.T * m.in_features * m.out_features for m in layer.modules() if isinstance(m, nn.Linear)
-        )
+        flops = float(s.batch * projection_flops(layer, s.T))
     return work_of(float(tokens + weights), float(tokens), flops, s.backward)
 
 

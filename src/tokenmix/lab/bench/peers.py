@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from ...errors import MixerError
+from ...types import Options
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def _get(path: str) -> Any:
 
 
 def _aft(name: str, *more: str) -> Callable[..., nn.Module]:
-    def make(dim: int, heads: int, length: int, causal: bool, **options: Any) -> nn.Module:
+    def make(dim: int, heads: int, length: int, causal: bool, **options: object) -> nn.Module:
         return _get(f"aft_pytorch.{name}")(
             max_seqlen=length, dim=dim, hidden_dim=dim, **{k: v for k, v in options.items() if k in more}
         )
@@ -55,29 +56,29 @@ def _aft(name: str, *more: str) -> Callable[..., nn.Module]:
     return make
 
 
-def _performer(dim: int, heads: int, length: int, causal: bool, **options: Any) -> nn.Module:
+def _performer(dim: int, heads: int, length: int, causal: bool, **options: object) -> nn.Module:
     return _get("performer_pytorch.SelfAttention")(dim, heads=heads, dim_head=dim // heads, causal=causal, **options)
 
 
-def _linformer(dim: int, heads: int, length: int, causal: bool, **options: Any) -> nn.Module:
+def _linformer(dim: int, heads: int, length: int, causal: bool, **options: object) -> nn.Module:
     return _get("linformer.LinformerSelfAttention")(dim, seq_len=length, heads=heads, **options)
 
 
-def _nystrom(dim: int, heads: int, length: int, causal: bool, **options: Any) -> nn.Module:
+def _nystrom(dim: int, heads: int, length: int, causal: bool, **options: object) -> nn.Module:
     return _get("nystrom_attention.NystromAttention")(dim=dim, heads=heads, dim_head=dim // heads, **options)
 
 
-def _local(dim: int, heads: int, length: int, causal: bool, **options: Any) -> nn.Module:
+def _local(dim: int, heads: int, length: int, causal: bool, **options: object) -> nn.Module:
     given = {"window_size": 128, "exact_windowsize": True, **options}
     return _get("local_attention.LocalMHA")(dim=dim, heads=heads, dim_head=dim // heads, causal=causal, **given)
 
 
-def _reformer(dim: int, heads: int, length: int, causal: bool, **options: Any) -> nn.Module:
+def _reformer(dim: int, heads: int, length: int, causal: bool, **options: object) -> nn.Module:
     given = {"bucket_size": max(1, min(64, length // 2)), **options}
     return _get("reformer_pytorch.LSHSelfAttention")(dim, heads=heads, causal=causal, **given)
 
 
-def _x_transformers(dim: int, heads: int, length: int, causal: bool, **options: Any) -> nn.Module:
+def _x_transformers(dim: int, heads: int, length: int, causal: bool, **options: object) -> nn.Module:
     return _get("x_transformers.x_transformers.Attention")(
         dim=dim, heads=heads, dim_head=dim // heads, causal=causal, **options
     )
@@ -109,7 +110,7 @@ PEERS: dict[str, Peer] = {
 """Layers (B, T, D) -> (B, T, D) by "package.Class"."""
 
 
-def build_peer(name: str, dim: int, *, heads: int, length: int, causal: bool, options: dict[str, Any]) -> nn.Module:
+def build_peer(name: str, dim: int, *, heads: int, length: int, causal: bool, options: Options) -> nn.Module:
     """Build the layer, or say in one line what to install or what is not supported."""
     peer = PEERS[name]
     version(peer.package)

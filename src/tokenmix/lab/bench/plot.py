@@ -8,10 +8,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import MixerError
 from ...system.files import whole_file
+from ...types import Record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 WIDTH, HEIGHT, LINE = 4.8, 2.7, 0.19
 """Inches of the plot, of a panel, and of a line of its legend: small, so that text stays legible on a telephone."""
@@ -25,7 +30,7 @@ PLAIN = {"sdpa": "fused attention (sdpa)"}
 """Names of peers that a reader may not know."""
 
 
-def plot(found: dict[str, Any], path: Path) -> Path:
+def plot(found: Record, path: Path) -> Path:
     """Write a PNG with one panel per pass, one below the other, each with its legend beside it."""
     passes = list(dict.fromkeys(r["pass"] for r in found["rows"] if "wall_s" in r))
     if not passes:
@@ -53,15 +58,16 @@ def plot(found: dict[str, Any], path: Path) -> Path:
     return path
 
 
-def label(row: dict[str, Any]) -> str:
+def label(row: Record) -> str:
     """Say what a row measured, such as "aft_local, window 32" or "hydra, not causal"."""
     options = [
         "not causal" if (key, value) == ("causal", False) else f"{key} {value}" for key, value in row["options"].items()
     ]
-    return ", ".join([PLAIN.get(row["name"], row["name"]), *options])
+    name: str = row["name"]
+    return ", ".join([PLAIN.get(name, name), *options])
 
 
-def _panel(ax: Any, found: dict[str, Any], each: str) -> None:
+def _panel(ax: Axes, found: Record, each: str) -> None:
     from ..report.figures import COLOURS, STYLES
 
     rows = [r for r in found["rows"] if r["pass"] == each and "wall_s" in r]

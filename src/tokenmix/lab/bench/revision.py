@@ -17,11 +17,11 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ...errors import MixerError
+from ...types import Record
 from .cases import BenchSubject
 from .flops import Setting
 from .timing import Sampler
@@ -112,7 +112,7 @@ class Revision:
             )
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, request: Record) -> Record:
         """Send one request to the worker and return its answer."""
         assert self.worker.stdin is not None
         assert self.worker.stdout is not None
@@ -144,13 +144,13 @@ class Revision:
 
         return sample
 
-    def check_all_measured(self, rows: list[dict[str, Any]]) -> None:
+    def check_all_measured(self, rows: list[Record]) -> None:
         """Write beside each row why the other revision has no time for it."""
         for row in rows:
             if "wall_s" in row and "x_base" not in row:
                 row["base_why"] = self.why.get(row["subject"], "not measured")
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> Record:
         """Return which revision was compared with."""
         return {"revision": self.revision, "commit": self.commit}
 

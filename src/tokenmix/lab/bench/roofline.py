@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from ...system.machine import cpu_name, memory_total, read_text
 from ...system.version import __version__
+from ...types import Record
 from .flops import Work
 from .timing import measure, sampler
 
@@ -104,7 +105,7 @@ class Limits:
             memory, {name: max(rate, other.gemm[name]) for name, rate in self.gemm.items()}, max(self.exp, other.exp)
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Record:
         """Return the rates with their units in the names."""
         of = {
             kind: {_size(n): getattr(rates, kind) for n, rates in self.memory.items()}
@@ -199,7 +200,7 @@ def _products(dtype: str, device: str, m: int, k: int, n: int) -> dict[str, Call
     return routes
 
 
-def machine(device: str = "cpu") -> dict[str, Any]:
+def machine(device: str = "cpu") -> Record:
     """Describe the machine: name, cores, threads, memory, versions, kernels in use, and every setting known to change
     speed.
     """

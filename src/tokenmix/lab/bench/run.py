@@ -15,6 +15,7 @@ from ...errors import MixerError
 from ...kernels.fast_linear import fast_linear
 from ...system.cuda_graph import capture_graph
 from ...system.machine import memory_available, torch_threads
+from ...types import Record
 from .cases import SDPA, BenchSubject, Prepared, is_causal, needed_bytes, prepare
 from .correctness import Verdict, gate
 from .flops import Setting, Work
@@ -57,7 +58,7 @@ class Entry:
     last: dict[str, tuple[int, float]] = field(default_factory=dict)
 
 
-def run(plan: Plan, tell: Tell = lambda text: None) -> dict[str, Any]:
+def run(plan: Plan, tell: Tell = lambda text: None) -> Record:
     """Measure everything that was planned.
 
     Args:
@@ -122,7 +123,7 @@ def _largest_probe(plan: Plan) -> int:
     return int(max(32 * 2**20, min(2**30, 64.0 * tokens, (memory_available(s.device) or 2**30) / 8)))
 
 
-def _describe_setting(plan: Plan) -> dict[str, Any]:
+def _describe_setting(plan: Plan) -> Record:
     kept = {k: v for k, v in asdict(plan.setting).items() if k not in ("T", "grid", "backward")}
     lengths = ["x".join(map(str, length)) for length in plan.lengths]
     more = {
@@ -187,9 +188,7 @@ def _points(plan: Plan) -> list[tuple[Setting, float]]:
     return [(point, weight / sum(w for _, w in found)) for point, weight in found]
 
 
-def _measure_point(
-    plan: Plan, entries: list[Entry], s: Setting, budget: float, other: Any, tell: Tell
-) -> list[dict[str, Any]]:
+def _measure_point(plan: Plan, entries: list[Entry], s: Setting, budget: float, other: Any, tell: Tell) -> list[Record]:
     name = f"{s.level} {'x'.join(map(str, s.grid)) if s.grid else f'T={s.T}'} {pass_name(s)}"
     ready: dict[str, Prepared] = {}
     rows = {e.subject.label: _row(e, s) for e in entries}
@@ -239,7 +238,7 @@ def pass_name(s: Setting) -> str:
     return "forward+backward" if s.backward else "forward"
 
 
-def _row(e: Entry, s: Setting) -> dict[str, Any]:
+def _row(e: Entry, s: Setting) -> Record:
     subject, place = e.subject, "x".join(map(str, s.grid)) if s.grid else str(s.T)
     known = {
         "subject": subject.label,
@@ -284,7 +283,7 @@ def _prepare_call(plan: Plan, e: Entry, s: Setting) -> tuple[Prepared, float]:
     return prepared, seconds
 
 
-def _numbers(t: Timing, work: Work) -> dict[str, Any]:
+def _numbers(t: Timing, work: Work) -> Record:
     counted = {"read_bytes": work.read, "written_bytes": work.written, "held_bytes": work.held, "flops": work.flops}
     return {
         "wall_s": t.wall,
@@ -296,7 +295,7 @@ def _numbers(t: Timing, work: Work) -> dict[str, Any]:
     }
 
 
-def _score(row: dict[str, Any], limits: Limits, dtype: str) -> None:
+def _score(row: Record, limits: Limits, dtype: str) -> None:
     """Add the least time this machine takes for the counted work, what sets it, and its share of the time taken."""
     if "wall_s" in row:
         floor, bound = limits.floor(
@@ -305,7 +304,7 @@ def _score(row: dict[str, Any], limits: Limits, dtype: str) -> None:
         row.update(floor_s=floor, bound=bound, share=floor / row["wall_s"])
 
 
-def _ratios(rows: list[dict[str, Any]], baseline: str | None) -> list[dict[str, Any]]:
+def _ratios(rows: list[Record], baseline: str | None) -> list[Record]:
     """Add how many times as fast as SDPA, and as the chosen baseline, each row is.
 
     The ratios are of lower quartiles, of SDPA also of minima and of CPU time.
@@ -323,9 +322,9 @@ def _ratios(rows: list[dict[str, Any]], baseline: str | None) -> list[dict[str, 
     return rows
 
 
-def fit_exponents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def fit_exponents(rows: list[Record]) -> list[Record]:
     """Fit the exponent of time in length for every subject and pass measured at two lengths or more."""
-    series: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    series: dict[tuple[str, str], list[Record]] = {}
     for row in rows:
         if "wall_s" in row:
             series.setdefault((row["subject"], row["pass"]), []).append(row)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...kernels.fast_linear import LinearRoutes
 from ...system.text import seconds, size
+from ...types import Record
 
 KINDS = ("read", "write", "copy")
 HEAD = ("subject", "p25", "min", "cpu", "x sdpa", "in cpu", "x base", "peak", "limit", "error", "runs on")
 
 
-def text(found: dict[str, Any]) -> str:
+def text(found: Record) -> str:
     """Format the whole report."""
     return "\n".join([*_machine(found), *_tables(found), *_exponents_table(found), *NOTES])
 
@@ -25,7 +24,7 @@ NOTES = (
 )
 
 
-def _machine(found: dict[str, Any]) -> list[str]:
+def _machine(found: Record) -> list[str]:
     m, limits, s = found["machine"], found["limits"], found["setting"]
     memory = [
         f"{kind:5} {', '.join(f'{rate / 1e9:.0f} GB/s at {n}' for n, rate in limits[f'{kind}_bytes_per_s'].items())}"
@@ -54,12 +53,12 @@ def _machine(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def is_busy(m: dict[str, Any]) -> bool:
+def is_busy(m: Record) -> bool:
     """Return whether more processes are runnable than this one uses threads, so that times are unreliable."""
     return m["load"] is not None and m["load"] > max(m["threads"], m["cores"] or 1) + 1
 
 
-def _tables(found: dict[str, Any]) -> list[str]:
+def _tables(found: Record) -> list[str]:
     lines: list[str] = []
     points = dict.fromkeys((r["length"], r["pass"]) for r in found["rows"])
     for point in points:
@@ -73,11 +72,11 @@ def _tables(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _pass(row: dict[str, Any]) -> str:
+def _pass(row: Record) -> str:
     return "a training step" if row["level"] == "model" and row["pass"] != "forward" else row["pass"]
 
 
-def _table(rows: list[dict[str, Any]], found: dict[str, Any]) -> list[str]:
+def _table(rows: list[Record], found: Record) -> list[str]:
     heads = list(HEAD)
     heads[6] = (
         f"x {found['base']['revision'][:12]}"
@@ -102,7 +101,7 @@ def _table(rows: list[dict[str, Any]], found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _cells(r: dict[str, Any], against: str) -> list[str]:
+def _cells(r: Record, against: str) -> list[str]:
     error = f"{r['gate']['error']:.1g}" if r["gate"] and r["gate"]["tolerance"] else "-"
     peak = "-" if r.get("peak_bytes") is None else size(r["peak_bytes"])
     kind = "" if r["causal"] else " (bidirectional)"
@@ -123,7 +122,7 @@ def _cells(r: dict[str, Any], against: str) -> list[str]:
     ]
 
 
-def _exponents_table(found: dict[str, Any]) -> list[str]:
+def _exponents_table(found: Record) -> list[str]:
     lines = ["", "time grows with length to the power of"] if found["fits"] else [""]
     for fit in found["fits"]:
         first, last = fit["lengths"][0], fit["lengths"][-1]

@@ -47,7 +47,7 @@ class Timing:
 
 
 def sampler(
-    call: Call, *, device: str = "cpu", scope: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    call: Call, *, device: str = "cpu", scope: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
 ) -> Sampler:
     """Return a sampler of ``call``; ``scope()`` is entered around the calls, outside of the timed region.
 
@@ -128,7 +128,7 @@ def quartile(values: list[float]) -> float:
 
 
 def peak_memory(
-    call: Call, *, device: str = "cpu", scope: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    call: Call, *, device: str = "cpu", scope: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
 ) -> int | None:
     """Return the bytes one call takes at its peak beyond what was there before, its result included.
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
 
 import torch
 
+from ...types import Record
 from .cases import BenchSubject, prepare
 from .correctness import gate
 from .flops import Setting
@@ -27,7 +27,7 @@ class Worker:
         self.verdicts: dict[str, str | None] = {}
         self.setting: Setting | None = None
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, request: Record) -> Record:
         """Answer one request."""
         if request["do"] == "threads":
             torch.set_num_threads(request["n"])
@@ -39,7 +39,7 @@ class Worker:
         except Exception as why:  # whatever it is, the other side has to hear of it
             return {"why": one_line(why)}
 
-    def _prepare(self, subject: BenchSubject, given: dict[str, Any]) -> dict[str, Any]:
+    def _prepare(self, subject: BenchSubject, given: Record) -> Record:
         s = Setting(**{**given, "grid": tuple(given["grid"]) if given["grid"] else None})
         if s != self.setting:
             self.samplers, self.setting = {}, s

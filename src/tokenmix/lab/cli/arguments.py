@@ -6,14 +6,19 @@ import json
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import MixerError
+from ...types import Options
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 
 LENGTH = re.compile(r"([1-9]\d*)(k?)", re.IGNORECASE)
 
 
-def parse_object(given: str, example: str, who: str = "", option: str = "options") -> dict[str, Any]:
+def parse_object(given: str, example: str, who: str = "", option: str = "options") -> Options:
     """Return the JSON object in ``--option``; ``who`` begins the error message, which shows ``example``."""
     try:
         found = json.loads(given)
@@ -30,7 +35,7 @@ def check_folder(verb: str, file: Path | None) -> None:
         raise MixerError(f"{verb}: the folder {file.parent} of {file.name} does not exist; give one that exists.")
 
 
-def given_options(verb: Any, known: set[str]) -> list[str]:
+def given_options(verb: DataclassInstance, known: set[str]) -> list[str]:
     """Return the options beside the known ones whose value is not the default, as they are typed."""
     others = [f for f in fields(verb) if f.name not in known]
     return [f"--{f.name.replace('_', '-')}" for f in others if getattr(verb, f.name) != f.default]

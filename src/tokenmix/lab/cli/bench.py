@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
@@ -95,6 +95,9 @@ class Bench:
 
     fast_linear: bool = False
     """Let oneDNN compute float32 products if it is faster and as exact; the report says whether it was."""
+
+    keep_memory: bool = True
+    """Let the process keep freed memory, as `tokenmix.keep_memory()` does; --no-keep-memory measures the default."""
 
     json: str | None = None
     """File for everything measured, as JSON; - prints the JSON instead of the table."""
@@ -223,7 +226,7 @@ def check_positive(**given: float) -> None:
             raise MixerError(f"bench: --{option} must be a positive number, got {number}.")
 
 
-def _check_known(option: str, value: Any, known: tuple[str, ...]) -> None:
+def _check_known(option: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
         raise MixerError(f"bench: --{option} {value} is unknown; choose {', '.join(known)}.")
 

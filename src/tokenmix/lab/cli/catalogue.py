@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
+from ...types import Record
 from .output import wrap_text
 
 CAPABILITIES = ("causal", "streaming", "context", "attn_mask", "grid", "export")
@@ -20,26 +20,26 @@ SETS = {
 """Kind of data -> the table of ``tokenmix.lab.data`` that names its sets."""
 
 
-def catalogue() -> dict[str, Any]:
+def catalogue() -> Record:
     """Return the mixers, recipes, models and sets of data of this version."""
-    from ...mixers import MIXERS, mixer_options, state_growth
+    from ...mixers import MIXERS, mixer_options, required_options, state_growth
     from ...models import MODELS
     from .. import data
     from ..recipes import RECIPES, SIZES
 
     mixers = {}
     for name, cls in MIXERS.items():
-        able = [c for c in CAPABILITIES if getattr(cls, f"supports_{c}")]
-        options = mixer_options(cls) | dict.fromkeys(cls.required_options(), "required")
+        able = [c for c in CAPABILITIES if getattr(cls.facts, c)]
+        options = mixer_options(cls) | dict.fromkeys(required_options(cls), "required")
         mixers[name] = {
             "about": (inspect.getdoc(cls) or "").split("\n")[0],
-            **cls.about._asdict(),
-            "kernels": cls.kernels._asdict(),
+            **cls.facts.about._asdict(),
+            "kernels": cls.facts.kernels._asdict(),
             "state": state_growth(name),
             "can": able,
-            "causal_only": cls.causal_only,
+            "causal_only": cls.facts.causal_only,
             "options": options,
-            "waivers": dict(cls.waivers),
+            "waivers": dict(cls.facts.waivers),
         }
     recipes = {}
     for name, recipe in RECIPES.items():
@@ -49,7 +49,7 @@ def catalogue() -> dict[str, Any]:
     return {"mixers": mixers, "recipes": recipes, "models": list(MODELS), **sets}
 
 
-def catalogue_text(found: dict[str, Any]) -> str:
+def catalogue_text(found: Record) -> str:
     """Return the catalogue as text."""
     lines = wrap_text("", "mixers, with their capabilities and options; options shown without a value are required", 0)
     for name, m in found["mixers"].items():
@@ -67,7 +67,7 @@ def catalogue_text(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _mixer_lines(name: str, m: dict[str, Any]) -> list[str]:
+def _mixer_lines(name: str, m: Record) -> list[str]:
     """Return the lines about one mixer, at least one for each fact."""
     options = ", ".join(k if v == "required" else f"{k}={v!r}" for k, v in m["options"].items())
     facts = [

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ...errors import MixerError
 from ...mixers import MIXERS, example_mixer
 from ...system.text import si, size
+from ...types import Record
 
 
-def costs(T: int, dim: int) -> dict[str, dict[str, Any]]:
+def costs(T: int, dim: int) -> dict[str, Record]:
     """Return the cost of every mixer for one sequence of T tokens, by name, cheapest mixing first.
 
     A mixer that has a causal form is counted in it. "missing" says why a mixer cannot be built for this length.
     """
     if T < 1 or dim < 1:
         raise MixerError(f"list: --cost and --dim must be positive, got {T} and {dim}.")
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Record] = {}
     for name in MIXERS:
         try:
             with torch.device("meta"):  # only sizes are needed, so nothing is allocated
                 mixer = example_mixer(name, dim, T=T)
             cost = mixer.cost(T)
         except MixerError as why:
-            found[name] = {"tier": MIXERS[name].about.tier, "missing": str(why)}
+            found[name] = {"tier": MIXERS[name].facts.about.tier, "missing": str(why)}
             continue
         found[name] = {
-            "tier": MIXERS[name].about.tier,
+            "tier": MIXERS[name].facts.about.tier,
             "causal": mixer.causal,
             "flops": cost.flops,
             "projections": cost.projections,
@@ -40,7 +39,7 @@ def costs(T: int, dim: int) -> dict[str, dict[str, Any]]:
     return dict(sorted(found.items(), key=lambda item: item[1].get("mixing", float("inf"))))
 
 
-def costs_text(found: dict[str, dict[str, Any]], T: int, dim: int) -> str:
+def costs_text(found: dict[str, Record], T: int, dim: int) -> str:
     """Return the table as text."""
     setting = f"one sequence of T = {T:,} tokens, dim = {dim}, float32, default options, causal if supported"
     heading = f"{'mixer':30} {'tier':9} {'form':13} {'mixing':>9} {'projections':>12}"

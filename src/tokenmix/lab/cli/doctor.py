@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-from typing import Any
 
+from ...system.malloc import why_not_kept
 from ...system.version import __version__
+from ...types import Record
 from .extras import EXTRAS, installed_version, try_extras, versions
 from .output import wrap_text
 
@@ -19,7 +20,7 @@ ISAS = {
 FIX = "reinstall tokenmix and torch, or report this with the output of `tokenmix doctor --json`"
 
 
-def diagnose() -> dict[str, Any]:
+def diagnose() -> Record:
     """Return the state of this installation; ``broken`` lists what fails, each with its fix."""
     import torch
 
@@ -49,6 +50,7 @@ def diagnose() -> dict[str, Any]:
         "triton": installed_version("triton"),
         "backend": {"default": wanted, "rule": AUTO_RULE},
         "kernels": _kernels(),
+        "memory": {"can_be_kept": not why_not_kept(), "why_not": why_not_kept()},
         "extras": {extra: versions(extra) for extra in EXTRAS},
         "uses": uses,
         "note": note,
@@ -57,7 +59,7 @@ def diagnose() -> dict[str, Any]:
     }
 
 
-def _kernels() -> dict[str, dict[str, Any]]:
+def _kernels() -> dict[str, Record]:
     """Return for the C and Triton kernels whether they can be used, or why not, and which operators have them."""
     from ...kernels import cpu, triton
     from ...kernels.operator import OPERATORS
@@ -79,7 +81,7 @@ def _kernels() -> dict[str, dict[str, Any]]:
     }
 
 
-def _kernel_lines(found: dict[str, dict[str, Any]]) -> list[str]:
+def _kernel_lines(found: dict[str, Record]) -> list[str]:
     cpu, triton = found["cpu"], found["triton"]
     said = {
         "C": (cpu, f"{ISAS.get(cpu['isa'], cpu['isa'])}, built from {cpu['hash']}"),
@@ -101,7 +103,7 @@ def _trials() -> dict[str, str]:
 
     found = {}
     for name, cls in MIXERS.items():
-        for causal in cls.causal_forms():
+        for causal in cls.facts.causal_forms():
             label = f"{name} {'causal' if causal else 'bidirectional'}"
             try:
                 y = build_mixer(name, 16, causal=causal, **cls.example_options(8, heads=2))(torch.randn(2, 8, 16))
@@ -112,14 +114,17 @@ def _trials() -> dict[str, str]:
     return found
 
 
-def diagnosis_text(found: dict[str, Any]) -> str:
+def diagnosis_text(found: Record) -> str:
     """Return the diagnosis as text."""
+    lacking = found["memory"]["why_not"]
+    memory = f"keep_memory() has no effect here: {lacking}" if lacking else "keep_memory() works"
     lines = [
         f"tokenmix {found['tokenmix']}, torch {found['torch']}, python {found['python']}",
         f"threads  {found['threads']} on {found['cores']} cores",
         f"gpu      {found['gpu'] or 'none: everything runs on the CPU'}",
         f"triton   {found['triton'] or 'not installed, not needed'}",
         *_kernel_lines(found["kernels"]),
+        f"memory   {memory}",
         *wrap_text("backend  ", f"{found['backend']['default']}; rule of {found['backend']['rule']}", 9),
     ]
     for extra, packages in found["extras"].items():

@@ -13,12 +13,15 @@ import sys
 import warnings
 from dataclasses import fields
 from itertools import takewhile
+from types import ModuleType
 from typing import Any
 
 from ...errors import MixerError
+from ...system.malloc import keep_memory_here
 from ...system.memory import KINDS, lack_of_memory
 from ...system.text import printable
 from ...system.version import __version__
+from ...types import Options
 from .output import say
 
 OVERRIDE = re.compile(r"--([a-z_-]+(?:\.[a-z0-9_-]+)+)(?:=(.*))?", re.DOTALL)
@@ -32,6 +35,8 @@ ABOUT = (
 )
 CHANGING = ("train", "resume", "sweep")
 """The verbs that take ``--a.b value`` for fields of the config."""
+KEEPING = ("train", "resume", "sweep", "advise", "bench")
+"""The verbs that keep freed memory, where the process is their own."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,13 +48,14 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit code: 0 for success, 1 for a finding such as a broken promise, 2 for a user error, 130 after Ctrl-C.
     """
+    own_process = argv is None
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
     argv = [a for a in argv if a != "--debug"]
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            return _dispatch(argv)
+            return _dispatch(argv, own_process)
     except BrokenPipeError:  # `tokenmix list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -66,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
 
-def _dispatch(argv: list[str]) -> int:
+def _dispatch(argv: list[str], own_process: bool) -> int:
     if argv[:1] == ["--version"]:
         say(f"tokenmix {__version__}")
         return 0
@@ -93,11 +99,13 @@ def _dispatch(argv: list[str]) -> int:
         if help_of_recipe:
             say(help_of_recipe)
         return chosen
+    if own_process and argv[0] in KEEPING and getattr(chosen, "keep_memory", True):
+        keep_memory_here()
     with typed_names() if argv[0] in ("train", "convert") else contextlib.nullcontext():
         return chosen.run(changes) if argv[0] in CHANGING else chosen.run()
 
 
-def _parse(tyro: Any, verbs: dict[str, Any], argv: list[str]) -> Any:
+def _parse(tyro: ModuleType, verbs: dict[str, type], argv: list[str]) -> Any:
     """Return the verb with its options, or the exit code of --help."""
     from .fields import meant_field, unknown_option
     from .look import LOOKS
@@ -122,7 +130,7 @@ def _parse(tyro: Any, verbs: dict[str, Any], argv: list[str]) -> Any:
         raise MixerError(f"{name}: {body}; see `tokenmix {name} --help`.") from None
 
 
-def take_overrides(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
+def take_overrides(argv: list[str]) -> tuple[list[str], Options]:
     """Separate the verb's own options from ``--a.b value`` and ``--a.b=value``, which set fields of the config.
 
     Returns:
@@ -134,7 +142,7 @@ def take_overrides(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
     from .fields import check_json
 
     rest: list[str] = []
-    changes: dict[str, Any] = {}
+    changes: Options = {}
     items = iter(argv)
     for item in items:
         match = OVERRIDE.fullmatch(item)
@@ -156,5 +164,5 @@ def _one_line(why: Exception) -> str:
     return " ".join(str(why).split())
 
 
-def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
+def _show_warning(message: Warning | str, *where: object, **more: object) -> None:
     print(f"warning: {printable(str(message))}", file=sys.stderr)

@@ -7,11 +7,15 @@ import inspect
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, get_type_hints
 
 from ...errors import MixerError
 from ...system.config import nearest
 from .output import wrap_text
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 
 SECTIONS = ("model", "data", "optim", "train")
 SPECS = 4
@@ -63,7 +67,7 @@ def meant_field(argv: list[str], options: Iterable[str]) -> str:
     return ""
 
 
-def unknown_option(argv: list[str], verb: type[Any]) -> str:
+def unknown_option(argv: list[str], verb: type) -> str:
     """Return which option of a verb an unknown one may mean, as a sentence; "" where all are known."""
     own = {"help"}
     for field in dataclasses.fields(verb):
@@ -78,7 +82,7 @@ def unknown_option(argv: list[str], verb: type[Any]) -> str:
     return ""
 
 
-def check_json(option: str, field: str, text: str, value: Any) -> None:
+def check_json(option: str, field: str, text: str, value: object) -> None:
     """Refuse a value that is meant as JSON and is not; the error shows a right one."""
     if not isinstance(value, str) or field in ("data.source", "data.path"):
         return
@@ -117,7 +121,9 @@ def _known_fields(argv: list[str]) -> list[str]:
     return [name for section in sections for name, _, _ in _described_fields(getattr(config, section), section)]
 
 
-def _described_fields(config: Any, prefix: str) -> Iterator[tuple[str, str, str]]:
+def _described_fields(
+    config: DataclassInstance | type[DataclassInstance], prefix: str
+) -> Iterator[tuple[str, str, str]]:
     """Yield the dotted name, value and description of each field of a config; those inside of objects too."""
     about = _descriptions(type(config))
     for field in dataclasses.fields(config):
@@ -144,7 +150,7 @@ def _descriptions(cls: type) -> dict[str, str]:
     return {key: text.replace("``", "`") for key, text in found.items()}
 
 
-def _format_value(value: Any) -> str:
+def _format_value(value: object) -> str:
     """Write a value as it is typed on the command line."""
     if value is None or isinstance(value, str):
         return "none" if value is None else value

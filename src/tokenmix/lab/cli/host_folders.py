@@ -6,11 +6,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import MixerError
 from .arguments import given_options
 from .output import say
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from ..advise.compare import Comparison
+
 
 TEXT = {"dir", "data", "seq_len", "max_bytes", "device", "json"}
 SAMPLING = {"dir", "tokens", "prompt", "temperature", "top_k", "top_p", "seed", "device", "json"}
@@ -28,7 +34,7 @@ def is_host_folder(folder: Path | str) -> bool:
     return isinstance(config, dict) and (config.get("kind") == "surgery" or "model_type" in config)
 
 
-def compare_converted(source: str, out: Path, data: Path | None, lengths: Sequence[int]) -> Any:
+def compare_converted(source: str, out: Path, data: Path | None, lengths: Sequence[int]) -> Comparison:
     """Compare the host that was converted with the folder that was written."""
     from ...hosts.surgery import load_converted, open_host
     from ...hosts.surgery.texts import text_batches
@@ -80,7 +86,7 @@ def sample_host(verb: Any) -> int:
     return 0
 
 
-def _refuse_others(name: str, verb: Any, known: set[str]) -> None:
+def _refuse_others(name: str, verb: DataclassInstance, known: set[str]) -> None:
     """Refuse options that only a run has."""
     if given := given_options(verb, known):
         works = ", ".join(f"--{n.replace('_', '-')}" for n in sorted(known - {"dir"}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
@@ -176,7 +176,7 @@ class LookImages:
         check_drawing("look images")
         model, _ = load_model(self.dir)
         check_vit(model, "look images")
-        data: Any = RunDir.open(self.dir).config().data if (self.dir / "checkpoints").is_dir() else None
+        data: object = RunDir.open(self.dir).config().data if (self.dir / "checkpoints").is_dir() else None
         mean, std = getattr(data, "mean", None), getattr(data, "std", None)
         written = draw_pictures(
             model, self.images, self.out, mean=mean, std=std, theme="dark" if self.dark else "light"
@@ -186,7 +186,7 @@ class LookImages:
         return 0
 
 
-LOOKS: dict[str, type[Any]] = {"sentence": LookSentence, "tokens": LookTokens, "images": LookImages}
+LOOKS: dict[str, type] = {"sentence": LookSentence, "tokens": LookTokens, "images": LookImages}
 
 
 @dataclass(frozen=True)

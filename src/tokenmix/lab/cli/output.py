@@ -9,7 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TextIO
 
 from ...system.text import TERMINAL
 
@@ -17,7 +17,7 @@ REPEAT = 2.0
 """Seconds between two lines of progress where the terminal cannot overwrite one."""
 
 
-def say(text: object, stream: Any = None) -> None:
+def say(text: object, stream: TextIO | None = None) -> None:
     r"""Print a line in any terminal's encoding; characters that it lacks are written as \xNN or \uNNNN."""
     stream = sys.stdout if stream is None else stream
     encoding = getattr(stream, "encoding", None) or "utf-8"
@@ -30,7 +30,7 @@ def say_error(text: object) -> None:
     say(text, sys.stderr)
 
 
-def can_show(text: str, stream: Any = None) -> bool:
+def can_show(text: str, stream: TextIO | None = None) -> bool:
     """Return whether the terminal or file that output goes to has all characters of a text.
 
     The console of Linux has an encoding with all characters, and a font with few.
@@ -43,7 +43,7 @@ def can_show(text: str, stream: Any = None) -> bool:
     return not stream.isatty() or os.environ.get("TERM") not in ("linux", "dumb")
 
 
-def say_json(value: Any) -> None:
+def say_json(value: object) -> None:
     """Print a value as indented JSON."""
     say(json.dumps(value, indent=1))
 

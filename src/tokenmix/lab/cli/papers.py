@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
+from ...types import Record
 from .output import say, say_json, shorten_text, wrap_text
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class ShowPapers:
         if self.section is not None or self.execute:
             given = "--section" if self.section is not None else "--run"
             raise MixerError(f"paper: {given} needs a KEY, one of {', '.join(PAPERS)}.")
-        found: list[dict[str, Any]] = [
+        found: list[Record] = [
             {
                 "key": paper.key,
                 "title": paper.title,
@@ -86,11 +87,11 @@ class ShowPapers:
         return 0
 
 
-def as_json(paper: Paper, claims: tuple[Claim, ...], ours: dict[str, Value]) -> dict[str, Any]:
+def as_json(paper: Paper, claims: tuple[Claim, ...], ours: dict[str, Value]) -> Record:
     """Return the claims as plain values."""
     from ..papers import locate_code, outcomes
 
-    def numbers(claim: Claim) -> list[dict[str, Any]]:
+    def numbers(claim: Claim) -> list[Record]:
         return [
             {
                 "name": number.name,

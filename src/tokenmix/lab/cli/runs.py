@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from ...errors import MixerError
 from ...system.machine import is_first_rank
+from ...types import Options, Record
 from . import output
 from .arguments import given_options, parse_object
 from .host_folders import evaluate_host, is_host_folder
@@ -58,7 +59,7 @@ class Train:
     json: bool = False
     """Print the summary as JSON."""
 
-    def run(self, changes: dict[str, Any]) -> int:
+    def run(self, changes: Options) -> int:
         """Train, with ``changes`` to the fields of the config, and print a summary."""
         from ..recipes import describe_changes, find_recipe, import_recipe
         from ..train import match_data, train
@@ -87,7 +88,7 @@ class Train:
         return Path("runs", "_".join(part for part in parts if part))
 
 
-def log_fields(verb: Any) -> dict[str, Any]:
+def log_fields(verb: Train | Resume) -> Options:
     """Return the config fields that the flags of a verb set; without a flag, they stay as they are."""
     return {f"train.{name}": True for name in ("csv", "tensorboard") if getattr(verb, name)}
 
@@ -111,7 +112,7 @@ class Resume:
     json: bool = False
     """Print the summary as JSON."""
 
-    def run(self, changes: dict[str, Any]) -> int:
+    def run(self, changes: Options) -> int:
         """Continue the run, with ``changes`` to the fields of the config, and print a summary."""
         from ..train import resume
 
@@ -307,7 +308,7 @@ class Report:
         return 0
 
 
-def print_summary(summary: dict[str, Any], as_json: bool) -> None:
+def print_summary(summary: Record, as_json: bool) -> None:
     """Print the summary of a training run, once if several processes share it."""
     if not is_first_rank():
         return

@@ -6,11 +6,12 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from ...errors import MixerError
+from ...types import Options
 from .host_folders import is_host_folder, sample_host
 from .output import say
 
@@ -118,10 +119,10 @@ class Sample:
             option = wrong[0].replace("_", "-")
             raise MixerError(f"sample: --{option} is for {whose}; {self.dir} holds a {kind!r} model.")
 
-    def _sampling_options(self, temperature: float) -> dict[str, Any]:
+    def _sampling_options(self, temperature: float) -> Options:
         """Return the options that all kinds share; ``temperature`` is the default of the kind."""
         temperature = temperature if self.temperature is None else self.temperature
-        chosen: dict[str, Any] = {
+        chosen: Options = {
             "temperature": temperature,
             "top_k": self.top_k,
             "top_p": self.top_p,

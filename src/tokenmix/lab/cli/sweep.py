@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from ...errors import MixerError
+from ...types import Options, Record
 from .output import say
+
+if TYPE_CHECKING:
+    from ..sweep import SweepPlan
+    from ..sweep.results import Results
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class Sweep:
     json: bool = False
     """Print the results as JSON instead of the table."""
 
-    def run(self, changes: dict[str, Any]) -> int:
+    def run(self, changes: Options) -> int:
         """Carry out the sweep and print its table."""
         from ..sweep import sweep
         from ..sweep.results import results_table
@@ -101,7 +106,7 @@ class Sweep:
             self._say_comparisons(found)
         return 0
 
-    def _plan(self, changes: dict[str, Any]) -> Any:
+    def _plan(self, changes: Options) -> SweepPlan:
         from ..sweep import SweepPlan
 
         if self.what.endswith(".json"):
@@ -119,13 +124,13 @@ class Sweep:
             return plan.select_rows(self.rows) if self.rows else plan
         return SweepPlan(self.what, rows={name: {} for name in self.rows}, changes=changes, **self._of_plan())
 
-    def _of_plan(self) -> dict[str, Any]:
+    def _of_plan(self) -> Options:
         """Return the options that are fields of a plan, by name, but for its rows."""
         names = ("rates", "seeds", "size", "shell", "steps", "tune", "equal", "seconds", "modules")
         return {name: getattr(self, name) for name in names} | {"seeds": self.seeds or [0, 1, 2]}
 
     @staticmethod
-    def _say_comparisons(found: Any) -> None:
+    def _say_comparisons(found: Results) -> None:
         """Print how each row compares with the first, by the protocol."""
         from ..sweep import compare
 
@@ -135,7 +140,7 @@ class Sweep:
                 say(f"{row} against {first}: {compare(found, row, first).text()}")
 
 
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_twins(pairs: list[tuple[str, object]]) -> Record:
     """Return an object of JSON; a name that it has twice, of which one would be lost, is refused."""
     names = [name for name, _ in pairs]
     if twins := [name for name in dict.fromkeys(names) if names.count(name) > 1]:

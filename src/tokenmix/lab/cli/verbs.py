@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .advise import Advise
 from .bench import Bench
 from .library import Check, Doctor, ListAll, NewMixer
@@ -14,7 +12,7 @@ from .sample import Sample
 from .sweep import Sweep
 from .weights import Convert, Export
 
-VERBS: dict[str, type[Any]] = {
+VERBS: dict[str, type] = {
     "doctor": Doctor,
     "list": ListAll,
     "check": Check,

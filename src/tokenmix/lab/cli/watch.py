@@ -7,10 +7,14 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import MixerError
 from .output import can_show, say
+
+if TYPE_CHECKING:
+    from ..report.live import Page
+    from ..report.watch import Watch as Runs
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Watcher:
             pass
         return 0 if live or page is None or not page.trouble else 1
 
-    def _run_live(self, runs: Any, page: Any) -> int:
+    def _run_live(self, runs: Runs, page: Page | None) -> int:
         from rich.console import Console
         from rich.live import Live
         from rich.text import Text
@@ -74,7 +78,7 @@ class Watcher:
             if shown:
                 say(shown)  # the screen that it stood on is gone
 
-    def _frame(self, runs: Any, page: Any, height: int | None) -> str:
+    def _frame(self, runs: Runs, page: Page | None, height: int | None) -> str:
         from shutil import get_terminal_size
 
         from ..report.curves import DRAWN, Screen, frame
@@ -84,7 +88,7 @@ class Watcher:
         notes = [page.trouble] if page is not None and page.trouble else []
         return frame(runs, screen, x=self.x, metric=self.metric, notes=notes)
 
-    def _page(self, live: bool) -> Any:
+    def _page(self, live: bool) -> Page | None:
         if self.page is None:
             return None
         from ...system.files import check_writable

@@ -9,7 +9,7 @@ import math
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,12 @@ from ...errors import MixerError
 from . import augment_ops as ops
 from .image_source import in_threads, pil_to_tensor, pillow, to_channels
 from .images import ImageSplit
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+B = TypeVar("B", covariant=True)
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -214,7 +220,7 @@ def eval_batches(
         yield normalise(images, mean, std), split.labels[chosen.start : chosen.stop]
 
 
-def centre(picture: Any, size: tuple[int, int]) -> Any:
+def centre(picture: Image, size: tuple[int, int]) -> Image:
     """Resize and crop a PIL image to the size of evaluation."""
     if min(size) < 224:
         return _resize_picture(picture, size)
@@ -228,7 +234,14 @@ def centre(picture: Any, size: tuple[int, int]) -> Any:
     return picture.crop((left, top, left + size[1], top + size[0]))
 
 
-def stream(sampler: Any, steps: Iterable[int], *, workers: int = 0) -> Iterator[Any]:
+class Batches(Protocol[B]):
+    """What has a batch for each step."""
+
+    def batch(self, step: int) -> B:
+        """Return the batch of a step."""
+
+
+def stream(sampler: Batches[B], steps: Iterable[int], *, workers: int = 0) -> Iterator[B]:
     """Yield ``sampler.batch(step)`` for each step in order, prepared ahead by worker processes.
 
     The batches are the same for any number of workers.
@@ -242,11 +255,11 @@ def stream(sampler: Any, steps: Iterable[int], *, workers: int = 0) -> Iterator[
     yield from load
 
 
-class _Steps(torch.utils.data.Dataset[Any]):
-    def __init__(self, sampler: Any):
+class _Steps(torch.utils.data.Dataset[B]):
+    def __init__(self, sampler: Batches[B]):
         self.sampler = sampler
 
-    def __getitem__(self, step: int) -> Any:
+    def __getitem__(self, step: int) -> B:
         return self.sampler.batch(step)
 
 
@@ -291,7 +304,7 @@ def _pair(who: str, size: int | tuple[int, int]) -> tuple[int, int]:
     return pair[0], pair[1]
 
 
-def _resize_picture(picture: Any, size: tuple[int, int]) -> Any:
+def _resize_picture(picture: Image, size: tuple[int, int]) -> Image:
     if (picture.height, picture.width) == tuple(size):
         return picture
     return picture.resize((size[1], size[0]), pillow().Resampling.BICUBIC)

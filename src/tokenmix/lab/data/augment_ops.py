@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,10 @@ from torch import Tensor
 from ...errors import MixerError
 from .image_source import pil_to_tensor, tensor_to_pil
 from .sampler import mix64, permuted_ranks
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 
 Box = tuple[int, int, int, int]  # top, left, height, width
 
@@ -178,7 +182,7 @@ def kept_random_state() -> Iterator[None]:
         torch.default_generator.set_state(states[2])
 
 
-def rand_augment(spec: str, size: tuple[int, int], mean: tuple[float, ...]) -> Any:
+def rand_augment(spec: str, size: tuple[int, int], mean: tuple[float, ...]) -> Callable[[Image], Image]:
     """Build timm's RandAugment from its string, with the fill colour and translation of its ImageNet transforms."""
     from ...system.torchvision import ensure_torchvision
 
@@ -208,7 +212,7 @@ def rand_augment(spec: str, size: tuple[int, int], mean: tuple[float, ...]) -> A
     return policy
 
 
-def posterize(picture: Any, bits: int, **_: Any) -> Any:
+def posterize(picture: Image, bits: int, **_: object) -> Image:
     """Keep the upper bits of each pixel.
 
     RandAugment's strength reaches 0 bits, which is black and which Pillow refuses from version 13 on.
@@ -217,7 +221,7 @@ def posterize(picture: Any, bits: int, **_: Any) -> Any:
     return picture.point([level & mask for level in range(256)] * len(picture.getbands()))
 
 
-def with_pillow(images: Tensor, keys: list[int], policy: Any, colour: float) -> Tensor:
+def with_pillow(images: Tensor, keys: list[int], policy: Callable[[Image], Image] | None, colour: float) -> Tensor:
     """Apply RandAugment and colour jitter to each image with its own key."""
     import numpy
 
@@ -234,7 +238,7 @@ def with_pillow(images: Tensor, keys: list[int], policy: Any, colour: float) -> 
     return torch.stack(out)
 
 
-def jitter(picture: Any, strength: float, rng: random.Random) -> Any:
+def jitter(picture: Image, strength: float, rng: random.Random) -> Image:
     """Scale brightness, contrast and saturation in random order, each by a factor in 1 - strength .. 1 + strength."""
     from PIL import ImageEnhance
 

@@ -10,9 +10,12 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import MixerError
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsRead
 
 # An archive may unpack to MIN_UNPACKED bytes or to UNPACK_RATIO times its own size, whichever is more.
 # Text and images stay far below.
@@ -69,7 +72,7 @@ class BoundedReader:
     It is for readers that request as many bytes as the archive tells them to.
     """
 
-    def __init__(self, file: Any, archive: Path, bounds: Bounds):
+    def __init__(self, file: SupportsRead[bytes], archive: Path, bounds: Bounds):
         self.file, self.archive, self.bounds, self.size = file, archive, bounds, 0
 
     def read(self, n: int = -1) -> bytes:

@@ -10,13 +10,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import torch
 from torch import Tensor
 
 from ...errors import MixerError
 from ...system.files import whole_file
+from ...types import Record
 from .packed import read_chunks
 from .progress import with_progress
 
@@ -89,7 +90,7 @@ def download_file(who: str, url: str, file: Path, known: tuple[int, str] | None 
     import http.client
     import urllib.request
 
-    def chunks(answer: Any) -> Iterator[bytes]:
+    def chunks(answer: IO[bytes]) -> Iterator[bytes]:
         digest, size = hashlib.md5(usedforsecurity=False), 0
         for chunk in read_chunks(answer):
             digest.update(chunk)
@@ -171,17 +172,17 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _check(note: Path, content: dict[str, Any]) -> str:
+def _check(note: Path, content: Record) -> str:
     """Compute the checksum in a note, which depends on the note's name too."""
     return hashlib.sha256(json.dumps([note.name, content], sort_keys=True).encode()).hexdigest()[:32]
 
 
-def write_note(note: Path, content: dict[str, Any]) -> None:
+def write_note(note: Path, content: Record) -> None:
     """Write a JSON object with a checksum, by which ``read_note`` detects any change."""
     write_chunks(note, [json.dumps({**content, "check": _check(note, content)}).encode()])
 
 
-def read_note(note: Path) -> dict[str, Any] | None:
+def read_note(note: Path) -> Record | None:
     """Read what ``write_note`` wrote; None if it is missing or any byte has changed."""
     try:
         content = json.loads(note.read_bytes())

@@ -11,7 +11,7 @@ import struct
 import zlib
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,10 @@ from .image_source import Found, array_part, check_labels
 from .inventory import Inventory
 from .packed import BAD_ZIP
 from .trees import Tree
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+
 
 CIFAR_FILE = re.compile(
     r"(data_batch_[1-5]|test_batch|train|test)(\.bin)?|batches\.meta(\.txt)?|meta|fine_label_names\.txt"
@@ -44,7 +48,7 @@ SAFE |= {(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_cor
 class _SafeUnpickler(pickle.Unpickler):
     """An unpickler of arrays, lists and dicts of plain values that refuses to import anything else."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if (module, name) not in SAFE:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
         return super().find_class(module, name)
@@ -272,7 +276,7 @@ def read_npz(file: Path, bounds: Bounds) -> Found:
     return Found(classes, shapes.pop()[0], {part: array_part(images[part], labels[part]) for part in pairs}, read)
 
 
-def npz_images(array: Any, name: str) -> Tensor:
+def npz_images(array: ndarray, name: str) -> Tensor:
     """Convert an array (N, H, W), (N, H, W, C) or (N, C, H, W) to uint8 (N, C, H, W).
 
     16-bit values are scaled to 8 bits.
@@ -298,7 +302,7 @@ def npz_images(array: Any, name: str) -> Tensor:
     return torch.from_numpy(numpy.ascontiguousarray(array))
 
 
-def npz_labels(array: Any, images: int, name: str) -> list[int]:
+def npz_labels(array: ndarray, images: int, name: str) -> list[int]:
     """Convert an array (N,) or (N, 1) to N class numbers."""
     if array.dtype.kind not in "iu" or array.size != images or array.ndim > 2:
         raise MixerError(

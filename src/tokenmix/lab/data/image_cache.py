@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ...errors import MixerError
 from ...system.files import readable_name
+from ...types import Options, Record
 from .bounds import walk_links
 from .cache import cache_dir, cache_write_error, map_file, read_note, sha256_of, write_chunks, write_note
 from .class_folders import tell_classes
@@ -64,7 +65,7 @@ class Prepared:
     skipped: tuple[str, ...]
     sha256: str
     file: str
-    inventory: dict[str, Any]
+    inventory: Record
 
     def fingerprint(self) -> str:
         """Compute the sha256 of pixels, labels, splits, classes and shape.
@@ -89,7 +90,7 @@ class _SizesDiffer(Exception):
     """Signal that the images do not fit into one array."""
 
 
-def load_prepared(file: Path | None, name: str, options: dict[str, Any], read: Callable[[], Found]) -> Prepared:
+def load_prepared(file: Path | None, name: str, options: Options, read: Callable[[], Found]) -> Prepared:
     """Return the set from the cache, after reading it and writing it there if necessary.
 
     That is so the first time, and when a file, its time of change or an option is different.
@@ -127,7 +128,7 @@ def _read_if_intact(note: Path, pixels: Path) -> Prepared | None:
     return None
 
 
-def source_state(file: Path | None) -> list[Any]:
+def source_state(file: Path | None) -> list[object]:
     """Return the names, sizes and times of files, by which a change to them shows."""
     if file is None:
         return ["digits", sklearn_version()]
@@ -151,7 +152,7 @@ def _stat(file: Path | str) -> list[Any]:
     return [name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]  # no user can set ctime back
 
 
-def _prepare(found: Found, file: Path, options: dict[str, Any], name: str) -> Prepared:
+def _prepare(found: Found, file: Path, options: Options, name: str) -> Prepared:
     channels = options["channels"] or found.channels
     order, splits = divide(found, options["valid"], name)
     files = [part.files[i] for part, i in order if part.files]

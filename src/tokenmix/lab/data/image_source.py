@@ -10,7 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import IO, TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,10 @@ from torch import Tensor
 from ...errors import MixerError
 from .bounds import MAX_PIXELS, check_regular
 from .inventory import Inventory
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -89,7 +94,7 @@ def to_channels(images: Tensor, channels: int) -> Tensor:
     )
 
 
-def pillow() -> Any:
+def pillow() -> ModuleType:
     """Import the module PIL.Image."""
     try:
         from PIL import Image
@@ -110,7 +115,7 @@ def image_endings() -> frozenset[str]:
     )
 
 
-def is_image(file: Path | Any) -> bool:
+def is_image(file: Path | IO[bytes]) -> bool:
     """Return whether a file begins as an image of any format that is decoded, whatever its name."""
     module = pillow()
     if isinstance(file, Path) and not file.is_file():
@@ -124,7 +129,9 @@ def is_image(file: Path | Any) -> bool:
         return False
 
 
-def read_image(file: Path | Any, channels: int, name: str | None = None, *, max_pixels: int = MAX_PIXELS) -> Any:
+def read_image(
+    file: Path | IO[bytes], channels: int, name: str | None = None, *, max_pixels: int = MAX_PIXELS
+) -> Image:
     """Read an image file as an upright PIL image of mode "L" (1 channel) or "RGB" (3).
 
     The EXIF orientation is applied, transparent pixels are drawn over white, 16-bit grey is scaled to 8 bits, CMYK and
@@ -143,14 +150,16 @@ def read_image(file: Path | Any, channels: int, name: str | None = None, *, max_
     )
 
 
-def turn_upright(image: Any) -> Any:
+def turn_upright(image: Image) -> Image:
     """Return a PIL image turned as its EXIF orientation says."""
     from PIL import ImageOps
 
     return ImageOps.exif_transpose(image)
 
 
-def opened_image(file: Path | Any, name: str, max_pixels: int, use: Callable[[Any, Any], T], *, load: bool = True) -> T:
+def opened_image(
+    file: Path | IO[bytes], name: str, max_pixels: int, use: Callable[[ModuleType, Image], T], *, load: bool = True
+) -> T:
     """Open an image file with Pillow and return ``use(PIL.Image, image)``.
 
     Args:
@@ -188,7 +197,7 @@ def _too_many(name: str, size: str, most: int) -> MixerError:
     )
 
 
-def _to_plain_mode(image_module: Any, image: Any, mode: str, name: str) -> Any:
+def _to_plain_mode(image_module: ModuleType, image: Image, mode: str, name: str) -> Image:
     if image.mode == "F":
         raise MixerError(
             f"images: {name} has floating-point pixels, whose range is unknown; save it with 8 or 16 bits."
@@ -201,7 +210,7 @@ def _to_plain_mode(image_module: Any, image: Any, mode: str, name: str) -> Any:
     return image.convert(mode)
 
 
-def _from_16_bit(image_module: Any, image: Any, name: str) -> Any:
+def _from_16_bit(image_module: ModuleType, image: Image, name: str) -> Image:
     """Scale 16-bit values to 8 bits; Pillow's own conversion clips at 255."""
     import numpy
 
@@ -211,14 +220,14 @@ def _from_16_bit(image_module: Any, image: Any, name: str) -> Any:
     return image_module.fromarray(((wide + 128) // 257).astype(numpy.uint8))
 
 
-def pil_to_tensor(image: Any) -> Tensor:
+def pil_to_tensor(image: Image) -> Tensor:
     """Convert a PIL image of mode "L" or "RGB" to uint8 (C, H, W)."""
     channels = len(image.getbands())
     flat = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
     return flat.view(image.height, image.width, channels).permute(2, 0, 1).contiguous()
 
 
-def tensor_to_pil(image: Tensor) -> Any:
+def tensor_to_pil(image: Tensor) -> Image:
     """Convert uint8 (C, H, W) to a PIL image of mode "L" or "RGB"."""
     channels, height, width = image.shape
     plain = bytes(image.permute(1, 2, 0).contiguous().numpy())

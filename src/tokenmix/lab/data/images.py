@@ -10,13 +10,14 @@ import warnings
 import zipfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import MixerError
+from ...types import Record
 from .bounds import MAX_PIXELS, Bounds, check_regular
 from .cache import cache_dir
 from .corpus import SPLITS, check_split
@@ -27,6 +28,10 @@ from .image_files import read_tree
 from .image_source import Found, check_labels, pil_to_tensor, read_image, tensor_to_pil
 from .inventory import Inventory
 from .trees import folder_tree, tar_tree, zip_tree
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 
 IMAGE_SETS = {
     "digits": "1,797 handwritten digits, 8x8 grey, 10 classes; comes with scikit-learn, no download",
@@ -70,7 +75,7 @@ class ImageSplit:
         """Return image i, uint8 (C, H, W)."""
         return self.pixels[i].clone() if self.pixels is not None else pil_to_tensor(self.pil(i))
 
-    def pil(self, i: int) -> Any:
+    def pil(self, i: int) -> Image:
         """Return image i as a PIL image of mode "L" or "RGB"."""
         return (
             tensor_to_pil(self.pixels[i])
@@ -103,7 +108,7 @@ class ImageData:
         check_split(f"images {self.name}", name, self.splits)
         return self.splits[name]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Record:
         """Return what env.json records."""
         return {
             "name": self.name,

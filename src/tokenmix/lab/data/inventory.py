@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...system.text import printable
+from ...types import Record
 
 NAMES = 3  # of those left out that are shown
 LONGEST = 40  # characters of a label that are shown
@@ -71,13 +71,13 @@ class Inventory:
         lines += [f"data: {self.source}: left out: {'; '.join(left)}."] * bool(left)
         return [printable(line).replace("\n", "\\n") for line in lines]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Record:
         """Return what a run records."""
         left = {why: {"count": n, "first": first} for why, (n, first) in self.left_out.items()}
         return {"source": self.source, "found": self.found, "left_out": left}
 
     @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Inventory:
+    def from_json(cls, record: Record) -> Inventory:
         """Return what ``to_json`` recorded."""
         left = {why: (each["count"], list(each["first"])) for why, each in record["left_out"].items()}
         return cls(record["source"], dict(record["found"]), left)

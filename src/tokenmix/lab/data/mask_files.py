@@ -7,12 +7,14 @@ import json
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ...errors import MixerError
+from ...types import Record
 from .bounds import Bounds
 from .cache import cache_dir, read_note, sha256_of, write_note
 from .image_cache import source_state
@@ -33,6 +35,10 @@ from .mask_pairs import Pair, divide_pairs, find_pairs
 from .pair_sampler import IGNORED
 from .progress import with_progress
 from .trees import folder_tree
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 
 ORIENTATION = 0x0112  # EXIF's number of how a camera was held: 1 upright, from 5 on the sides are exchanged
 SHOWN = 8  # values of masks in a message
@@ -129,7 +135,7 @@ def open_mask_folder(
     return MaskFolder(legend, pairs, known["sha256"], tuple(known["pixels"]), turn_masks, max_pixels, read)
 
 
-def _check_classes(root: Path, legend: Legend, known: dict[str, Any], empty_classes: bool) -> None:
+def _check_classes(root: Path, legend: Legend, known: Record, empty_classes: bool) -> None:
     held = f"its masks hold {known['values']}" + f", and ignore={legend.ignore}" * (legend.ignore is not None)
     if len(legend.classes) < 2:
         raise MixerError(
@@ -151,8 +157,8 @@ def _check_classes(root: Path, legend: Legend, known: dict[str, Any], empty_clas
 def read_raw(file: Path, colours: bool, max_pixels: int) -> Tensor:
     """Read the pixels of a mask, int64 (H, W): labels, or colours as ``number_of`` gives them."""
 
-    def convert(module: Any, stored: Any) -> Tensor:
-        image = turn_upright(stored)
+    def convert(module: ModuleType, stored: Image) -> Tensor:
+        image: Any = turn_upright(stored)
         if "A" in image.getbands() and image.getchannel("A").getextrema()[0] < 255:
             raise MixerError(f"masks: {file} has transparent pixels, whose class is unknown; save it without alpha.")
         if colours:
@@ -213,7 +219,7 @@ def _turn_upright(raw: Tensor, how: int) -> Tensor:
 def _header(file: Path, max_pixels: int) -> tuple[Size, int]:
     """Return height and width of an image as it is stored, and its EXIF orientation, without decoding it."""
 
-    def look(module: Any, image: Any) -> tuple[Size, int]:
+    def look(module: ModuleType, image: Image) -> tuple[Size, int]:
         how = image.getexif().get(ORIENTATION, 1)
         return (image.height, image.width), how if how in range(1, 9) else 1
 
@@ -223,7 +229,7 @@ def _header(file: Path, max_pixels: int) -> tuple[Size, int]:
 def _kind(file: Path, max_pixels: int) -> str:
     """Return "colours", "palette" or "labels" by the mode of a mask."""
 
-    def look(module: Any, image: Any) -> str:
+    def look(module: ModuleType, image: Image) -> str:
         return "colours" if len(image.getbands()) > 1 else "palette" if image.mode == "P" else "labels"
 
     return opened_image(file, str(file), max_pixels, look, load=False)
@@ -243,7 +249,7 @@ def _check_black_and_white(each: dict[Pair, Counter[int]]) -> None:
 
 def _scan(
     root: Path, pairs: dict[str, list[Pair]], ignore: int | None, first: int, turn: bool | None, max_pixels: int
-) -> dict[str, Any]:
+) -> Record:
     """Read all masks; return classes, their colours, pixels in training and a sha256 as JSON values."""
     files = sorted({pair for part in pairs.values() for pair in part})
     named = read_names(root / NAMES)

@@ -6,13 +6,13 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import MixerError
 from ...system.text import whole_number
+from ...types import Record
 from .pair_sampler import IGNORED
 
 Colour = tuple[int, int, int]
@@ -44,7 +44,7 @@ class Legend:
     labels: tuple[int, ...] | None = None
 
     @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Legend:
+    def from_json(cls, record: Record) -> Legend:
         """Return what ``dataclasses.asdict`` made of a legend, after it was JSON."""
         colours, labels = record["colours"], record["labels"]
         return cls(

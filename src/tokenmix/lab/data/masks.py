@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import MixerError
+from ...types import Record
 from .bounds import MAX_PIXELS
 from .corpus import SPLITS, check_split
 from .inventory import Inventory
@@ -79,7 +79,7 @@ class MaskData:
         check_split(f"masks {self.name}", name, self.splits)
         return self.splits[name]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Record:
         """Return what env.json records."""
         return {
             "name": self.name,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...system.files import whole_file
+from ...types import Record
 from .records import read_records
 
 Row = dict[str, Any]
@@ -24,7 +25,7 @@ OF_EVALUATION = ("seconds", "images")
 """Fields of an evaluation that mean something else in lines of training: there they count from the run's start."""
 
 
-def flatten_metrics(line: dict[str, Any]) -> Row:
+def flatten_metrics(line: Record) -> Row:
     """Return a line of metrics without nesting: ``aux.NAME`` for its auxiliary losses, ``8x8`` for a size.
 
     What an evaluation took and counted is called ``eval_seconds`` and ``eval_images``.
@@ -40,17 +41,17 @@ def flatten_metrics(line: dict[str, Any]) -> Row:
     return row
 
 
-def write_csv(out: Path, lines: Iterable[dict[str, Any]]) -> None:
+def write_csv(out: Path, lines: Iterable[Record]) -> None:
     """Write lines of metrics as a table, completely or not at all."""
     rows = [flatten_metrics(line) for line in lines]
     found = {name for row in rows for name in row}
     columns = [*(name for name in ORDER if name in found), *sorted(found - set(ORDER))]
-    table = [columns, *(_cells(row, columns) for row in rows)] if rows else []
+    table: list[Iterable[object]] = [columns, *(_cells(row, columns) for row in rows)] if rows else []
     with whole_file(out) as f:
         f.write("".join(map(_csv_line, table)).encode())
 
 
-def append_csv(out: Path, metrics: Path, line: dict[str, Any]) -> None:
+def append_csv(out: Path, metrics: Path, line: Record) -> None:
     """Append the last line of a metrics file to its table.
 
     The table is written anew from the metrics where it cannot take the line: where it is missing, lacks a column, or
@@ -77,11 +78,11 @@ def _columns(path: Path) -> list[str] | None:
     return next(csv.reader([head.decode("utf-8", "replace")])) if whole and head.strip() else None
 
 
-def _cells(row: Row, columns: list[str]) -> list[Any]:
+def _cells(row: Row, columns: list[str]) -> list[object]:
     return [row.get(name, "") for name in columns]
 
 
-def _csv_line(values: list[Any]) -> str:
+def _csv_line(values: Iterable[object]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(values)
     return text.getvalue()

@@ -12,11 +12,14 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import MixerError
 from .bounds import Bounds, check_regular
 from .progress import with_progress
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsRead
 
 CHUNK = 1 << 20
 HEAD = 512  # bytes that tell what a file holds
@@ -46,27 +49,27 @@ class Packing(NamedTuple):
     name: str
     begins: tuple[bytes, ...]
     endings: tuple[str, ...]
-    chunks: Callable[[Any, Path, Bounds, int], Iterator[bytes]]
+    chunks: Callable[[IO[bytes], Path, Bounds, int], Iterator[bytes]]
 
 
-def read_chunks(f: Any, size: int = CHUNK) -> Iterator[bytes]:
+def read_chunks(f: SupportsRead[bytes], size: int = CHUNK) -> Iterator[bytes]:
     """Yield the rest of an open binary file in chunks."""
     while chunk := f.read(size):
         yield chunk
 
 
-def _read_gzip(f: Any, file: Path, bounds: Bounds, size: int) -> Iterator[bytes]:
+def _read_gzip(f: IO[bytes], file: Path, bounds: Bounds, size: int) -> Iterator[bytes]:
     with gzip.GzipFile(fileobj=f) as unpacked:
         yield from read_chunks(unpacked, size)
 
 
-def _streams(new: Callable[[], Any]) -> Callable[[Any, Path, Bounds, int], Iterator[bytes]]:
+def _streams(new: Callable[[], Any]) -> Callable[[IO[bytes], Path, Bounds, int], Iterator[bytes]]:
     """Return a function that unpacks one stream after another. What follows the last one must be another or zeros.
 
     The modules' own files end in silence at whatever else follows, so that half of a damaged file would be lost.
     """
 
-    def chunks(f: Any, file: Path, bounds: Bounds, size: int) -> Iterator[bytes]:
+    def chunks(f: IO[bytes], file: Path, bounds: Bounds, size: int) -> Iterator[bytes]:
         unpack = new()
         for packed in read_chunks(f):
             while packed or not (unpack.eof or unpack.needs_input):
@@ -85,7 +88,7 @@ def _streams(new: Callable[[], Any]) -> Callable[[Any, Path, Bounds, int], Itera
     return chunks
 
 
-def _read_zip(f: Any, file: Path, bounds: Bounds, size: int) -> Iterator[bytes]:
+def _read_zip(f: IO[bytes], file: Path, bounds: Bounds, size: int) -> Iterator[bytes]:
     with zipfile.ZipFile(f) as z:
         names = [n for n in z.namelist() if not n.endswith("/") and not n.startswith("__MACOSX/")]
         kind = next((kind for name, kind in INSIDE.items() if any(f"/{n}".endswith(f"/{name}") for n in names)), None)

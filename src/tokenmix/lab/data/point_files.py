@@ -9,21 +9,27 @@ import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ...errors import MixerError
+from ...types import Options
 from .bounds import Bounds, check_regular
 from .packed import BAD_ZIP
 from .point_shapes import Mesh, triangle_areas
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+
 
 MESHES = (".off", ".ply", ".obj", ".stl")  # read by trimesh; without faces they are points
 TABLES = (".txt", ".xyz", ".pts", ".asc", ".csv", ".npy", ".npz")
 SUFFIXES = (*MESHES, *TABLES)
 MOST_BYTES = 1 << 30  # of one file
-OPTIONS: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, Options] = {
     ".ply": {"fix_texture": False},
     ".obj": {"skip_materials": True, "split_objects": False, "group_material": False, "maintain_order": True},
 }
@@ -255,7 +261,7 @@ def read_points(path: Path) -> Tensor:
     return points
 
 
-def _text_table(path: Path, text: str, numpy: Any) -> Any:
+def _text_table(path: Path, text: str, numpy: ModuleType) -> ndarray:
     lines = [line for each in text.splitlines() if (line := each.partition("#")[0].strip())]
     promised = int(lines[0]) if len(lines) > 1 and lines[0].isdecimal() else None
     lines = lines[1:] if promised is not None else lines
@@ -282,7 +288,7 @@ def _columns(words: list[str]) -> list[int] | None:
     return [*first, *(i for i, name in enumerate(names) if i not in first and name)]
 
 
-def _array(path: Path, raw: bytes, numpy: Any) -> Any:
+def _array(path: Path, raw: bytes, numpy: ModuleType) -> ndarray:
     """Read the array of an .npy, or that of an .npz which is alone or called points or xyz."""
     with io.BytesIO(raw) as file:
         found = numpy.load(file, allow_pickle=False)
@@ -295,7 +301,7 @@ def _array(path: Path, raw: bytes, numpy: Any) -> Any:
         return found[names[0]]
 
 
-def check_finite(points: Tensor, where: Any) -> None:
+def check_finite(points: Tensor, where: object) -> None:
     """Refuse NaN and infinity; the error names the first row that has one."""
     bad = ~points.isfinite().all(-1)
     if bool(bad.any()):

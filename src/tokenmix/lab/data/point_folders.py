@@ -6,7 +6,6 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from ...errors import MixerError
 from .bounds import Bounds
@@ -154,14 +153,14 @@ def shapenet_parts(root: Path) -> tuple[tuple[str, ...], tuple[tuple[int, ...], 
     return names, tuple(parts[name] for name in names), splits
 
 
-def _entry(root: Path, file: Path, entry: Any, offsets: dict[str, str], names: tuple[str, ...]) -> Item:
+def _entry(root: Path, file: Path, entry: object, offsets: dict[str, str], names: tuple[str, ...]) -> Item:
     *_, offset, stem = ("", "", *str(entry).split("/"))
     if offset not in offsets:
         raise MixerError(f"data: {file} lists {entry!r}, of an unknown category {offset!r}; see {CATEGORIES}.")
     return root / offset / f"{stem}.txt", names.index(offsets[offset])
 
 
-def _json_list(file: Path) -> list[Any]:
+def _json_list(file: Path) -> list[object]:
     try:
         found = json.loads(file.read_text())
     except (OSError, ValueError) as why:

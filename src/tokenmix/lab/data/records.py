@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+
+from ...types import Record
 
 LARGEST = 1 << 63
 LARGEST_FLOAT = 1e150
@@ -13,7 +14,7 @@ LARGEST_FLOAT = 1e150
 Bad = tuple[int, bytes]  # number of a line, from 1, and its content
 
 
-def read_records(path: Path) -> tuple[list[dict[str, Any]], list[Bad]]:
+def read_records(path: Path) -> tuple[list[Record], list[Bad]]:
     """Return the lines of a file that are metrics of a step, and those that are not.
 
     A last line without its newline is in neither list: it is still being written.
@@ -21,9 +22,9 @@ def read_records(path: Path) -> tuple[list[dict[str, Any]], list[Bad]]:
     return parse_records(path.read_bytes()) if path.is_file() else ([], [])
 
 
-def parse_records(content: bytes, first: int = 1) -> tuple[list[dict[str, Any]], list[Bad]]:
+def parse_records(content: bytes, first: int = 1) -> tuple[list[Record], list[Bad]]:
     """Return the same for bytes that begin with line ``first`` of a file."""
-    good: list[dict[str, Any]] = []
+    good: list[Record] = []
     bad: list[Bad] = []
     for number, raw in enumerate(content.split(b"\n")[:-1], first):
         record = _record(raw)
@@ -34,7 +35,7 @@ def parse_records(content: bytes, first: int = 1) -> tuple[list[dict[str, Any]],
     return good, bad
 
 
-def _record(raw: bytes) -> dict[str, Any] | None:
+def _record(raw: bytes) -> Record | None:
     try:
         value = json.loads(raw.decode())
     except (ValueError, RecursionError):
@@ -42,7 +43,7 @@ def _record(raw: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) and _is_complete(value) else None
 
 
-def _is_complete(record: dict[str, Any]) -> bool:
+def _is_complete(record: Record) -> bool:
     """Return whether a record has what all readers rely on.
 
     That is a step, a kind, the field that belongs to this kind, and numbers everywhere else.
@@ -50,7 +51,7 @@ def _is_complete(record: dict[str, Any]) -> bool:
     step, needs = record.get("step"), {"train": "loss", "eval": "split"}.get(str(record.get("kind")), "kind")
     if type(step) is not int or step < 0 or needs not in record:
         return False
-    shapes: dict[str, Any] = {
+    shapes: dict[str, type | tuple[type, ...]] = {
         "kind": str,
         "split": str,
         "phase": str,
@@ -72,7 +73,7 @@ def _is_complete(record: dict[str, Any]) -> bool:
     )
 
 
-def _drawable(value: Any) -> bool:
+def _drawable(value: object) -> bool:
     """Return whether a value is a float that a curve can be drawn of, or not finite, which curves leave out."""
     return type(value) is float and not LARGEST_FLOAT < abs(value) < math.inf
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import cache, cached_property
 from itertools import count, groupby, takewhile
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -168,7 +168,7 @@ class Subwords:
         ]
 
 
-def _library() -> Any:
+def _library() -> ModuleType:
     try:
         import tokenizers
         import tokenizers.decoders

@@ -9,14 +9,18 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import MixerError
+from ...types import Record
 from .bounds import check_regular
 from .delimited import Delimited, header_of, open_delimited
 from .inventory import Inventory, first_names
 from .lines import filled_lines, read_text
 from .packed import plain_name
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
 
 Row = tuple[str, ...]
 DELIMITED = (".tsv", ".csv", ".tab")
@@ -141,7 +145,7 @@ class _Twice(Exception):
     """An object of JSON names something twice."""
 
 
-def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _json_object(pairs: list[tuple[str, object]]) -> Record:
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
@@ -149,7 +153,7 @@ def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _json_objects(path: Path, names: Row) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_objects(path: Path, names: Row) -> Iterator[tuple[int, Record]]:
     """Yield line and content of each object: those of lines, or of an array in a .json file, counted in its place."""
     wanted = f"an object with {' and '.join(names)}" if names else "an object"
     if plain_name(path).lower().endswith(".json"):
@@ -173,7 +177,7 @@ def _json_objects(path: Path, names: Row) -> Iterator[tuple[int, dict[str, Any]]
         raise MixerError(f"data: {path} is empty.")
 
 
-def _json_array(path: Path, whole: str) -> list[dict[str, Any]]:
+def _json_array(path: Path, whole: str) -> list[Record]:
     try:
         found: Any = json.loads(whole, object_pairs_hook=_json_object)
     except _Twice as why:
@@ -186,7 +190,7 @@ def _json_array(path: Path, whole: str) -> list[dict[str, Any]]:
     return found
 
 
-def _json_cell(row: dict[str, Any], name: str, names: Row, i: int, path: Path) -> str:
+def _json_cell(row: Record, name: str, names: Row, i: int, path: Path) -> str:
     where = f"data: line {i} of {path}" if not plain_name(path).endswith(".json") else f"data: entry {i} of {path}"
     if name not in row:
         has = first_names([repr(known) for known in row], 8) or "none"
@@ -194,7 +198,7 @@ def _json_cell(row: dict[str, Any], name: str, names: Row, i: int, path: Path) -
     return text_of(row[name], f"{where}: {name!r}")
 
 
-def text_of(value: Any, where: str) -> str:
+def text_of(value: object, where: str) -> str:
     """Return a text or a whole number as text that can be stored."""
     if not isinstance(value, str | int):
         raise MixerError(f"{where} must be a text, got {json.dumps(value, default=str)[:80]}.")
@@ -213,7 +217,7 @@ def text_of(value: Any, where: str) -> str:
     return text
 
 
-def _parquet(path: Path) -> Any:
+def _parquet(path: Path) -> ParquetFile:
     check_regular("data", path)
     try:
         import pyarrow.parquet

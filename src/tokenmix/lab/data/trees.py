@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from types import ModuleType
+from typing import IO, Any
 
 from ...errors import MixerError
 from .bounds import Bounds, check_names, check_regular, walk_links
 from .cache import cache_dir, read_chunks
 from .packed import BAD_ZIP
 
-PACKED: dict[bytes, Any] = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7zXZ\0": lzma}
+PACKED: dict[bytes, ModuleType] = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7zXZ\0": lzma}
 BAD_TAR = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError, ValueError, OverflowError)
 
 
@@ -46,7 +47,7 @@ class Tree:
     content: Callable[[str], bytes] | None = None
     bounds: Bounds = Bounds()
 
-    def open(self, name: str) -> Any:
+    def open(self, name: str) -> Path | IO[bytes]:
         """Return the path of a file, or its bytes as an open file."""
         return self.root / name if self.content is None else io.BytesIO(self.content(name))
 
@@ -142,7 +143,7 @@ def tar_tree(file: Path, bounds: Bounds) -> Tree:
     return tree
 
 
-def _plain_tar(file: Path, bounds: Bounds) -> Any:
+def _plain_tar(file: Path, bounds: Bounds) -> IO[bytes]:
     """Open the bytes of a tar archive, unpacked."""
     with file.open("rb") as raw:
         begin = raw.read(6)
@@ -157,7 +158,7 @@ def _plain_tar(file: Path, bounds: Bounds) -> Any:
     return plain
 
 
-def _nameless_file(folder: Path) -> Any:
+def _nameless_file(folder: Path) -> IO[bytes]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryFile(dir=folder)

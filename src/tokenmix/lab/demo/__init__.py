@@ -17,6 +17,7 @@ import torch
 from ...errors import MixerError
 from ...models import build_model
 from ...system.machine import busy_cores
+from ...system.malloc import keep_memory_here
 from ..advise import advise, load_host
 from ..advise.text import findings as advice_findings
 from ..advise.text import shares_table
@@ -57,6 +58,8 @@ NOTES = (
 
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line and run the demo."""
+    if argv is None:  # a process of its own
+        keep_memory_here()
     parser = argparse.ArgumentParser(
         prog="python -m tokenmix.lab.demo",
         description=f"Train {len(MODELS)} small byte language models and compare them in one page.",

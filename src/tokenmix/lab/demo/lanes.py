@@ -8,10 +8,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,7 +19,8 @@ from ...errors import MixerError
 
 CONTEXT = multiprocessing.get_context("spawn")
 
-Task = tuple[Callable[..., Any], tuple[Any, ...]]
+T = TypeVar("T")
+Task = tuple[Callable[..., object], tuple[object, ...]]
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,14 @@ def lanes_for(tasks: int, cores: int) -> Lanes:
     return Lanes(count, cores // count)
 
 
-def run_alone(task: Callable[..., Any], *args: Any) -> Any:
+def run_alone(task: Callable[..., T], *args: object) -> T:
     """Run a task in a new process with all threads, and return its result."""
     return side_by_side(Lanes(1, torch.get_num_threads()), {task.__name__: (task, args)})[task.__name__]
 
 
 def side_by_side(
     lanes: Lanes,
-    tasks: dict[str, Task],
+    tasks: Mapping[str, Task],
     *,
     watch: Callable[[list[str]], None] = lambda names: None,
     every: float = 10.0,
@@ -142,7 +143,7 @@ def interrupts_later() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def _work(sender: Connection, threads: int, task: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _work(sender: Connection, threads: int, task: Callable[..., object], args: tuple[object, ...]) -> None:
     """Carry out a task and send what comes of it: an error's text, or None and the result."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)

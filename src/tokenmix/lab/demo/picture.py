@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...system.text import number, size
+from ...types import Options
 from ..report import Run
 from ..report.figures import COLOURS, Picture, render_both
 from .plan import Measured, Plan
 from .tables import SPREAD, best_names, shown_contexts, yardsticks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 INCHES = (6.4, 4.2)
 GAP = 1.5
@@ -50,7 +55,7 @@ def board(plan: Plan, runs: dict[str, Run], measured: Measured) -> Picture:
     return Picture(*drawn, alt=f"Bars, shorter is better. {ends}.", caption=caption)
 
 
-def _board(ax: Any, *, panels: list[Panel], order: list[str], models: list[str]) -> None:
+def _board(ax: Axes, *, panels: list[Panel], order: list[str], models: list[str]) -> None:
     ink = ax.xaxis.label.get_color()
     ax.axis("off")
     ax.set_xlim(-0.75, GAP * len(panels) - 0.15)
@@ -85,12 +90,12 @@ def quality_against_state(plan: Plan, runs: dict[str, Run], measured: Measured) 
     return Picture(*drawn, alt=f"Chart of bits per byte against bytes of state. {ends}.", caption=caption)
 
 
-def _over_state(ax: Any, *, scores: dict[str, float], states: dict[str, int], limit: float, context: int) -> None:
+def _over_state(ax: Axes, *, scores: dict[str, float], states: dict[str, int], limit: float, context: int) -> None:
     ink = ax.xaxis.label.get_color()
     for i, name in enumerate(states):
         if name in scores:
             ax.plot([states[name]], [scores[name]], "o", color=COLOURS[i], markersize=8)
-            place = {
+            place: Options = {
                 "xytext": (8, 5 if i % 2 == 0 else -14),
                 "textcoords": "offset points",
                 "color": ink,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...models import LMConfig, in_shell
+from ...types import Spec
 from ..bench import Decoding
 from ..train import DataConfig, OptimConfig, RunConfig, TrainConfig
 
@@ -15,7 +15,7 @@ FORGET = {"name": "aft_forget", "norm_heads": 4}
 ATTENTION = {"name": "attention", "heads": 4, "positions": {"name": "rotary", "base": 100.0}}
 """The base suits 256 bytes: after 409,600 bytes attention is at 2.56 bits per byte with it, at 2.72 with 10,000."""
 SHELL = "modern"
-MODELS: dict[str, tuple[dict[str, Any], ...]] = {
+MODELS: dict[str, tuple[Spec, ...]] = {
     "attention": (ATTENTION,),
     "aft_local": (LOCAL,),
     "aft_forget": (FORGET,),

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from ...models import build_model
 from ...system.files import whole_file
+from ...types import Record
 from ..bench.timing import measure, sampler
 from ..train import sample_run, train
 from ..train.optim import build_optimizers, update
@@ -72,7 +72,7 @@ def training_seconds(plan: Plan, took: dict[str, float], lanes: Lanes, left: flo
 
 def train_all(
     plan: Plan, steps: dict[str, Schedule], lanes: Lanes, out: Path, say: Callable[[str], None]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Record]:
     """Train all models into folders of ``out``, with a line about those that train every ten seconds."""
     began = time.perf_counter()
 
@@ -88,10 +88,10 @@ def train_all(
 def progress(run: Path, steps: int) -> str | None:
     """Say how far a run has come, by the last line that it logged; None before the first."""
     last = next((line for line in reversed(RunDir(run).read_metrics()) if line["kind"] == "train"), None)
-    return last and f"{run.name} {last['step'] / steps:.0%}, {last['bpb']:.2f} bits"
+    return None if last is None else f"{run.name} {last['step'] / steps:.0%}, {last['bpb']:.2f} bits"
 
 
-def train_one(plan: Plan, name: str, schedule: Schedule, threads: int, out: Path) -> dict[str, Any]:
+def train_one(plan: Plan, name: str, schedule: Schedule, threads: int, out: Path) -> Record:
     """Train one row, then let the model write a sample."""
     done = train(plan.run(name, schedule, threads), out, verbose=False)
     prompt = PROMPT[: plan.seq_len - 1]

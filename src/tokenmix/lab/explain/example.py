@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ...models.seq2seq import Seq2Seq, Seq2SeqConfig
+from ...types import Spec
 from ..data.grammar import sentence_pairs
 
 SPECIAL = ("<pad>", "<s>", "</s>", "<unknown>")
 PAD, START, END, UNKNOWN = range(4)
-ATTENTION: dict[str, Any] = {"name": "attention", "heads": 2}
+ATTENTION: Spec = {"name": "attention", "heads": 2}
 
 
 class Words:
@@ -48,7 +48,7 @@ class Words:
 
 
 def train_example(
-    mixer: dict[str, Any] | None = None,
+    mixer: Spec | None = None,
     *,
     steps: int = 700,
     dim: int = 32,

@@ -7,13 +7,13 @@ import importlib.resources
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import MixerError
 from ...system.files import whole_file
+from ...types import Record
 from .explained import Entered, Explained
 from .families import Family
 from .sites import Site
@@ -78,13 +78,13 @@ def words(lang: str) -> dict[str, str]:
     return json.loads(_file(f"words.{lang}.json"))
 
 
-def script_json(data: Any) -> str:
+def script_json(data: object) -> str:
     """Return data as JSON that can stand inside a script element."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def array(a: Tensor | None) -> dict[str, Any] | None:
+def array(a: Tensor | None) -> Record | None:
     """Return a tensor as its shape and its float32 numbers in base64."""
     if a is None:
         return None
@@ -93,7 +93,7 @@ def array(a: Tensor | None) -> dict[str, Any] | None:
     return {"shape": list(a.shape), "data": base64.b64encode(raw).decode()}
 
 
-def model_data(model: Explained) -> dict[str, Any]:
+def model_data(model: Explained) -> Record:
     """Return what the page knows of a model."""
     return {
         "name": model.name,
@@ -113,7 +113,7 @@ def model_data(model: Explained) -> dict[str, Any]:
     }
 
 
-def _entered_json(entered: Entered) -> dict[str, Any]:
+def _entered_json(entered: Entered) -> Record:
     return {
         "pieces": entered.pieces,
         "ids": entered.ids,
@@ -122,7 +122,7 @@ def _entered_json(entered: Entered) -> dict[str, Any]:
     }
 
 
-def _site(site: Site) -> dict[str, Any]:
+def _site(site: Site) -> Record:
     arrays = ("output", "q", "k", "v", "products", "bias", "mixed")
     return {
         "part": site.part,
@@ -140,7 +140,7 @@ def _site(site: Site) -> dict[str, Any]:
     }
 
 
-def _family(family: Family) -> dict[str, Any]:
+def _family(family: Family) -> Record:
     return {
         "key": family.key,
         "given": family.given,

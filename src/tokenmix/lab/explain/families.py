@@ -27,6 +27,7 @@ from ...mixers.aft_reach import AFTReach
 from ...mixers.external import SlotMemory
 from ...mixers.hydra import Hydra
 from ...mixers.linear import LinearAttention
+from ...mixers.parts.weights_on_call import child_weights
 from ...mixers.synthesizer import (
     SynthesizerDense,
     SynthesizerFactorizedDense,
@@ -34,6 +35,7 @@ from ...mixers.synthesizer import (
     SynthesizerRandom,
 )
 from ...mixers.synthesizer_mixture import SynthesizerMixture
+from ...types import Options
 
 Ends = tuple[Tensor, Tensor | None]
 """What a mixer reads: x (1, T, D), and a context (1, S, D) or None."""
@@ -64,25 +66,25 @@ class Family(NamedTuple):
     """
 
     key: str
-    given: Mapping[str, Any] = {}
+    given: Mapping[str, object] = {}
     tables: tuple[Table, ...] = ()
 
 
 @singledispatch
-def family(mixer: Mixer, ends: Ends, args: tuple[Any, ...], options: dict[str, Any]) -> Family:
+def family(mixer: Mixer, ends: Ends, args: tuple[Any, ...], options: Options) -> Family:
     """Return what the page tells of a mixer.
 
     Args:
         ends: what the mixer reads.
         args, options: those of its functional form for that; empty if it has none.
     """
-    kind = mixer.about.kind
+    kind = mixer.facts.about.kind
     if kind in ("fixed pattern", "learned pattern"):
         return Family("pattern")
     return Family("kernel") if kind == "kernel" else Family("other")
 
 
-def _gate(mixer: Any, q: Tensor) -> tuple[dict[str, Any], tuple[Table, ...]]:
+def _gate(mixer: Any, q: Tensor) -> tuple[dict[str, str | float], tuple[Table, ...]]:
     """Return the smallest and the largest gate of the words, and all of them."""
     if mixer.gate is None:
         return {"gate": "1", "lowest": 1.0, "highest": 1.0}, ()
@@ -92,14 +94,14 @@ def _gate(mixer: Any, q: Tensor) -> tuple[dict[str, Any], tuple[Table, ...]]:
 
 
 @family.register
-def _(mixer: AFTSimple, ends: Ends, args: Any, options: Any) -> Family:
+def _(mixer: AFTSimple, ends: Ends, args: tuple[Tensor, ...], options: Options) -> Family:
     given, tables = _gate(mixer, args[0])
     return Family("aft_simple", given, tables)
 
 
 @family.register(AFTFull)
 @family.register(AFTLocal)
-def _(mixer: Any, ends: Ends, args: Any, options: Any) -> Family:
+def _(mixer: AFTFull | AFTLocal, ends: Ends, args: tuple[Tensor, ...], options: Options) -> Family:
     x, context = ends
     given, tables = _gate(mixer, args[0])
     T, S = x.shape[1], (x if context is None else context).shape[1]
@@ -115,7 +117,7 @@ def _(mixer: Any, ends: Ends, args: Any, options: Any) -> Family:
 
 
 @family.register
-def _(mixer: AFTConv, ends: Ends, args: Any, options: Any) -> Family:
+def _(mixer: AFTConv, ends: Ends, args: tuple[Tensor, ...], options: Options) -> Family:
     if mixer.filters != "exp" or not mixer.divide:
         return Family("other")  # the words tell of exp(w) and of a ratio
     given, tables = _gate(mixer, args[0])
@@ -125,7 +127,7 @@ def _(mixer: AFTConv, ends: Ends, args: Any, options: Any) -> Family:
 
 
 @family.register
-def _(mixer: AFTForget, ends: Ends, args: Any, options: Any) -> Family:
+def _(mixer: AFTForget, ends: Ends, args: tuple[Tensor, ...], options: Options) -> Family:
     given, tables = _gate(mixer, args[0])
     decay = args[3][0].float().expand(ends[0].shape[1], -1)
     lives = [_half_life(float(rate)) for rate in decay.mean(0)]
@@ -134,7 +136,7 @@ def _(mixer: AFTForget, ends: Ends, args: Any, options: Any) -> Family:
 
 
 @family.register
-def _(mixer: AFTReach, ends: Ends, args: Any, options: Any) -> Family:
+def _(mixer: AFTReach, ends: Ends, args: tuple[Tensor, ...], options: Options) -> Family:
     given, tables = _gate(mixer, args[0])
     reach = args[3][0].float().softmax(-1).transpose(0, 1)
     short, long = mixer.half_lives
@@ -143,13 +145,13 @@ def _(mixer: AFTReach, ends: Ends, args: Any, options: Any) -> Family:
 
 
 @family.register
-def _(mixer: AFTPairs, ends: Ends, args: Any, options: Any) -> Family:
+def _(mixer: AFTPairs, ends: Ends, args: tuple[Tensor, ...], options: Options) -> Family:
     given, tables = _gate(mixer, args[0])
     return Family("aft_pairs", given | {"rank": mixer.rank}, tables)
 
 
 @family.register
-def _(mixer: LinearAttention, ends: Ends, args: Any, options: Any) -> Family:
+def _(mixer: LinearAttention, ends: Ends, args: tuple[Tensor, ...], options: Options) -> Family:
     q, k = (LOG_FEATURES[mixer.feature](_by_head(a, mixer.heads).float()).exp() for a in args[:2])
     size = mixer.dim // mixer.heads
     given = {"feature": mixer.feature, "heads": mixer.heads, "memory": size * size}
@@ -157,7 +159,7 @@ def _(mixer: LinearAttention, ends: Ends, args: Any, options: Any) -> Family:
 
 
 @family.register
-def _(mixer: Hydra, ends: Ends, args: Any, options: Any) -> Family:
+def _(mixer: Hydra, ends: Ends, args: tuple[Tensor, ...], options: Options) -> Family:
     maps, given = mixer.feature.split("/"), {"feature": mixer.feature, "size": mixer.dim}
     if maps[-1] == "softmax":  # a ratio of sums, as in AFT-simple
         return Family("hydra", given)
@@ -171,7 +173,7 @@ def _(mixer: Hydra, ends: Ends, args: Any, options: Any) -> Family:
 
 
 @family.register
-def _(mixer: SlotMemory, ends: Ends, args: Any, options: Any) -> Family:
+def _(mixer: SlotMemory, ends: Ends, args: tuple[Tensor, ...], options: Options) -> Family:
     x = ends[0]
     if mixer.causal:  # the normalisation of a word knows the words up to it
         read = torch.stack([mixer.slot_weights(x[:, : t + 1])[0, -1] for t in range(x.shape[1])], 1)
@@ -183,50 +185,52 @@ def _(mixer: SlotMemory, ends: Ends, args: Any, options: Any) -> Family:
 
 
 @family.register
-def _(mixer: SynthesizerDense, ends: Ends, args: Any, options: Any) -> Family:
+def _(mixer: SynthesizerDense, ends: Ends, args: tuple[Any, ...], options: Options) -> Family:
     T = ends[0].shape[1]
     logits = synth.dense_logits(args[0], args[2], T, T, rectify=options["rectify"])
-    return _synthesizer("synthesizer_dense", mixer, logits, options)
+    return _synthesizer("synthesizer_dense", mixer.heads, logits, options)
 
 
 @family.register
-def _(mixer: SynthesizerFactorizedDense, ends: Ends, args: Any, options: Any) -> Family:
+def _(mixer: SynthesizerFactorizedDense, ends: Ends, args: tuple[Any, ...], options: Options) -> Family:
     T = ends[0].shape[1]
-    return _synthesizer("synthesizer_dense", mixer, synth.factorized_dense_logits(args[0], args[2], T, T), options)
+    return _synthesizer(
+        "synthesizer_dense", mixer.heads, synth.factorized_dense_logits(args[0], args[2], T, T), options
+    )
 
 
 @family.register
-def _(mixer: SynthesizerRandom, ends: Ends, args: Any, options: Any) -> Family:
+def _(mixer: SynthesizerRandom, ends: Ends, args: tuple[Tensor, ...], options: Options) -> Family:
     key = "synthesizer_random" if mixer.logits.trainable else "synthesizer_fixed"
     T = ends[0].shape[1]
-    return _synthesizer(key, mixer, synth.random_logits(ends[0], args[1:2], T, T), options)
+    return _synthesizer(key, mixer.heads, synth.random_logits(ends[0], args[1:2], T, T), options)
 
 
 @family.register
-def _(mixer: SynthesizerFactorizedRandom, ends: Ends, args: Any, options: Any) -> Family:
+def _(mixer: SynthesizerFactorizedRandom, ends: Ends, args: tuple[Tensor, ...], options: Options) -> Family:
     T = ends[0].shape[1]
-    logits = synth.factorized_random_logits(ends[0], mixer.read(mixer.logits, ends[0]), T, T)
-    return _synthesizer("synthesizer_random", mixer, logits, options)
+    logits = synth.factorized_random_logits(ends[0], child_weights(mixer, mixer.logits, ends[0]), T, T)
+    return _synthesizer("synthesizer_random", mixer.heads, logits, options)
 
 
 @family.register
-def _(mixer: SynthesizerMixture, ends: Ends, args: Any, options: Any) -> Family:
+def _(mixer: SynthesizerMixture, ends: Ends, args: tuple[Any, ...], options: Options) -> Family:
     q, k, _, alpha, *tables = args
     T, how = ends[0].shape[1], {name: options[name] for name in ("parts", "join", "heads", "scale")}
     logits = synth.mixture_logits(q, k, alpha, dict(zip(synth.LOGITS, tables, strict=True)), T, T, **how)
-    made = _synthesizer("synthesizer_mixture", mixer, logits, options)
+    made = _synthesizer("synthesizer_mixture", mixer.heads, logits, options)
     shares = ", ".join(f"{part} × {share}" for part, share in _shares(mixer))
     return made._replace(given={**made.given, "parts": shares})
 
 
 @family.register
-def _(mixer: LightConv, ends: Ends, args: Any, options: Any) -> Family:
+def _(mixer: LightConv, ends: Ends, args: tuple[Tensor, ...], options: Options) -> Family:
     taps = args[1].float().softmax(-1)
     return Family("lightconv", {"taps": mixer.kernel_size, "heads": mixer.heads}, (Table("table_taps", "heads", taps),))
 
 
 @family.register
-def _(mixer: DynamicConv, ends: Ends, args: Any, options: Any) -> Family:
+def _(mixer: DynamicConv, ends: Ends, args: tuple[Tensor, ...], options: Options) -> Family:
     taps = args[1][0].float().softmax(-1).transpose(0, 1)
     given = {"taps": mixer.kernel_size, "heads": mixer.heads}
     return Family("dynamicconv", given, (Table("table_taps", "asking", taps),))
@@ -236,11 +240,11 @@ def _by_head(a: Tensor, heads: int) -> Tensor:
     return a[0].unflatten(-1, (heads, -1)).transpose(0, 1)
 
 
-def _synthesizer(key: str, mixer: Any, logits: Tensor, options: dict[str, Any]) -> Family:
+def _synthesizer(key: str, heads: int, logits: Tensor, options: Options) -> Family:
     """Return a Synthesizer and its logits (H, T, S), to which a bias of positions may be added."""
     logits = (logits[0] if logits.ndim == 4 else logits) + options.get("added", torch.zeros(1, 1, 1, 1))[0]
-    table = Table("table_logits", "asking", logits.expand(mixer.heads, -1, -1), pairs=True)
-    return Family(key, {"heads": mixer.heads}, (table,))
+    table = Table("table_logits", "asking", logits.expand(heads, -1, -1), pairs=True)
+    return Family(key, {"heads": heads}, (table,))
 
 
 def _shares(mixer: SynthesizerMixture) -> list[tuple[str, str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -82,7 +81,7 @@ def explain_encoder(model: Encoder, words: Tokenizer, text: str, name: str) -> E
     else:
         loss = partial(_hidden_loss, model, hidden, asked, tokens)
     sites, _ = _read_sites(model, "both", tokens, loss)
-    choices, written = _classes(model, words, tokens), ""
+    choices, written = _likeliest_classes(model, words, tokens), ""
     chances: list[float | None] | None = None
     if hidden is None:
         written = choices[0][0][0]
@@ -95,7 +94,7 @@ def explain_encoder(model: Encoder, words: Tokenizer, text: str, name: str) -> E
     unordered, unordered_loss = None, None
     if model.positions is not None:
         with without_positions(model):
-            unordered = _classes(model, words, tokens)[0][0][0] if hidden is None else ""
+            unordered = _likeliest_classes(model, words, tokens)[0][0][0] if hidden is None else ""
             unordered_loss = loss()
     entered = _embed_tokens(model, words, tokens)
     return Explained(
@@ -183,7 +182,7 @@ def _class_loss(model: Encoder, tokens: Tensor, likeliest: Tensor) -> float:
     return float(F.cross_entropy(model(tokens), likeliest))
 
 
-def _classes(model: Encoder, words: Tokenizer, tokens: Tensor) -> Choices:
+def _likeliest_classes(model: Encoder, words: Tokenizer, tokens: Tensor) -> Choices:
     """Return the likeliest classes, by name or else by number; one row without any, if the model predicts tokens."""
     if not model.config.classes:
         return [[]]
@@ -193,7 +192,7 @@ def _classes(model: Encoder, words: Tokenizer, tokens: Tensor) -> Choices:
 
 
 def _embed_tokens(model: LM | Encoder, words: Tokenizer, tokens: Tensor) -> Entered:
-    pieces: Any = getattr(words, "in_context", words.pieces)
+    pieces: Callable[[list[int]], list[str]] = getattr(words, "in_context", words.pieces)
     ids, embedded = tokens[0].tolist(), model.embed(tokens)[0]
     return Entered(pieces(ids), ids, embedded, _position_terms(model, tokens))
 

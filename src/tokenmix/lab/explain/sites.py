@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from ...errors import MixerError
 from ...functional.layout.heads import by_head
 from ...mixers import Inputs, Mixer
 from ...mixers.attention import Attention
+from ...types import Options
 from ..report.pictures import effective_attention
 from .families import Family, family
 
@@ -37,7 +38,7 @@ class Call(NamedTuple):
 
     place: Place
     args: tuple[Tensor, ...]
-    given: dict[str, Any]
+    given: Options
     output: Tensor
 
 
@@ -90,7 +91,7 @@ def record_mixers(places: list[Place]) -> Iterator[list[Call]]:
     calls: list[Call] = []
     layers = {part: sum(place.part == part for place in places) for part in {place.part for place in places}}
 
-    def note(place: Place, mixer: Any, args: Any, given: Any, output: Tensor) -> None:
+    def note(place: Place, mixer: Mixer, args: tuple[Tensor, ...], given: Options, output: Tensor) -> None:
         before = sum(call.place.mixer is mixer for call in calls)
         calls.append(Call(place._replace(layer=place.layer + before * layers[place.part]), args, given, output[0]))
 
@@ -134,7 +135,7 @@ def _site(call: Call) -> Site:
     with torch.enable_grad():  # the Jacobian needs it
         found = effective_attention(mixer, x, context, **given)
     site.weights, site.kind = found.weights.detach(), found.kind
-    form = mixer.functional_form()
+    form = mixer.facts.functional_form()
     if form is not None:
         full = {"positions": None, "key_mask": None, "attn_mask": None, "grid": None, "prefix": 0, **given}
         asked, options = mixer.functional_args(Inputs(x, context, **full))
@@ -145,7 +146,7 @@ def _site(call: Call) -> Site:
     return site
 
 
-def _attend(site: Site, mixer: Attention, x: Tensor, context: Tensor | None, given: dict[str, Any]) -> None:
+def _attend(site: Site, mixer: Attention, x: Tensor, context: Tensor | None, given: Options) -> None:
     """Follow attention step by step: products, scale, mask, softmax and the sum of values."""
     args, options = mixer.functional_args(Inputs(x, context, **given))
     groups = mixer.heads // mixer.kv_heads
@@ -169,7 +170,7 @@ def _attend(site: Site, mixer: Attention, x: Tensor, context: Tensor | None, giv
         )
 
 
-def _keep_projections(site: Site, mixer: Mixer, found: dict[str, Any]) -> None:
+def _keep_projections(site: Site, mixer: Mixer, found: Options) -> None:
     """Keep the q, k and v of another mixer where it makes one of each for every token."""
     for name, length in (("q", site.weights.shape[1]), ("k", site.weights.shape[2]), ("v", site.weights.shape[2])):
         a, made = found.get(name), mixer._modules.get(f"{name}_proj")
@@ -177,7 +178,7 @@ def _keep_projections(site: Site, mixer: Mixer, found: dict[str, Any]) -> None:
             setattr(site, name, a)
 
 
-def _mute_heads(site: Site, mixer: Any, loss: Callable[[], float], usual: float) -> list[float]:
+def _mute_heads(site: Site, mixer: Mixer, loss: Callable[[], float], usual: float) -> list[float]:
     """Return what muting each head of an attention adds to the loss."""
     if site.mixed is None:
         return []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +76,7 @@ def _loss(model: Seq2Seq, source: Tensor, target: Tensor, written: list[int]) ->
     return float(nn.functional.cross_entropy(logits, source.new_tensor(written)))
 
 
-def _embed_tokens(model: Seq2Seq, words: Tokenizer, tokens: Tensor, positions: Any) -> Entered:
+def _embed_tokens(model: Seq2Seq, words: Tokenizer, tokens: Tensor, positions: nn.Module | None) -> Entered:
     ids = tokens[0].tolist()
     at = torch.arange(len(ids), device=tokens.device)[None]
     embedded = model.embed(tokens)[0] * model.config.embed_scale

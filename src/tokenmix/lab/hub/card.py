@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..train.config import RunConfig
 from ..train.label_task import read_labels
 from ..train.rundir import RunDir
 from ..train.tasks import task_of
 from .processors import CROPPED_FROM, image_processor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 USE = {
     "lm": """```python
@@ -77,7 +81,7 @@ class Facts:
     run: RunDir
     config: RunConfig
     step: int
-    model: Any
+    model: PreTrainedModel
     byte_tokens: bool
 
     @property
@@ -132,7 +136,7 @@ def _numbers(facts: Facts) -> list[str]:
     return ["## Numbers", "\n".join([head, "|---" * (len(columns) + 1) + "|", *rows])]
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4f}"
     if isinstance(value, dict):

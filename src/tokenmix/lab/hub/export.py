@@ -6,19 +6,23 @@ It holds weights, config, tokenizer or image processor, generation defaults and 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers.utils import logging
 
 from ...hosts.huggingface import TokenMixForImageClassification, to_transformers
 from ...models.saved import pick_step
 from ...system.files import check_out, new_folder, write_json
+from ...types import Record
 from ..train.rundir import RunDir
 from ..train.runs import load_run
 from ..train.subword_task import TOKENIZER
 from ..train.tasks import task_of
 from .card import Facts, model_card
 from .processors import CROPPED_FROM, byte_tokenizer, image_processor, subword_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def export_run(run: Path | str, out: Path | str, *, step: int | str = "last") -> Path:
@@ -38,7 +42,7 @@ def export_run(run: Path | str, out: Path | str, *, step: int | str = "last") ->
     model, config = load_run(run, step=step)
     opened = RunDir.open(run)
     new = to_transformers(model)
-    files: dict[str, Any] = {}
+    files: dict[str, Record] = {}
     own: Any = model.config
     if isinstance(new, TokenMixForImageClassification) and min(own.image_size) < CROPPED_FROM:
         files["preprocessor_config.json"] = image_processor(own, config.data)  # type: ignore[arg-type]  # of images
@@ -52,7 +56,7 @@ def export_run(run: Path | str, out: Path | str, *, step: int | str = "last") ->
     return Path(out)
 
 
-def _write(out: Path, model: Any, facts: Facts, files: dict[str, Any]) -> None:
+def _write(out: Path, model: PreTrainedModel, facts: Facts, files: dict[str, Record]) -> None:
     """Write everything into the new folder."""
     bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from ...models import ViTConfig
+from ...types import Record
 from ..data.augment import moments
 from ..data.subwords import END, MASK, PAD, SPECIAL, START
 
@@ -73,7 +74,7 @@ def _letter(byte: int) -> str:
     return chr(byte if byte in plain else 256 + sum(other not in plain for other in range(byte)))
 
 
-def image_processor(model: ViTConfig, data: Any) -> dict[str, Any]:
+def image_processor(model: ViTConfig, data: Any) -> Record:
     """Return preprocessor_config.json: resized, bicubic, and normalised as in the run's evaluation."""
     mean, std = moments("export", model.channels, data.mean, data.std)
     size = {"height": model.image_size[0], "width": model.image_size[1]}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ...errors import MixerError
+from ...types import Options
 from .dotted import find_code
 
 Value = float | int | str
@@ -54,7 +55,7 @@ class Number:
     printed: str
     unit: str = ""
     compute: str = ""
-    args: dict[str, Any] = field(default_factory=dict)
+    args: Options = field(default_factory=dict)
     source: str = ""
     why: str = ""
     untested: str = NOT_YET

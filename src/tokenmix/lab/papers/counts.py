@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import isqrt, prod
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
 from .claim import mark_stated
+
+if TYPE_CHECKING:
+    from ...mixers import Mixer
+
+Built = TypeVar("Built")
 
 GROWTH = ((1.0, " log {0}"), (2**0.5, " sqrt {0}"), (2.0, "^2"), (2.2, "^2 log {0}"), (4.0, "^3"))
 """Growth by doubling the length: ratio of two steps of the cost per token, and what it adds to the formula."""
@@ -22,20 +27,20 @@ def parameter_count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def on_meta(build: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def on_meta(build: Callable[..., Built], *args: object, **options: object) -> Built:
     """Build a module without memory for its tensors."""
     with torch.device("meta"):
         return build(*args, **options)
 
 
-def build_named(model: str, **options: Any) -> Any:
+def build_named(model: str, **options: object) -> Any:
     """Build a named model without memory for its tensors."""
     from ...models import build_model
 
     return on_meta(build_model, model, **options)
 
 
-def build_layer(mixer: str, dim: int, T: int = 256, **options: Any) -> Any:
+def build_layer(mixer: str, dim: int, T: int = 256, **options: object) -> Mixer:
     """Build a mixer without memory for its tensors; an option may be one of ``WORDS``."""
     from ...mixers import build_mixer
 
@@ -69,11 +74,11 @@ def layer_parameters(mixer: str, dim: int, per: float = 1, less: int = 0, **opti
 
 def head_width(mixer: str, dim: int, heads: int) -> int:
     """Return the width of one head's queries."""
-    built = build_layer(mixer, dim, heads=heads)
+    built: Any = build_layer(mixer, dim, heads=heads)
     return int(built.q_proj.out_features // built.heads)
 
 
-def in_t5(mixer: str, **options: Any) -> float:
+def in_t5(mixer: str, **options: object) -> float:
     """Count T5-base with a mixer in its 24 self-attention layers, in millions, by building it.
 
     Tied embeddings, 12 encoder and 12 decoder layers, RMS norms, no biases; attention over the source has 12 heads of
@@ -107,33 +112,33 @@ def in_wmt(mixer: str, beside: str = "", **options: Any) -> float:
     return 67.0 + 12 * (count - layer_parameters("attention", 512, qkv_bias=False, out_bias=False)) / 1e6
 
 
-def _macs(model: str, size: Any) -> Any:
+def _macs(model: str, size: int | list[int] | None) -> Any:
     from ...models import macs
 
     return macs(build_named(model), tuple(size) if isinstance(size, list) else size)
 
 
-def giga_macs(model: str, size: Any = None) -> float:
+def giga_macs(model: str, size: int | list[int] | None = None) -> float:
     """Count the multiply-accumulates of a named model on one image, in billions."""
     return float(_macs(model, size).total / 1e9)
 
 
-def mixing_share(model: str, size: Any = None) -> float:
+def mixing_share(model: str, size: int | list[int] | None = None) -> float:
     """Compute the share of token mixing in the multiply-accumulates of a named model, in percent."""
     return float(100 * _macs(model, size).share)
 
 
-def mixing_ratio(model: str, other: str, size: Any = None) -> float:
+def mixing_ratio(model: str, other: str, size: int | list[int] | None = None) -> float:
     """Compute how many times the multiply-accumulates of mixing of one model are those of another."""
     return float(_macs(model, size).mixing / _macs(other, size).mixing)
 
 
-def macs_saved(model: str, other: str, size: Any = None) -> float:
+def macs_saved(model: str, other: str, size: int | list[int] | None = None) -> float:
     """Compute the multiply-accumulates that ``other`` saves over ``model`` on one image, in percent."""
     return float(100 * (1 - _macs(other, size).total / _macs(model, size).total))
 
 
-def tokens(model: str, size: int, **options: Any) -> int:
+def tokens(model: str, size: int, **options: object) -> int:
     """Count the tokens that a ViT mixes on a square image: its prefix and its patches."""
     config = build_named(model, **options).config
     return int(config.prefix + prod(-(-n // config.patch) for n in (size, size)))
@@ -209,7 +214,7 @@ def decodes(mixer: str) -> str:
 
 
 @mark_stated
-def option(mixer: str, of: str) -> Any:
+def option(mixer: str, of: str) -> object:
     """Return the default of a mixer's option."""
     from ...mixers import MIXERS
     from ...mixers.facts import mixer_options

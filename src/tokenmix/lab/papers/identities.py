@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...errors import MixerError
+from ...types import Options
 from .claim import mark_stated
 from .dotted import find_code
 
@@ -39,7 +40,7 @@ def compare_values(ours: Tensor, theirs: Tensor) -> str:
     return "equal" if off <= TOLERANCE * max(1.0, float(theirs.detach().abs().max())) else f"off by {off:.1e}"
 
 
-def equal(ours: str, theirs: str, inputs: dict[str, Any] | None = None, **options: Any) -> str:
+def equal(ours: str, theirs: str, inputs: Options | None = None, **options: object) -> str:
     """Compare a form of the library with its reference, or with another form, on the same inputs.
 
     Args:

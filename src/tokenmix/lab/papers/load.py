@@ -7,10 +7,10 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...errors import MixerError
 from ...system.config import from_json, nearest
+from ...types import Record
 from .claim import VERDICTS, Claim, Number, Paper, Trial
 
 SOURCES = Path(__file__).parent / "sources"
@@ -68,7 +68,7 @@ def read_paper(file: Path) -> Paper:
     return paper
 
 
-def _tables(data: dict[str, Any], name: str, where: str) -> list[dict[str, Any]]:
+def _tables(data: Record, name: str, where: str) -> list[Record]:
     """Take a list of tables out of a table."""
     tables = data.pop(name, [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
@@ -76,7 +76,7 @@ def _tables(data: dict[str, Any], name: str, where: str) -> list[dict[str, Any]]
     return tables
 
 
-def _claim(data: dict[str, Any], where: str) -> Claim:
+def _claim(data: Record, where: str) -> Claim:
     """Return one claim."""
     trials = tuple(from_json(Trial, trial, where=f"{where}.trials") for trial in _tables(data, "trials", where))
     for trial in trials:
@@ -87,7 +87,7 @@ def _claim(data: dict[str, Any], where: str) -> Claim:
     return from_json(Claim, data | {"numbers": numbers, "trials": trials}, where=where)
 
 
-def _numbers(entry: dict[str, Any], where: str) -> Iterator[Number]:
+def _numbers(entry: Record, where: str) -> Iterator[Number]:
     """Return the number of an entry, or those of its rows, which share the entry's other fields."""
     given = [name for name in ("name", "rows", "recipe") if name in entry]
     if len(given) != 1:
@@ -118,7 +118,7 @@ def _recipe_rows(rows: RecipeRows, where: str) -> dict[str, str]:
     return found
 
 
-def _number(data: dict[str, Any], where: str) -> Number:
+def _number(data: Record, where: str) -> Number:
     """Return one number whose function exists and takes its arguments."""
     number = from_json(Number, data, where=where)
     _one_of(number.untested, VERDICTS, f"{where}.untested")

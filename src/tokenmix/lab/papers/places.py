@@ -176,7 +176,7 @@ def _logit_equation(bias: str, built: Any, q: Tensor, k: Tensor, at: Tensor, see
     return reference.cape(q, k, _pair_equation("kerple", built.of, at, at), **mlp)
 
 
-def _scaled_frequencies(rule: str, **options: Any) -> list[float]:
+def _scaled_frequencies(rule: str, **options: object) -> list[float]:
     """Return the frequencies of 64 rotated features at base 10,000 under a rule; "" for none."""
     from ...positions.rotary import scaled_frequencies
 

@@ -24,7 +24,7 @@ NARROW = 6
 """What the width of a model is divided by at ``smoke``."""
 
 
-def conv(kernel_size: int, **options: Any) -> Any:
+def conv(kernel_size: int, **options: object) -> Any:
     """Return AFT-conv small with 384 heads."""
     return replace(
         SMALL, mixers=({"name": "aft_conv", "kernel_size": kernel_size, "heads": HEADS, "qkv_bias": False, **options},)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...models import ResNetConfig, ViTConfig, replace_layers
+from ...types import Spec
 from ..data.augment import Augment
 from ..train import ImageDataConfig
 from ..train.config import RunConfig
@@ -22,14 +23,14 @@ HEADS = 32
 AUGMENT = Augment(crop="pad", pad=4, flip=0.5, randaugment="rand-m9-mstd0.5-inc1", erasing=0.25, mixup=0.8, cutmix=1.0)
 
 
-def vit(*mixers: dict[str, Any], **options: Any) -> ViTConfig:
+def vit(*mixers: Spec, **options: Any) -> ViTConfig:
     """Return the common architecture with these mixers."""
     return ViTConfig(
         dim=192, layers=12, mixers=mixers, image_size=(32, 32), patch=2, classes=10, pool="mean", **options
     )
 
 
-def conv(kernel_size: int, **options: Any) -> dict[str, Any]:
+def conv(kernel_size: int, **options: object) -> Spec:
     """Return the spec of AFT-conv."""
     return {"name": "aft_conv", "heads": HEADS, "kernel_size": kernel_size, "qkv_bias": False, **options}
 

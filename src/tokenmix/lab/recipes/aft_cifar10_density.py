@@ -15,9 +15,9 @@ digits of scikit-learn, one channel; 4 layers x 64 for 24 x 256.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ...models import ImageDensityConfig
+from ...types import Options, Spec
 from ..data.augment import Augment
 from ..train import ImageDataConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
@@ -29,7 +29,7 @@ AUGMENT = Augment(flip=0.5, shift=10)
 LOCAL = {"name": "aft_local", "window": 256, "rank": 64}
 OPTIM = OptimConfig(lr=3e-3, weight_decay=0.1, schedule="vaswani", warmup=4000)
 SIZE, CHANNELS = (32, 32), 3
-TABLE2: dict[str, tuple[tuple[dict[str, Any], ...], int, int, dict[str, float]]] = {
+TABLE2: dict[str, tuple[tuple[Spec, ...], int, int, dict[str, float]]] = {
     # row -> (specs, layers, dim, printed bits per dimension, iterations per second and GB per GPU on 8 V100)
     "sparse_strided_128x256": (
         ({"name": "strided", "heads": 2, "stride": 96},),
@@ -93,7 +93,7 @@ def rows() -> dict[str, ImageRow]:
     return found
 
 
-def density(specs: tuple[dict[str, Any], ...], layers: int, dim: int) -> ImageDensityConfig:
+def density(specs: tuple[Spec, ...], layers: int, dim: int) -> ImageDensityConfig:
     """Return the paper's model."""
     return ImageDensityConfig(dim=dim, size=SIZE, channels=CHANNELS, mixers=specs, layers=layers, dropout=0.1)
 
@@ -114,7 +114,7 @@ def build(row: ImageRow, size: str) -> RunConfig:
             samples=8,
         )
         return RunConfig(row.model, data, OPTIM, loop)
-    often: dict[str, Any] = {
+    often: Options = {
         "log_every": 50,
         "eval_every": 2000,
         "save_every": 1000,

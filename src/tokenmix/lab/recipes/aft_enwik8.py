@@ -15,9 +15,8 @@ about windows and lengths as many as their names say. It shows that a row runs, 
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...models import LMConfig
+from ...types import Spec
 from ..data.corpora import ENWIK8_BOUNDS
 from ..train import DataConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
@@ -38,7 +37,7 @@ WINDOWS = {  # Table 5: window -> (train, test) bits per character
     1024: (0.991, 1.173),
 }
 LENGTHS = {1024: (0.972, 1.154), 2048: (0.951, 1.135), 4096: (0.945, 1.134)}  # Table 6
-OTHERS: dict[str, tuple[dict[str, Any], int, int, float, float, float, float]] = {
+OTHERS: dict[str, tuple[Spec, int, int, float, float, float, float]] = {
     # Table 4: row -> (spec, layers, dim, train, test, iterations per second, GB per GPU on 8 V100)
     "transformer_12x512": ({"name": "attention", "heads": 8}, 12, 512, 0.977, 1.137, 1.42, 29.4),
     "transformer_24x256": ({"name": "attention", "heads": 4}, 24, 256, 1.039, 1.130, 1.57, 28.3),
@@ -60,7 +59,7 @@ OTHERS: dict[str, tuple[dict[str, Any], int, int, float, float, float, float]] =
 }
 
 
-def local(window: int) -> dict[str, Any]:
+def local(window: int) -> Spec:
     """Return AFT-local as in Table 5; window 0 is AFT-simple, whose row it repeats."""
     return {"name": "aft_local", "window": window, "rank": 256} if window else {"name": "aft_simple"}
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from ...models import LMConfig, LoopConfig, in_shell
+from ...types import Options, Spec
 from ..data import Synthetic
 from ..train import SyntheticDataConfig
 from ..train.config import RunConfig, TrainConfig
@@ -48,15 +48,15 @@ class ArithmeticRow:
     """
 
     about: str
-    mixer: dict[str, Any]
-    positions: dict[str, Any] | None = field(default_factory=lambda: ABACUS)
+    mixer: Spec
+    positions: Options | None = field(default_factory=lambda: ABACUS)
     loop: LoopConfig | None = None
     layers: int | None = None
     pad: bool = False
     printed: dict[str, float] = field(default_factory=dict)
 
 
-def attention(**options: Any) -> dict[str, Any]:
+def attention(**options: object) -> Spec:
     """Return softmax attention with normalised queries and keys, without positions unless the options add them."""
     return {"name": "attention", "heads": 16, "positions": None, "qk_norm": "rms", **options}
 

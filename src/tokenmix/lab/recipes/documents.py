@@ -16,15 +16,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from ...models import EncoderConfig, LMConfig, Seq2SeqConfig
+from ...models import EncoderConfig, LMConfig, ModelConfig, Seq2SeqConfig
+from ...types import Options, Spec
 from ..train import DocumentDataConfig, LabelDataConfig
 from ..train.config import RunConfig, TrainConfig
+from ..train.registry import TaskData
 from .recipe import MUON, Recipe, Row, shrink_spec
 from .translation import ROWS
 
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Options] = {
     "smoke": {"dim": 128, "heads": 4, "layers": 4, "vocab": 6000, "length": 128, "steps": 1500, "batch": 32},
     "gpu": {"dim": 384, "heads": 6, "layers": 6, "vocab": 16_000, "length": 256, "steps": 20_000, "batch": 128},
     "paper": {"dim": 768, "heads": 12, "layers": 12, "vocab": 32_000, "length": 512, "steps": 524_288, "batch": 128},
@@ -37,7 +38,7 @@ STEPS = {"sentences": {"smoke": 1000, "gpu": 5000, "paper": 20_000}}
 def build(row: Row, size: str, *, name: str) -> RunConfig:
     """Return the config of a row at a size."""
     at = SIZES[size] | {"steps": STEPS.get(name, {}).get(size, SIZES[size]["steps"])}
-    shared: dict[str, Any] = {
+    shared: Options = {
         "dim": at["dim"],
         "max_len": at["length"],
         "mixers": tuple(_resize_spec(spec, at) for spec in row.mixers),
@@ -49,13 +50,13 @@ def build(row: Row, size: str, *, name: str) -> RunConfig:
     if name == "spans":
         cross = ({"name": "attention", "heads": at["heads"]},)
         shared |= {"layers": max(at["layers"] // 2, 1)} if size == "smoke" else {}
-        model: Any = Seq2SeqConfig(**shared, cross_mixers=cross, embed_scale=at["dim"] ** 0.5)
+        model: ModelConfig = Seq2SeqConfig(**shared, cross_mixers=cross, embed_scale=at["dim"] ** 0.5)
     elif name == "subwords":
         model = LMConfig(**shared)
     else:
         model = EncoderConfig(**shared, classes=2 if name == "sentences" else 0)
     if name == "sentences":
-        data: Any = LabelDataConfig(max_tokens=at["length"])
+        data: TaskData = LabelDataConfig(max_tokens=at["length"])
     else:
         data = DocumentDataConfig(max_tokens=at["length"], packed=name != "spans")
     every = max(at["steps"] // 5, 1)
@@ -73,7 +74,7 @@ def build(row: Row, size: str, *, name: str) -> RunConfig:
     return RunConfig(model, data, replace(MUON, lr=rate, muon_lr=2.5 * rate, warmup=100), loop)
 
 
-def _resize_spec(spec: dict[str, Any], at: dict[str, Any]) -> dict[str, Any]:
+def _resize_spec(spec: Spec, at: Options) -> Spec:
     """Return a spec of translation's rows, which have 8 heads, in a model of another size."""
     heads = {"heads": at["heads"]} if "heads" in spec else {}
     return shrink_spec({**spec, **heads}, seq_len=at["length"], heads=at["heads"], rank=32)

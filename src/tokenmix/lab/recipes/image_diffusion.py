@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...models import DiTConfig
+from ...types import Options, Spec
 from ..data.augment import Augment
 from ..train import ImageDataConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
@@ -27,7 +28,7 @@ ATTENTION = {"name": "attention", "heads": 12, "qk_norm": "rms"}
 SMALL_DIM = 384
 
 
-def dit(*mixers: dict[str, Any], **options: Any) -> DiTConfig:
+def dit(*mixers: Spec, **options: Any) -> DiTConfig:
     """Return DiT-B/2 on images of 32 x 32 with these mixers."""
     return DiTConfig(dim=768, layers=12, mixers=mixers, image_size=(32, 32), patch=2, classes=10, **options)
 
@@ -48,7 +49,7 @@ def build(row: ImageRow, size: str) -> RunConfig:
     if size == "smoke":
         return _smoke(row)
     optim = OptimConfig(lr=1e-4, weight_decay=0.0, schedule="constant", warmup=0, clip=0.0, ema=0.9999)
-    often: dict[str, Any] = {"log_every": 100, "eval_every": 10_000, "save_every": 2000, "eval_batch": 256}
+    often: Options = {"log_every": 100, "eval_every": 10_000, "save_every": 2000, "eval_batch": 256}
     data = ImageDataConfig(source="cifar10", augment=Augment(flip=0.5))
     if size == "paper":
         loop = TrainConfig(steps=400_000, batch_size=256, samples=100, **often)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...models import ResNetConfig
+from ...models import ModelConfig, ResNetConfig
+from ...types import Options, Spec
 from ..data.augment import Augment
 from ..train import ImageDataConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
@@ -40,8 +41,8 @@ class ImageRow:
     about: str
     model: Any
     printed: dict[str, float] = field(default_factory=dict)
-    optim: dict[str, Any] = field(default_factory=dict)
-    train: dict[str, Any] = field(default_factory=dict)
+    optim: Options = field(default_factory=dict)
+    train: Options = field(default_factory=dict)
     keeps: tuple[str, ...] = ()
 
 
@@ -70,13 +71,13 @@ def deit_training(row: ImageRow, size: str, **small: int) -> RunConfig:
 
 
 def imagenet_like(
-    row: ImageRow, model: Any, data: ImageDataConfig, images: int, batch: int, epochs: int, size: str
+    row: ImageRow, model: ModelConfig, data: ImageDataConfig, images: int, batch: int, epochs: int, size: str
 ) -> RunConfig:
     """Return a config with DeiT's optimiser and ``epochs`` epochs of ``images`` images."""
     epoch = images // batch
     rate = 5e-4 * batch / 512
     optim = OptimConfig(lr=rate, weight_decay=0.05, warmup=5 * epoch, min_lr_ratio=1e-5 / rate, clip=0.0)
-    often: dict[str, Any] = {"log_every": 100, "eval_every": max(epoch, 1), "save_every": 1000, "eval_batch": 256}
+    often: Options = {"log_every": 100, "eval_every": max(epoch, 1), "save_every": 1000, "eval_batch": 256}
     loop = TrainConfig(steps=epochs * epoch, batch_size=batch, precision="bf16" if size == "gpu" else "fp32", **often)
     return RunConfig(model, data, replace(optim, **row.optim), replace(loop, **row.train))
 
@@ -98,7 +99,7 @@ def shrink(config: Any, *, layers: int = 4, dim: int = 64, image_size: int = 8, 
     A ResNet keeps one block of each stage, and 16 channels in its first stage, twice as many in each after it. From a
     longer pattern of mixers, evenly spaced layers are kept, counting from the last.
     """
-    sizes: dict[str, Any] = {"image_size": (image_size, image_size), "channels": 1, "classes": 10, "drop_path": 0.0}
+    sizes: Options = {"image_size": (image_size, image_size), "channels": 1, "classes": 10, "drop_path": 0.0}
     if isinstance(config, ResNetConfig):
         stages = range(len(config.widths))
         return replace(config, widths=tuple(16 * 2**i for i in stages), depths=tuple(1 for _ in stages), **sizes)
@@ -112,7 +113,7 @@ def shrink(config: Any, *, layers: int = 4, dim: int = 64, image_size: int = 8, 
     return replace(config, dim=dim, layers=layers, mixers=mixers, patch=patch, **sizes)
 
 
-def shrink_spec(spec: dict[str, Any], *, dim: int, most_taps: int) -> dict[str, Any]:
+def shrink_spec(spec: Spec, *, dim: int, most_taps: int) -> Spec:
     """Adapt a mixer spec to fewer features and smaller grids; heads that divide the features stay."""
     small = dict(spec)
     if "heads" in small and (small["heads"] > dim or dim % small["heads"]):

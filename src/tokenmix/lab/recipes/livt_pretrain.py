@@ -9,10 +9,10 @@ There is no class token, since LiVT classifies by the mean over patches.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ...models import ViTConfig, masked_autoencoder
 from ...models.named import BASE
+from ...types import Options
 from ..data.augment import Augment
 from ..data.long_tail import long_tail_counts
 from ..train import ImageDataConfig
@@ -32,7 +32,7 @@ ROWS = {
 }
 
 
-def decoder(dim: int, layers: int, heads: int) -> dict[str, Any]:
+def decoder(dim: int, layers: int, heads: int) -> Options:
     """Return the fields of a decoder with softmax attention."""
     return {"decoder_dim": dim, "decoder_layers": layers, "decoder_mixers": ({"name": "attention", "heads": heads},)}
 
@@ -46,7 +46,7 @@ def base(vit: ViTConfig) -> ViTConfig:
 
 def build(row: ImageRow, size: str) -> RunConfig:
     """Return the config of a row at a size, with LiVT's optimiser."""
-    often: dict[str, Any] = {"log_every": 100, "save_every": 1000, "eval_batch": 256}
+    often: Options = {"log_every": 100, "save_every": 1000, "eval_batch": 256}
     if size == "smoke":
         model = replace(masked_autoencoder(shrink(row.model)), **decoder(32, 2, 2))
         data = ImageDataConfig(source="digits", long_tail=IMBALANCE, augment=Augment(crop="pad", pad=1))

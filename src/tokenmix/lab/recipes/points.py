@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from ...models import PointClassifierConfig, PointSegmenterConfig
+from ...models import ModelConfig, PointClassifierConfig, PointSegmenterConfig
+from ...types import Options, Spec
 from ..data.points import Jitter
 from ..train import PointsDataConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
@@ -20,7 +20,7 @@ from .recipe import Recipe, Row, shrink_spec
 
 LAYERS, DIM, POINTS, HEADS = 4, 256, 1024, 8
 MODELNET, SHAPENET = 9840, 14_007  # clouds for training
-SMALL: dict[str, dict[str, Any]] = {
+SMALL: dict[str, Options] = {
     "points_classify": {"dim": 64, "lift": 32, "neighbours": (8,), "samples": (64,), "fuse": 128, "hidden": (64,)},
     "points_parts": {"dim": 64, "lift": 32, "neighbours": (8,), "samples": (0,), "fuse": 96, "hidden": (64,)},
 }
@@ -28,7 +28,7 @@ SMALL: dict[str, dict[str, Any]] = {
 CHANGES = Jitter(noise=0.01, scale=1.25, shift=0.1, drop=0.3)
 
 
-def row(about: str, spec: dict[str, Any]) -> Row:
+def row(about: str, spec: Spec) -> Row:
     """Return a row with this mixer in all blocks."""
     return Row(about, (spec,), LAYERS, DIM, POINTS)
 
@@ -55,7 +55,7 @@ def build(row: Row, size: str, *, name: str) -> RunConfig:
         jitter=Jitter(scale=1.5, shift=0.2, drop=0.875, noise=0.01 if parts else 0.0),
     )
     if parts:
-        model: Any = PointSegmenterConfig(classes=16, mixers=row.mixers, dim=128 if size == "gpu" else DIM)
+        model: ModelConfig = PointSegmenterConfig(classes=16, mixers=row.mixers, dim=128 if size == "gpu" else DIM)
     else:
         model = PointClassifierConfig(classes=40, mixers=row.mixers)
     epochs, batch = 250 if size == "paper" else 60, 16 if parts else 32
@@ -69,9 +69,9 @@ def build(row: Row, size: str, *, name: str) -> RunConfig:
 
 def _smoke(row: Row, name: str) -> RunConfig:
     mixers = tuple(shrink_spec(spec, seq_len=64, heads=4, rank=None) for spec in row.mixers)
-    at: dict[str, Any] = SMALL[name] | {"mixers": mixers, "layers": 2, "dropout": 0.1}
+    at: Options = SMALL[name] | {"mixers": mixers, "layers": 2, "dropout": 0.1}
     if name == "points_parts":
-        model: Any = PointSegmenterConfig(classes=5, parts=13, category=16, **at)
+        model: ModelConfig = PointSegmenterConfig(classes=5, parts=13, category=16, **at)
         source, points, steps, batch = "objects", 192, 160, 12
     else:
         model = PointClassifierConfig(classes=10, **at)

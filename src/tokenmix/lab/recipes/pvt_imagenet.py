@@ -7,9 +7,9 @@ recipe, drop path 0.1 and no clipping.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ...models import MODELS
+from ...types import Options
 from ..data.augment import Augment
 from ..train import ImageDataConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
@@ -45,7 +45,7 @@ def build(row: ImageRow, size: str) -> RunConfig:
     """
     if size != "smoke":
         return deit_training(row, size)
-    small: dict[str, Any] = {
+    small: Options = {
         "dims": (16, 32, 40, 64),
         "image_size": (64, 64),
         "channels": 1,

@@ -9,9 +9,9 @@ All sizes have the blocks of today (``in_shell(..., "modern")``). ``smoke``: 2 l
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ...models import LMConfig, in_shell
+from ...types import Spec
 from ..train import SyntheticDataConfig
 from ..train.config import RunConfig, TrainConfig
 from .recipe import MUON, Recipe, Row, shrink_spec
@@ -33,7 +33,7 @@ SHAPES: dict[str, dict[str, int]] = {
 OPTIM = replace(MUON, lr=0.0024, muon_lr=0.004)  # a muon_lr of 0.02 leaves attention guessing among a row's values
 
 
-def row(about: str, *mixers: dict[str, Any]) -> Row:
+def row(about: str, *mixers: Spec) -> Row:
     """Return a row with these mixers."""
     return Row(about, mixers, LAYERS, DIM, SEQ_LEN)
 

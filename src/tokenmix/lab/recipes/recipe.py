@@ -13,6 +13,7 @@ from ...errors import MixerError
 from ...models import in_shell
 from ...system.config import nearest
 from ...system.modules import import_file
+from ...types import Spec
 from ..train.config import OptimConfig, RunConfig
 from .sizes import describe_changes, reduced_amounts
 from .tuned import TUNED
@@ -41,7 +42,7 @@ class Row:
     """
 
     about: str
-    mixers: tuple[dict[str, Any], ...]
+    mixers: tuple[Spec, ...]
     layers: int
     dim: int
     seq_len: int
@@ -95,11 +96,11 @@ class Recipe:
         tuned = TUNED.get((self.name, size, shell))
         return config if tuned is None else config.override(tuned.changes(row))
 
-    def reduced_amounts(self, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    def reduced_amounts(self, config: RunConfig) -> dict[str, tuple[object, object]]:
         """Return what a config of this recipe has less of than its row at the paper's size: both amounts by name."""
         return reduced_amounts(config, self.build(self.rows[config.row or self.default], "paper"))
 
-    def _changed_sizes(self, row: str, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    def _changed_sizes(self, row: str, config: RunConfig) -> dict[str, tuple[object, object]]:
         """Return what a config changes of the sizes that its row's name states."""
         keeps = getattr(self.rows[row], "keeps", ())
         changes = reduced_amounts(config, self.build(self.rows[row], "paper")) if keeps else {}
@@ -138,7 +139,7 @@ def recipe_of(module: ModuleType, name: str) -> Recipe:
     return found
 
 
-def shrink_spec(spec: dict[str, Any], *, seq_len: int, heads: int, rank: int | None) -> dict[str, Any]:
+def shrink_spec(spec: Spec, *, seq_len: int, heads: int, rank: int | None) -> Spec:
     """Adapt a mixer spec to a smaller model: shorter windows, fewer heads, a lower rank."""
     small = dict(spec)
     if "window" in small:

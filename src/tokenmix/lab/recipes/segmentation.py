@@ -13,10 +13,10 @@ weights; here weights are random, or those of ``--train.init``. The masks are yo
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ...models import MODELS, PyramidConfig, SegmentationConfig, SegmenterConfig
 from ...models.segmentation import external_head
+from ...types import Options, Spec
 from ..data.augment_masks import MaskAugment
 from ..data.scenes import SCENE_CLASSES
 from ..train import MaskDataConfig
@@ -28,12 +28,12 @@ ADE20K_CLASSES = 150
 HEADS = (1, 2, 5, 8)  # of PVT's stages, whose dims are 64, 128, 320 and 512
 
 
-def pyramid(*specs: dict[str, Any]) -> PyramidConfig:
+def pyramid(*specs: Spec) -> PyramidConfig:
     """Return PVT-small with one spec for each stage, or one for all, without a class token."""
     return replace(MODELS["pvt_small"], mixers=specs, pool="mean", classes=0)
 
 
-def of_heads(name: str, **options: Any) -> PyramidConfig:
+def of_heads(name: str, **options: object) -> PyramidConfig:
     """Return the pyramid with a mixer of PVT's heads in every stage."""
     return pyramid(*({"name": name, "heads": heads, **options} for heads in HEADS))
 
@@ -61,7 +61,7 @@ def build(row: ImageRow, size: str) -> RunConfig:
         loop = TrainConfig(steps=80_000, batch_size=16, log_every=100, eval_every=8000, save_every=2000, samples=6)
         return RunConfig(SegmenterConfig(backbone, head), data, optim, loop)
     data = MaskDataConfig(augment=MaskAugment(scale=(0.75, 1.5) if size == "gpu" else (1.0, 1.25), flip=0.5))
-    often: dict[str, Any] = {"samples": 6, "eval_batch": 32}
+    often: Options = {"samples": 6, "eval_batch": 32}
     if size == "gpu":
         backbone = replace(row.model, depths=(2, 2, 2, 2), image_size=(128, 128), drop_path=0.1)
         model = SegmenterConfig(backbone, SegmentationConfig(classes=len(SCENE_CLASSES), width=256, hidden=128))
@@ -70,7 +70,7 @@ def build(row: ImageRow, size: str) -> RunConfig:
             steps=20_000, batch_size=32, precision="bf16", log_every=100, eval_every=2000, save_every=2000, **often
         )
         return RunConfig(model, replace(data, scenes=20_000), optim, loop)
-    narrow: dict[str, Any] = {"depths": (1, 1, 1, 1), "dims": (16, 32, 40, 64), "image_size": (64, 64)}
+    narrow: Options = {"depths": (1, 1, 1, 1), "dims": (16, 32, 40, 64), "image_size": (64, 64)}
     backbone = replace(row.model, **narrow, mlp_ratios=(4.0, 4.0, 2.0, 2.0))
     head = SegmentationConfig(
         classes=len(SCENE_CLASSES),

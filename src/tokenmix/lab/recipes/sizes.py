@@ -43,7 +43,7 @@ def _complete_config(value: Any) -> Any:
     return [_complete_config(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def amounts(config: RunConfig) -> dict[str, Any]:
+def amounts(config: RunConfig) -> dict[str, object]:
     """Return the sizes of a model and of its mixers by name; an option of mixers has each of its values once."""
     given = dotted_fields(config.to_json())
     found = {name.rpartition(".")[2]: value for name, value in given.items() if name.startswith(("model.", "data."))}
@@ -57,12 +57,12 @@ def amounts(config: RunConfig) -> dict[str, Any]:
     return {name: _complete_config(value) for name, value in (found | alone).items()}
 
 
-def reduced_amounts(config: RunConfig, original: RunConfig) -> dict[str, tuple[Any, Any]]:
+def reduced_amounts(config: RunConfig, original: RunConfig) -> dict[str, tuple[object, object]]:
     """Return what a config has less of than the original, by name: the original amount and that of the config."""
     now, then = amounts(config), amounts(original)
     return {name: (then[name], now[name]) for name in then if name in now and now[name] != then[name]}
 
 
-def describe_changes(changes: dict[str, tuple[Any, Any]]) -> str:
+def describe_changes(changes: dict[str, tuple[object, object]]) -> str:
     """Write what was shrunk as words: "layers 12 -> 4, heads 12 -> 4"."""
     return ", ".join(f"{name} {was} -> {now}" for name, (was, now) in changes.items())

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from ...models import Seq2SeqConfig
+from ...types import Options, Spec
 from ..train import PairDataConfig
 from ..train.config import OptimConfig, RunConfig, TrainConfig
 from .recipe import MUON, Recipe, Row, shrink_spec
@@ -28,12 +28,12 @@ from .recipe import MUON, Recipe, Row, shrink_spec
 LAYERS, DIM, HEADS, LENGTH = 6, 512, 8, 256
 
 
-def row(about: str, **mixer: Any) -> Row:
+def row(about: str, **mixer: object) -> Row:
     """Return a row with this mixer over source and target."""
     return Row(about, (mixer,), LAYERS, DIM, LENGTH)
 
 
-def mixture(*parts: str) -> dict[str, Any]:
+def mixture(*parts: str) -> Spec:
     """Return a Synthesizer that mixes these logits."""
     return {"name": "synthesizer_mixture", "parts": list(parts), "heads": HEADS}
 
@@ -56,7 +56,7 @@ ROWS = {
     "hydra": row("Hydra attention, cosine kernel", name="hydra"),
     "linear": row("linear attention, elu + 1", name="linear", heads=HEADS),
 }
-SHAPES: dict[str, dict[str, dict[str, Any]]] = {
+SHAPES: dict[str, dict[str, Options]] = {
     "translation": {
         "smoke": {"dim": 128, "heads": 4, "layers": 3, "vocab": 6000, "length": 64, "steps": 2500, "batch": 128},
         "gpu": {"dim": 256, "heads": 4, "layers": 4, "vocab": 8000, "length": 64, "steps": 8000, "batch": 256},

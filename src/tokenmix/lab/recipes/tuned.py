@@ -7,7 +7,8 @@ results are kept; ``tests/test_recipes.py`` compares the two.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+
+from ...types import Options
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,11 @@ class Tuned:
         rates: ``lr`` by row, as tuned; Muon's rate changes with it in proportion.
     """
 
-    optim: dict[str, Any]
+    optim: Options
     source: str
     rates: dict[str, float] = field(default_factory=dict)
 
-    def changes(self, row: str) -> dict[str, Any]:
+    def changes(self, row: str) -> Options:
         """Return the fields of a row's config to change, dotted."""
         scale = self.rates.get(row, self.optim["lr"]) / self.optim["lr"]
         scaled = {name: self.optim[name] * scale for name in ("lr", "muon_lr")}

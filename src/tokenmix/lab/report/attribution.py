@@ -60,7 +60,7 @@ def focus(model: nn.Module, images: Tensor, classes: Tensor | None = None, *, la
     return Focus(score[:, prefix:].unflatten(1, grid_of(model, images)), score[:, :prefix], classes)
 
 
-def _gradient(model: Any, images: Tensor, mixer: nn.Module, classes: Tensor | None) -> tuple[Tensor, Tensor]:
+def _gradient(model: nn.Module, images: Tensor, mixer: nn.Module, classes: Tensor | None) -> tuple[Tensor, Tensor]:
     """Compute the gradient (B, T, D) of each image's class logit with regard to a mixer's output, and the classes."""
     outputs: list[Tensor] = []
 
@@ -89,7 +89,7 @@ def _value_contributions(seen: Layer, g: Tensor) -> Tensor:
     output.
     """
     mixer, x, given = seen
-    form = mixer.functional_form()
+    form = mixer.facts.functional_form()
     names = [] if form is None else list(inspect.signature(form).parameters)
     if "v" not in names:
         raise MixerError(f"focus: the output of {type(mixer).__name__} is not a sum over values; {FOCUSED}.")
@@ -132,7 +132,7 @@ def slot_reads(model: nn.Module, images: Tensor) -> dict[int, Tensor]:
     return found
 
 
-def has_slots(mixer: Any) -> bool:
+def has_slots(mixer: object) -> bool:
     """Return whether tokens read a memory of slots: the mixer has ``slot_weights(x)`` and ``slot_values()``."""
     return callable(getattr(mixer, "slot_weights", None))
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...mixers import Mixer
 from .figures import Picture, heat_map
 from .image_grid import image_grid
 
@@ -35,17 +36,17 @@ def bias_pictures(name: str, model: nn.Module, tell: Callable[[str], None] = lam
     return pictures
 
 
-def has_filters(mixer: Any) -> bool:
+def has_filters(mixer: object) -> bool:
     """Return whether the mixer weighs neighbours by filters: it has ``kernel()``, (heads, taps ...)."""
     return callable(getattr(mixer, "kernel", None))
 
 
-def _is_signed(mixer: Any) -> bool:
+def _is_signed(mixer: object) -> bool:
     """Return whether the filters are added to the weights and not to their logarithms."""
     return getattr(mixer, "filters", "exp") == "signed"
 
 
-def has_pair_bias(mixer: Any) -> bool:
+def has_pair_bias(mixer: object) -> bool:
     """Return whether the mixer learns a bias for pairs of positions.
 
     It then has ``pair_log_weights(queries, keys)`` and a window, if any, that is not empty.
@@ -53,7 +54,7 @@ def has_pair_bias(mixer: Any) -> bool:
     return callable(getattr(mixer, "pair_log_weights", None)) and getattr(mixer, "window", None) != 0
 
 
-def _picture(name: str, layer: int, mixer: Any) -> Picture:
+def _picture(name: str, layer: int, mixer: Mixer) -> Picture:
     pairs = has_pair_bias(mixer)
     extra = pair_bias(mixer) if pairs else filters(mixer)
     what = "w" if _is_signed(mixer) else "exp(w) - 1"

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...errors import MixerError
+from ...models import PointClassifier, PointSegmenter
 from ..data.points import Cloud, PointSet, open_points, stack_clouds
 from .figures import COLOURS, Picture, render_both
 from .runs import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 SHOWN = 10  # clouds in a picture
 TURN, TILT = math.radians(35), math.radians(22)  # from where a cloud is looked at
@@ -26,7 +31,7 @@ class Cell(NamedTuple):
     title: str
 
 
-def cloud_pictures(run: Run, model: Any) -> list[Picture]:
+def cloud_pictures(run: Run, model: PointClassifier | PointSegmenter) -> list[Picture]:
     """Draw clouds of the validation split as a run's model sees them; nothing where they can no longer be opened.
 
     A segmenter's clouds are coloured by part, in truth and as predicted; a classifier's by whether it is right.
@@ -93,7 +98,7 @@ def _colour(part: int) -> str:
 def _picture(rows: list[list[Cell]], *, alt: str, caption: str) -> Picture:
     """Draw rows of clouds, looked at from the side and a little from above."""
 
-    def draw(ax: Any) -> None:
+    def draw(ax: Axes) -> None:
         ink = ax.xaxis.label.get_color()
         for i, row in enumerate(rows):
             for j, cell in enumerate(row):

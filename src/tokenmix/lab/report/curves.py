@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...system.text import si
+from ...types import Record
 from ..data.metrics_csv import flatten_metrics
 from .figures import smooth_values
 from .runs import Run, on_most_data
@@ -187,7 +188,7 @@ def _curve(run: Run, x: str, metric: str) -> tuple[Points, Points]:
     return ((line[0], smooth_values(line[1])), dots) if line[0] else (dots, ([], []))
 
 
-def _place(line: dict[str, Any], x: str) -> float | None:
+def _place(line: Record, x: str) -> float | None:
     return line.get(x, line.get("images", line.get("clouds"))) if x == "tokens" else line.get(x)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from ...system.text import Table
+from ...types import Record, Spec
 from .runs import Run
 
 ABSENT = "-"
@@ -59,7 +59,7 @@ def not_comparable(runs: list[Run]) -> str | None:
     return f"Not comparable: the runs differ in {listed}, so the score column does not compare their models."
 
 
-def _loop(run: Run) -> dict[str, Any]:
+def _loop(run: Run) -> Record:
     loop = run.config.get("train")
     return loop if isinstance(loop, dict) else {}
 
@@ -71,19 +71,19 @@ def _count(run: Run, name: str) -> str:
 def _data(run: Run) -> tuple[str, str]:
     """Return what tells the data of a run from that of others, and a name for it."""
     data = run.config.get("data", {})
-    facts: dict[str, Any] = next(
+    facts: Record = next(
         (run.env[name] for name in ("corpus", "images", "clouds") if isinstance(run.env.get(name), dict)), {}
     )
     source = str(data.get("path") or data.get("source", "unknown"))
     key = str(facts.get("sha256") or source)
     scored = {f"train.{field}": _loop(run).get(field) for field in ("eval_bytes", "eval_images")}
-    parts: dict[str, Any] = {field: data.get(field) for field in ("split", "valid")} | scored
+    parts: Record = {field: data.get(field) for field in ("split", "valid")} | scored
     rest = [f"{field} {_text(value)}" for field, value in parts.items() if value is not None]
     shown = f"{source} {key[:8]}" if facts.get("sha256") else source
     return json.dumps([key, parts], default=str), f"{shown}{', ' if rest else ''}{', '.join(rest)}"
 
 
-def _lengths(values: list[Any], prefix: str = "") -> dict[str, bool]:
+def _lengths(values: list[object], prefix: str = "") -> dict[str, bool]:
     """Return, by dotted name, whether the lists of objects in all configs are short and of one length."""
     found: dict[str, bool] = {}
     for name in dict.fromkeys(key for value in values if isinstance(value, dict) for key in value):
@@ -95,7 +95,7 @@ def _lengths(values: list[Any], prefix: str = "") -> dict[str, bool]:
     return found
 
 
-def _fields(value: Any, name: str, lengths: dict[str, bool]) -> dict[str, str]:
+def _fields(value: object, name: str, lengths: dict[str, bool]) -> dict[str, str]:
     """Return the values inside of a config by dotted name, as text."""
     prefix = f"{name}." if name else ""
     if isinstance(value, dict) and (value or not name):
@@ -108,13 +108,13 @@ def _fields(value: Any, name: str, lengths: dict[str, bool]) -> dict[str, str]:
     return {name: _text(value)}
 
 
-def _spec(spec: dict[str, Any]) -> str:
+def _spec(spec: Spec) -> str:
     """Write an object of a list in short: ``aft_local(window=32)``."""
     options = ", ".join(f"{key}={_text(value)}" for key, value in spec.items() if key != "name")
     return f"{spec.get('name', 'unnamed')}({options})" if options else str(spec.get("name", "unnamed"))
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if value in (None, "none"):  # an option that is off, as in the table of facts
         return "not set"
     if isinstance(value, bool):

@@ -10,12 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ...errors import MixerError
+from ...types import Options, Record
 from .runs import Run, on_most_data
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 
 COLOURS = (
     "#0072B2",
@@ -71,7 +77,7 @@ def _scores(runs: list[Run]) -> Picture:
     metric = runs[0].metric
     what, times, unit = names.get(metric.label, metric.label), 100 if metric.accuracy else 1, " %" * metric.accuracy
 
-    def draw(ax: Any) -> None:
+    def draw(ax: Axes) -> None:
         for i, run in enumerate(runs):
             steps, scores = evaluations(run, "step")
             ax.plot(
@@ -135,12 +141,12 @@ def colour_range(values: Tensor) -> tuple[float, float, str]:
     )
 
 
-def _loss(run: Run, row: dict[str, Any]) -> float:
+def _loss(run: Run, row: Record) -> float:
     """Return the loss of a logged step in the unit of the run's metric."""
     return float(row["loss"]) / run.metric.nats
 
 
-def _draw_curves(ax: Any, runs: list[Run], key: str, label: str) -> None:
+def _draw_curves(ax: Axes, runs: list[Run], key: str, label: str) -> None:
     seen = []
     for i, run in enumerate(runs):
         rows = [r for r in run.train if key in r and math.isfinite(_loss(run, r))]
@@ -199,7 +205,7 @@ def check_drawing(who: str = "report") -> None:
         raise MixerError(f"{who} needs the extra 'plot' ({why}): pip install 'tokenmix[plot]'.") from None
 
 
-def render_both(draw: Callable[[Any], None], inches: tuple[float, float]) -> tuple[str, str]:
+def render_both(draw: Callable[[Axes], None], inches: tuple[float, float]) -> tuple[str, str]:
     """Render what ``draw`` puts on a pair of axes, as PNG for light pages and for dark ones.
 
     It is drawn and laid out once. The dark picture is the light one in other colours, which takes half the time.
@@ -225,7 +231,7 @@ def render_both(draw: Callable[[Any], None], inches: tuple[float, float]) -> tup
     return light, _png(figure)
 
 
-def _darken(figure: Any, ax: Any) -> None:
+def _darken(figure: Figure, ax: Axes) -> None:
     """Replace ink and paper of the light theme by those of the dark one, wherever they were used."""
     from matplotlib.colors import to_hex
 
@@ -235,7 +241,7 @@ def _darken(figure: Any, ax: Any) -> None:
     for each in figure.axes:
         for axis in (each.xaxis, each.yaxis):
             shown = axis.get_tick_params()
-            inked = {key: dark_ink for key in ("color", "labelcolor") if shown.get(key) == ink}
+            inked: Options = {key: dark_ink for key in ("color", "labelcolor") if shown.get(key) == ink}
             axis.set_tick_params(**inked)
     for artist in figure.findobj():
         for part in ("color", "edgecolor", "facecolor"):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .figures import Picture, colour_range, render_both
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+
 
 PIXELS = 56  # of a cell's longer side, at least: small filters are enlarged by whole factors
 GAP = 0.1  # between cells, relative to a cell
@@ -43,7 +48,7 @@ def image_grid(
     size = _cell_size([c.shape for row in cells for c in row if c is not None and c.ndim == 2])
     inches = _inches(size, rows, columns, title)
 
-    def draw(ax: Any) -> None:
+    def draw(ax: Axes) -> None:
         from matplotlib import colormaps
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import Normalize
@@ -60,10 +65,10 @@ def image_grid(
 
 
 def _mosaic(
-    ax: Any,
+    ax: Axes,
     cells: Sequence[Sequence[Cell]],
     size: tuple[int, int],
-    colours: Any,
+    colours: ScalarMappable,
     marks: Sequence[tuple[int, int]] | None,
 ) -> Tensor:
     """Return all cells as one image (H, W, 4), clear between them; frames and marks are drawn on the axes."""
@@ -106,7 +111,7 @@ def _cell_size(shapes: list[torch.Size]) -> tuple[int, int]:
     return height * times, width * times
 
 
-def _pixels(cell: Tensor, size: tuple[int, int], colours: Any) -> Tensor:
+def _pixels(cell: Tensor, size: tuple[int, int], colours: ScalarMappable) -> Tensor:
     """Convert a map or an image to colours (H, W, 4); values that are not finite stay clear."""
     if cell.ndim == 2:
         grown = F.interpolate(cell[None, None].double().cpu(), size, mode="nearest-exact")[0, 0]
@@ -132,7 +137,7 @@ def _gap(size: tuple[int, int]) -> int:
     return max(2, round(GAP * max(size)))
 
 
-def _frame(ax: Any, left: int, top: int, width: int, height: int) -> None:
+def _frame(ax: Axes, left: int, top: int, width: int, height: int) -> None:
     from matplotlib.patches import Rectangle
 
     ink = ax.xaxis.label.get_color()
@@ -143,7 +148,7 @@ def _frame(ax: Any, left: int, top: int, width: int, height: int) -> None:
     )
 
 
-def _label(ax: Any, rows: Sequence[str], columns: Sequence[str], size: tuple[int, int], title: str) -> None:
+def _label(ax: Axes, rows: Sequence[str], columns: Sequence[str], size: tuple[int, int], title: str) -> None:
     (height, width), gap = size, _gap(size)
     font = 9 if len(columns) <= 10 else 8
     ax.xaxis.tick_top()
@@ -156,7 +161,9 @@ def _label(ax: Any, rows: Sequence[str], columns: Sequence[str], size: tuple[int
         ax.set_title(title, color=ax.xaxis.label.get_color(), fontsize=11)
 
 
-def _colour_bar(ax: Any, colours: Any, ends: tuple[float, float], beyond: str, label: str, inches: Inches) -> None:
+def _colour_bar(
+    ax: Axes, colours: ScalarMappable, ends: tuple[float, float], beyond: str, label: str, inches: Inches
+) -> None:
     ink, tall = ax.xaxis.label.get_color(), min(inches.down, TALLEST)
     place = ax.figure.add_axes(
         inches.share(inches.left + inches.across + 0.15, inches.bottom + (inches.down - tall) / 2, 0.13, tall)

@@ -4,9 +4,9 @@ colours.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,10 @@ from .figures import COLOURS, Picture, render_both
 from .image_grid import as_shown, image_grid
 from .maps import average_relative_attention, bias_around, check_vit, key_maps, sparsity, spread
 from .norms import Norms, neighbour_similarity, outlier_cutoff, share_above, token_norms
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 LAYERS, HEADS, IMAGES = 12, 12, 8
 
@@ -41,7 +45,8 @@ def _filter_grid(extra: dict[int, Tensor]) -> list[Picture]:
         return []
     layers, heads = spread(sorted(extra), LAYERS), spread(range(max(len(e) for e in extra.values())), HEADS)
     cells = [[extra[i][h] if h < len(extra[i]) else None for h in heads] for i in layers]
-    what = f"exp(w) - 1 of the filters of {_numbers('layer', layers)} and {_numbers('head', heads)}, {_range(extra)}"
+    which = f"{_numbers('layer', layers)} and {_numbers('head', heads)}"
+    what = f"exp(w) - 1 of the filters of {which}, {_range(extra.values())}"
     alt = f"A grid of small heat maps, a row per layer and a column per head: {what}."
     caption = f"{what}. The middle of each map is the query's own patch; all share one scale."
     return [
@@ -60,7 +65,7 @@ def _filter_rows(extra: dict[int, Tensor]) -> list[Picture]:
     if not extra:
         return []
     layers = spread(sorted(extra), LAYERS)
-    what = f"exp(w) - 1 of the one-dimensional filters of {_numbers('layer', layers)}, {_range(extra)}"
+    what = f"exp(w) - 1 of the one-dimensional filters of {_numbers('layer', layers)}, {_range(extra.values())}"
     alt = f"Heat maps side by side, one per layer, a row per head and a column per tap: {what}."
     return [
         image_grid(
@@ -87,7 +92,7 @@ def pair_bias_pictures(model: nn.Module) -> list[Picture]:
         for i in layers
         for p in places
     }
-    what = f"exp(w) - 1 from one query patch to all patches, {_numbers('layer', layers)}, {_range(maps)}"
+    what = f"exp(w) - 1 from one query patch to all patches, {_numbers('layer', layers)}, {_range(maps.values())}"
     alt = f"A grid of heat maps over the image, a row per layer and a column per query patch: {what}."
     names = [f"row {y}\ncolumn {x}" for y, x in places]
     caption = f"{what}; one scale. A ring marks the query; its row and column are given above."
@@ -284,7 +289,7 @@ def similarity_picture(alike: Tensor, images: Tensor, names: Sequence[str]) -> P
     return image_grid(cells, rows=["image", "similarity"], columns=labels, bar="cosine", alt=alt, caption=caption)
 
 
-def _draw_histogram(ax: Any, norms: list[Tensor], labels: list[str], cutoff: float) -> None:
+def _draw_histogram(ax: Axes, norms: list[Tensor], labels: list[str], cutoff: float) -> None:
     known = torch.cat(norms)
     low, high = float(known.min()), float(known.max())
     wide = low > 0 and high / low > 30
@@ -347,8 +352,8 @@ def _numbers(what: str, numbers: Sequence[int]) -> str:
     return f"{what} {listed[0]}" if len(listed) == 1 else f"{what}s {', '.join(listed[:-1])} and {listed[-1]}"
 
 
-def _range(values: dict[Any, Tensor]) -> str:
-    known = torch.cat([v[v.isfinite()].flatten() for v in values.values()])
+def _range(values: Iterable[Tensor]) -> str:
+    known = torch.cat([v[v.isfinite()].flatten() for v in values])
     if not bool((known != 0).any()):
         return "all exactly 0: nothing has been learned yet"
     return f"from {float(known.min()):.3g} to {float(known.max()):.3g}"

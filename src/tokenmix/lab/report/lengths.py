@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .figures import COLOURS, STYLES, Picture, render_both
 from .runs import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 Cells = list[tuple[tuple[int, ...], float]]
 
@@ -41,7 +45,7 @@ def _map(run: Run, names: list[str], cells: Cells) -> Picture:
     shown = [[100 * found.get((r, c), float("nan")) for c in columns] for r in rows]
     inside = [sum(n <= trained for n in axis) for axis in (columns, rows)]
 
-    def draw(ax: Any) -> None:
+    def draw(ax: Axes) -> None:
         colour = ax.xaxis.label.get_color()
         image = ax.imshow(shown, cmap="viridis", vmin=0, vmax=100, origin="lower", interpolation="nearest")
         bar = ax.figure.colorbar(image, ax=ax, fraction=0.046)
@@ -67,7 +71,7 @@ def _map(run: Run, names: list[str], cells: Cells) -> Picture:
 
 
 def _lines(runs: list[tuple[Run, list[str], Cells]]) -> Picture:
-    def draw(ax: Any) -> None:
+    def draw(ax: Axes) -> None:
         for i, (run, _, cells) in enumerate(runs):
             points = sorted((sizes[0], 100 * share) for sizes, share in cells)
             colour, style = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]

@@ -9,18 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
 from ...functional.layout.heads import by_head
-from ...mixers import Inputs
+from ...mixers import Inputs, Mixer
 from ...mixers.attention import Attention
 from ...models import MAE, ViT, evaluation_mode
+from ...types import Options
 from .biases import extra_weights, has_pair_bias
 
+Item = TypeVar("Item")
 CHUNK = 8  # images at a time where every pair of tokens is kept
 
 
@@ -29,7 +31,7 @@ class Layer(NamedTuple):
 
     mixer: Any
     x: Tensor
-    given: dict[str, Any]
+    given: Options
 
 
 class Relative(NamedTuple):
@@ -77,7 +79,7 @@ def look_into(model: nn.Module, images: Tensor) -> list[Layer]:
     """Return every layer's mixer and its input when the model reads images (B, C, H, W), without dropout."""
     model, seen = check_vit(model, "look_into"), []
 
-    def hook(mixer: nn.Module, args: tuple, given: dict[str, Any]) -> None:
+    def hook(mixer: nn.Module, args: tuple, given: Options) -> None:
         seen.append(Layer(mixer, args[0].detach(), given))
 
     hooks = [block.mixer.register_forward_pre_hook(hook, with_kwargs=True) for block in model.blocks]
@@ -164,13 +166,13 @@ def key_maps(model: nn.Module, images: Tensor) -> dict[int, Tensor]:
     return found
 
 
-def _per_head(mixer: Any, keys: Tensor) -> Tensor:
+def _per_head(mixer: Mixer, keys: Tensor) -> Tensor:
     heads = getattr(mixer, "kv_heads", None) or getattr(mixer, "heads", None)
     width = keys.shape[-1] // heads if heads and keys.shape[-1] % heads == 0 else 1
     return keys if width == 1 else keys.unflatten(-1, (heads, width)).norm(dim=-1)
 
 
-def _patches(model: Any, images: Tensor) -> int:
+def _patches(model: ViT, images: Tensor) -> int:
     rows, columns = grid_of(model, images)
     return rows * columns
 
@@ -240,7 +242,7 @@ def average_relative_attention(model: nn.Module, images: Tensor) -> Relative:
     return Relative(chosen, sum((s for s, _ in parts), torch.zeros_like(parts[0][0])) / counts, counts)
 
 
-def spread(items: Sequence[Any], most: int) -> list[Any]:
+def spread(items: Sequence[Item], most: int) -> list[Item]:
     """Return at most ``most`` of the items, evenly spread, including the first and the last."""
     if len(items) <= most:
         return list(items)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
@@ -11,6 +11,10 @@ from ...mixers.synthesizer_mixture import PARTS
 from ...models.blocks import Block
 from ...system.text import Table
 from .figures import COLOURS, Picture, render_both
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 ENCODER, DECODER, CROSS, LAYERS = "encoder", "decoder", "decoder to source", "layers"
 READABLE = 0.09
@@ -42,7 +46,7 @@ class Mixture(NamedTuple):
 def mixtures(model: nn.Module) -> list[Mixture]:
     """Return the learned weights of all mixers of a model that mix parts, place by place; empty if there are none."""
     two: bool = hasattr(model, "encoder")
-    found: list[tuple[str, int, Any]] = []
+    found: list[tuple[str, int, object]] = []
     blocks = [(name.startswith("encoder."), block) for name, block in model.named_modules() if isinstance(block, Block)]
     for reads in (True, False):
         there = [block for inside, block in blocks if inside is reads]
@@ -58,7 +62,7 @@ def mixtures(model: nn.Module) -> list[Mixture]:
     ]
 
 
-def _weights(mixer: Any) -> list[dict[str, float]]:
+def _weights(mixer: object) -> list[dict[str, float]]:
     asked = getattr(mixer, "part_weights", None)
     return (asked() if callable(asked) else None) or []
 
@@ -90,7 +94,7 @@ def _picture(name: str, place: str, found: list[Mixture]) -> Picture:
     )
 
 
-def _draw(ax: Any, title: str, found: list[Mixture], parts: list[str]) -> None:
+def _draw(ax: Axes, title: str, found: list[Mixture], parts: list[str]) -> None:
     ink = ax.xaxis.label.get_color()
     for i, part in enumerate(parts):
         rows = [row for row, each in enumerate(found) if part in each.weights]

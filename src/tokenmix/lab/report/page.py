@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import MixerError
 from ...models import MAE, PointClassifier, PointSegmenter, ViT
 from ...system.files import whole_file
 from ...system.text import Table, named_apart
+from ...types import Options
 from .biases import bias_pictures
 from .clouds import cloud_pictures
 from .differences import differences_table, not_comparable
@@ -23,6 +24,10 @@ from .pictures import attention_pictures
 from .runs import TEXT, Run, load_model, read_run
 from .tables import facts_table, iou_table, noise_table, summary_table
 from .vision import Section, run_images, vision_section
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 
 SAMPLE_CHARS = 1200
 IMAGES = 3
@@ -123,7 +128,7 @@ def write_page(
     curves: Iterable[tuple[str, list[Picture]]] = (),
     notes: Iterable[str] = (),
     refresh: int | None = None,
-    **sections: Any,
+    **sections: object,
 ) -> Path:
     """Write one self-contained HTML page in the style of a report.
 
@@ -163,7 +168,7 @@ def write_page(
     return out
 
 
-def environment(*packages: str) -> Any:
+def environment(*packages: str) -> Environment:
     """Return the templates of pages: ours, and those of further packages of the library, which may extend
     ``base.html``.
     """
@@ -179,14 +184,14 @@ def environment(*packages: str) -> Any:
     )
 
 
-def _draw_model(run: Run, who: str, tell: Callable[[str], None]) -> dict[str, Any]:
+def _draw_model(run: Run, who: str, tell: Callable[[str], None]) -> Options:
     """Draw what a run's model attends, its position biases, what it looks at in images, or its clouds, by section."""
     tell(f"{who}: loading the model")
     model = load_model(run)
     if model is None:
         return {}
     mixed = mixtures(model)
-    found: dict[str, Any] = {"mixed": mixed, "mixtures": mixture_pictures(run.name, mixed)}
+    found: Options = {"mixed": mixed, "mixtures": mixture_pictures(run.name, mixed)}
     if isinstance(model, (ViT, MAE)):
         return {**found, "vision": _vision(run, model, who, tell)}
     if isinstance(model, (PointClassifier, PointSegmenter)):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
 from ...mixers import Mixer
+from ...models import Block
 from ...models.effective_attention import repeat_batch, values_attention
+from ...types import Options
 from .figures import Picture, heat_map
 
 SHOWN = 48
@@ -31,7 +33,7 @@ class Effective(NamedTuple):
     kind: str
 
 
-def effective_attention(mixer: Mixer, x: Tensor, context: Tensor | None = None, **given: Any) -> Effective:
+def effective_attention(mixer: Mixer, x: Tensor, context: Tensor | None = None, **given: object) -> Effective:
     """Compute the effective attention of a mixer on one sequence x (1, T, D), over itself or over ``context`` (1, S,
     D).
 
@@ -51,7 +53,7 @@ def effective_attention(mixer: Mixer, x: Tensor, context: Tensor | None = None, 
     )
 
 
-def _by_jacobian(mixer: Mixer, x: Tensor, context: Tensor | None, given: dict[str, Any]) -> Tensor:
+def _by_jacobian(mixer: Mixer, x: Tensor, context: Tensor | None, given: Options) -> Tensor:
     """Compute the norms (T, S) of the derivative of each output with regard to each source.
 
     Each row of a batch of copies differentiates another feature, so that the kernels serve. A streaming mixer gives the
@@ -83,7 +85,7 @@ def attention_pictures(
 
     The layers are spread evenly. ``tell`` is called with a line of progress before each.
     """
-    blocks: Any = list(getattr(model, "blocks", []))
+    blocks: list[Block] = list(getattr(model, "blocks", []))
     layers = sorted(
         {round(j * (len(blocks) - 1) / max(1, min(LAYERS, len(blocks)) - 1)) for j in range(min(LAYERS, len(blocks)))}
     )
@@ -96,11 +98,11 @@ def attention_pictures(
     return found
 
 
-def _mixer_inputs(model: nn.Module, blocks: list[Any], tokens: Tensor) -> dict[int, Tensor]:
+def _mixer_inputs(model: nn.Module, blocks: list[Block], tokens: Tensor) -> dict[int, Tensor]:
     """Return the input of each layer's mixer when the model reads the tokens."""
     seen: dict[int, Tensor] = {}
 
-    def look(layer: int) -> Any:
+    def look(layer: int) -> Callable[[nn.Module, tuple], None]:
         def hook(_: nn.Module, args: tuple) -> None:
             seen[layer] = args[0].detach()
 

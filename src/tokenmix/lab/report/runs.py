@@ -14,6 +14,7 @@ from typing import Any
 from ...errors import MixerError
 from ...system.files import check_own, is_own
 from ...system.text import named_apart
+from ...types import Record
 from ..data.metrics_csv import write_csv
 from ..data.records import bad_text, read_records
 
@@ -26,7 +27,7 @@ UNITS = ("bytes", "images", "pairs", "texts", "clouds")
 """What an evaluation counts its data in."""
 
 
-def on_most_data(evals: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def on_most_data(evals: Sequence[Record]) -> list[Record]:
     """Return the evaluations on the most data; a score of a hundred bytes has no place beside them.
 
     Nor have those of other sizes or passes than the model was trained with.
@@ -98,10 +99,10 @@ class Run:
 
     name: str
     path: Path
-    config: dict[str, Any]
-    env: dict[str, Any]
-    train: list[dict[str, Any]]
-    evals: list[dict[str, Any]]
+    config: Record
+    env: Record
+    train: list[Record]
+    evals: list[Record]
     samples: list[tuple[str, str]]
     drawn: list[Path]
     weights: Path | None
@@ -128,7 +129,7 @@ class Run:
         parts += [f"windows of {found['seq_len']}"] if found.get("seq_len", own) != own else []
         return " in ".join(parts) or None
 
-    def _last_score(self, split: str, name: str) -> dict[str, Any] | None:
+    def _last_score(self, split: str, name: str) -> Record | None:
         found = on_most_data([e for e in self.evals if e.get("split") == split and name in e])
         return found[-1] if found else None
 
@@ -142,12 +143,12 @@ class Run:
         return max((row[key] for row in self.train if row.get(key) is not None), default=None)
 
 
-def of_own_task(config: dict[str, Any]) -> bool:
+def of_own_task(config: Record) -> bool:
     """Return whether a run's task is one outside of the package, of which only the run itself says how it is scored."""
     return config.get("data", {}).get("kind") not in (*BY_DATA, *ON_MODELS)
 
 
-def metric_of(config: dict[str, Any], env: dict[str, Any]) -> Metric:
+def metric_of(config: Record, env: Record) -> Metric:
     """Return what the evaluations of a run measure: by its config, or as its env.json has it of a task of your own."""
     data, score = config.get("data", {}), env.get("score")
     if of_own_task(config) and isinstance(score, dict):
@@ -258,7 +259,7 @@ def _name_text(name: str) -> str:
     return readable(name.encode("utf-8", "surrogateescape")).replace("\n", "\\n")[:80]
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def _json_object(path: Path) -> Record:
     check_own(path, path.parent)
     try:
         data = json.loads(path.read_text())
@@ -269,7 +270,7 @@ def _json_object(path: Path) -> dict[str, Any]:
     return data
 
 
-def _json_lines(path: Path) -> list[dict[str, Any]]:
+def _json_lines(path: Path) -> list[Record]:
     """Read the complete lines; a last one without its newline is still being written or was cut off by a kill.
 
     Damaged lines are skipped with a warning.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from ...errors import MixerError
 from ...models import SHELLS, config_from_json, shell_of
 from ...system.text import MISSING, Table, number, size
+from ...types import Record
 from ..data.long_tail import FEW, MANY, SHOTS
 from .runs import ANSWERS, CLASSES, DENSITY, FLOW, MASKS, PAIRS, PARTS, PIXELS, TEXT, Run
 
@@ -17,7 +17,7 @@ COUNTED, RATE = ("tokens", "images", "clouds"), "_per_s"
 IOU = "the intersection over the union of a class's true and predicted pixels in the whole split, mean over the classes"
 
 
-def mixers_of(config: dict[str, Any]) -> str:
+def mixers_of(config: Record) -> str:
     """Describe the mixers of a run's layers: ``3 x aft_local, 1 x attention``."""
     model = config.get("model", {})
     model = model.get("backbone", model)  # a segmentation model has its layers there
@@ -29,7 +29,7 @@ def mixers_of(config: dict[str, Any]) -> str:
     return ", ".join(f"{names.count(n)} x {n}" for n in dict.fromkeys(names)) or MISSING
 
 
-def shell_in(config: dict[str, Any]) -> str:
+def shell_in(config: Record) -> str:
     """Return the shell of a run's model: "paper", "modern" or "neither"."""
     try:
         shell = shell_of(config_from_json({"kind": "lm", **config["model"]}))
@@ -38,7 +38,7 @@ def shell_in(config: dict[str, Any]) -> str:
     return shell if shell in SHELLS else "neither"
 
 
-def optimiser_in(config: dict[str, Any]) -> str:
+def optimiser_in(config: Record) -> str:
     """Return the optimiser of a run; runs from before there was a choice had AdamW."""
     optim = config.get("optim")
     return str(optim.get("name", "adamw")) if isinstance(optim, dict) else MISSING
@@ -195,7 +195,7 @@ def facts_table(runs: list[Run]) -> Table:
     return Table("Machine, data and seed", ["fact", "value"], rows or [["env.json", "not recorded"]])
 
 
-def flatten(prefix: str, value: Any) -> dict[str, str]:
+def flatten(prefix: str, value: object) -> dict[str, str]:
     """Return the values inside of nested objects by dotted names, as text; those without content are left out."""
     if isinstance(value, dict):
         return {k: v for key, inner in value.items() for k, v in flatten(f"{prefix}.{key}", inner).items()}

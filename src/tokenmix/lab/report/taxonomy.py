@@ -24,7 +24,7 @@ def taxonomy(pages: Path) -> str:
     parts = []
     for tier in ("core", "extended"):
         head = "| mixer | class | paper | time | space | causal | state |"
-        rows = [_row(name, pages) for name, cls in MIXERS.items() if cls.about.tier == tier]
+        rows = [_row(name, pages) for name, cls in MIXERS.items() if cls.facts.about.tier == tier]
         parts += [f"## {tier.capitalize()}", "", head, "|---" * 7 + "|", *rows, ""]
     return "\n".join(parts)
 
@@ -39,23 +39,25 @@ def _row(name: str, pages: Path) -> str:
     cls = MIXERS[name]
     page = page_of(name, pages)
     link = f"[`{name}`]({page}.md)" if page else f"`{name}`"
-    kind, time, space = (text.replace("^2", "²") for text in (cls.about.kind, cls.about.time, cls.about.space))
-    paper = cls.about.paper.split(", arXiv")[0]
-    causal = "only" if cls.causal_only else "yes" if cls.supports_causal else "no"
+    kind, time, space = (
+        text.replace("^2", "²") for text in (cls.facts.about.kind, cls.facts.about.time, cls.facts.about.space)
+    )
+    paper = cls.facts.about.paper.split(", arXiv")[0]
+    causal = "only" if cls.facts.causal_only else "yes" if cls.facts.causal else "no"
     return f"| {link} | {kind} | {paper} | {time} | {space} | {causal} | {state_growth(name)} |"
 
 
 def readme_table() -> str:
     """Return the README's table of core mixers and its list of extended ones."""
     head = "| name | mixes | causal | streaming state | context (cross) | pair mask | grid | time |"
-    rows = [_capabilities(name, cls) for name, cls in MIXERS.items() if cls.about.tier == "core"]
-    extended = {name: cls for name, cls in MIXERS.items() if cls.about.tier == "extended"}
+    rows = [_capabilities(name, cls) for name, cls in MIXERS.items() if cls.facts.about.tier == "core"]
+    extended = {name: cls for name, cls in MIXERS.items() if cls.facts.about.tier == "extended"}
     kinds = {
-        kind: [f"`{n}`" for n, cls in extended.items() if cls.about.kind == kind]
-        for kind in dict.fromkeys(cls.about.kind for cls in extended.values())
+        kind: [f"`{n}`" for n, cls in extended.items() if cls.facts.about.kind == kind]
+        for kind in dict.fromkeys(cls.facts.about.kind for cls in extended.values())
     }
     listed = ", ".join(f"{kind.replace(', ', ' and ')} ({', '.join(names)})" for kind, names in kinds.items())
-    blind = ", ".join(f"`{n}`" for n, cls in MIXERS.items() if not cls.supports_causal)
+    blind = ", ".join(f"`{n}`" for n, cls in MIXERS.items() if not cls.facts.causal)
     said = "These are the core mixers. The extended ones keep the same contract, pass the same tests "
     said += "and run in plain torch:"
     return "\n".join(
@@ -71,15 +73,23 @@ def readme_table() -> str:
 
 
 def _capabilities(name: str, cls: type[Mixer]) -> str:
-    grid = "no" if not cls.supports_grid else "1-D, 2-D, 3-D"
+    grid = "no" if not cls.facts.grid else "1-D, 2-D, 3-D"
     causal = (
-        "no" if not cls.supports_causal else "in 1-D" if cls.supports_grid else "only" if cls.causal_only else "yes"
+        "no" if not cls.facts.causal else "in 1-D" if cls.facts.grid else "only" if cls.facts.causal_only else "yes"
     )
-    flags = ["yes" if able else "no" for able in (cls.supports_context, cls.supports_attn_mask)]
+    flags = ["yes" if able else "no" for able in (cls.facts.context, cls.facts.attn_mask)]
     return (
         "| "
         + " | ".join(
-            [f"`{name}`", cls.about.idea, causal, state_growth(name), *flags, grid, cls.about.time.replace("^2", "²")]
+            [
+                f"`{name}`",
+                cls.facts.about.idea,
+                causal,
+                state_growth(name),
+                *flags,
+                grid,
+                cls.facts.about.time.replace("^2", "²"),
+            ]
         )
         + " |"
     )

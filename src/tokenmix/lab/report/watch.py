@@ -13,6 +13,7 @@ from ...system.config import nearest
 from ...system.files import check_own
 from ...system.lock import read_lock
 from ...system.text import named_apart
+from ...types import Record
 from ..data.metrics_csv import flatten_metrics
 from ..data.records import parse_records
 from .runs import Metric, Run, metric_of, of_own_task, on_most_data
@@ -30,7 +31,7 @@ class Tail:
 
     def __init__(self, path: Path):
         self.path = path
-        self.lines: list[dict[str, Any]] = []
+        self.lines: list[Record] = []
         self.bad = 0
         self._file, self._end, self._last = (0, 0), 0, b""
 
@@ -66,8 +67,8 @@ class Watched:
     def __init__(self, path: Path):
         self.path, self.name = path, path.name
         self.tail = Tail(path / "metrics.jsonl")
-        self.config: dict[str, Any] = {}
-        self.env: dict[str, Any] = {}
+        self.config: Record = {}
+        self.env: Record = {}
         self.state, self.trouble = "new", ""
 
     def read(self) -> bool:
@@ -133,7 +134,7 @@ class Watched:
         return metric_of(self.config, self.env)
 
     @property
-    def last(self) -> dict[str, Any]:
+    def last(self) -> Record:
         """The last line of training; empty before the first."""
         return next((line for line in reversed(self.tail.lines) if line["kind"] == "train"), {})
 
@@ -248,7 +249,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
         yield folder
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _config(path: Path) -> Record:
     try:
         check_own(path, path.parent)
         found = json.loads(path.read_bytes())

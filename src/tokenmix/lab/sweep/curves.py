@@ -7,13 +7,18 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
 from ...system.files import whole_file
+from ...types import Options
 from ..report.figures import COLOURS, STYLES, Picture, render_both
 from .results import Record, Results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 AXES = (0, 2)
 """The places of a curve's points that can be an axis, tokens (or images) and seconds; place 1 is the score."""
@@ -102,13 +107,13 @@ def tuning_pictures(results: Results) -> list[Picture]:
     ]
 
 
-def _picture(results: Results, draw: Callable[[Any], None], caption: str, ends: str, lines: int) -> Picture:
+def _picture(results: Results, draw: Callable[[Axes], None], caption: str, ends: str, lines: int) -> Picture:
     """Return a picture with a legend that has room for this number of lines and the yardsticks."""
     extra = _legend_inches(lines + len(results.yardsticks), 2)
 
-    def with_legend(ax: Any) -> None:
+    def with_legend(ax: Axes) -> None:
         draw(ax)
-        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 2} if extra else {}
+        place: Options = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 2} if extra else {}
         ax.legend(frameon=False, labelcolor=ax.xaxis.label.get_color(), fontsize=9, **place)
 
     against = f"{results.metric()} on validation against {caption}"
@@ -119,7 +124,7 @@ def _picture(results: Results, draw: Callable[[Any], None], caption: str, ends: 
     )
 
 
-def _draw_final(ax: Any, results: Results, column: int) -> None:
+def _draw_final(ax: Axes, results: Results, column: int) -> None:
     for row, runs in final_runs(results).items():
         colour, style = _colour(results, row), _style(results, row)
         shared = min(len(r["curve"]) for r in runs)
@@ -132,7 +137,7 @@ def _draw_final(ax: Any, results: Results, column: int) -> None:
     _finish(ax, results, _label(results, column))
 
 
-def _draw_tuning(ax: Any, rows: dict[str, list[Record]], results: Results, column: int) -> None:
+def _draw_tuning(ax: Axes, rows: dict[str, list[Record]], results: Results, column: int) -> None:
     rates = sorted(results.plan.rates)
     for row, runs in rows.items():
         for r in runs:
@@ -152,7 +157,7 @@ def _rates(rows: dict[str, list[Record]]) -> list[float]:
     return sorted({r["rate"] for runs in rows.values() for r in runs})
 
 
-def _draw_rates(ax: Any, rows: dict[str, list[Record]], results: Results) -> None:
+def _draw_rates(ax: Axes, rows: dict[str, list[Record]], results: Results) -> None:
     for row, runs in rows.items():
         scored = [r for r in runs if r["score"] is not None]
         whole = [r for r in scored if not r["stopped"]]
@@ -167,7 +172,7 @@ def _draw_rates(ax: Any, rows: dict[str, list[Record]], results: Results) -> Non
     _finish(ax, results, "learning rate")
 
 
-def _finish(ax: Any, results: Results, label: str) -> None:
+def _finish(ax: Axes, results: Results, label: str) -> None:
     for name, value in results.yardsticks.items():
         ax.axhline(value, color="0.5", linestyle=":", linewidth=1, label=name)
     ax.set_xlabel(label)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import mean, stdev
-from typing import Any
 
 from ...errors import MixerError
 from ...system.config import nearest
+from ...types import Record
 from ..train.registry import TASKS, all_tasks
 from .results import Results
 
@@ -134,7 +134,7 @@ def compare(results: Results, first: str, second: str) -> Comparison:
     return Comparison(mean(paired), margin, n, "better" if better else "worse")
 
 
-def scored_fields(given: dict[str, Any]) -> list[str]:
+def scored_fields(given: Record) -> list[str]:
     """Return the fields that say on what rows with these fields are scored, by the tasks of their kind of data.
 
     Of rows whose kind is not known they are those of all tasks.

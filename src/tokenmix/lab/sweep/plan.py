@@ -7,11 +7,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ...errors import MixerError
 from ...models import SHELLS, in_shell
 from ...system.config import Json, dotted_fields, nearest
+from ...types import Options
 from ..recipes import amounts, experiment, find_recipe
 from ..train import RunConfig, match_data
 from ..train.config import MOST_THREADS, check_seed
@@ -61,12 +62,12 @@ class SweepPlan(Json):
     """
 
     recipe: str
-    rows: dict[str, dict[str, Any]]
+    rows: dict[str, Options]
     rates: tuple[float, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
     size: str = "smoke"
     shell: str | None = None
-    changes: dict[str, Any] = field(default_factory=dict)
+    changes: Options = field(default_factory=dict)
     steps: int | None = None
     tune: float = 0.2
     confirm: int = 1
@@ -160,7 +161,7 @@ class SweepPlan(Json):
         """Return the Python files of the user's own that the runs need: the modules, and that of the recipe."""
         return [*self.modules, *([self.recipe] if self.recipe.endswith(".py") else [])]
 
-    def row_fields(self, row: str) -> dict[str, Any]:
+    def row_fields(self, row: str) -> Options:
         """Return the dotted fields of a row as its recipe gives them, with the changes of plan and row.
 
         It opens no data files. For a row that the recipe does not have, it returns the changes alone.
@@ -283,7 +284,7 @@ class Jobs:
         """Return one run of the sweep, evaluated half-way (tuning) or eight times, and at its end."""
         config = self.config(row)
         scale = rate / config.optim.lr
-        changes: dict[str, Any] = {
+        changes: Options = {
             "optim.lr": rate,
             "optim.muon_lr": config.optim.muon_lr * scale,
             "optim.warmup": min(config.optim.warmup, max(1, steps // 10)),

@@ -8,15 +8,13 @@ from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 from ...errors import MixerError
 from ...system.files import whole_file
 from ...system.lock import enter_alone
 from ...system.text import Table, number
+from ...types import Record
 from .plan import Job, SweepPlan, run_key
-
-Record = dict[str, Any]
 
 
 @dataclass
@@ -34,7 +32,7 @@ class Results:
 
     path: Path
     plan: SweepPlan
-    machine: dict[str, Any] = field(default_factory=dict)
+    machine: Record = field(default_factory=dict)
     runs: dict[str, Record] = field(default_factory=dict)
     yardsticks: dict[str, float] = field(default_factory=dict)
     shared: bool = False
@@ -172,14 +170,14 @@ class Results:
         return {r["seed"]: r[name] for r in self.finals(row) if r.get(name) is not None}
 
 
-def portable(plan: SweepPlan) -> dict[str, Any]:
+def portable(plan: SweepPlan) -> Record:
     """Return the plan as JSON without the place of the data, which differs from machine to machine."""
     data = plan.to_json()
     data["changes"] = {name: value for name, value in data["changes"].items() if name != "data.path"}
     return data
 
 
-def _difference(name: str, before: Any, now: Any) -> str:
+def _difference(name: str, before: object, now: object) -> str:
     """Say how one field of a plan was changed; of rows and changes only those that differ."""
     if not isinstance(before, dict) or not isinstance(now, dict):
         return f"{name} was {before!r}, is {now!r}"
@@ -197,7 +195,13 @@ def _refuse_constant(name: str) -> None:
 def _check_record(key: str, record: Record) -> Record:
     """Return a run's record, which has to hold what is read from every one."""
     number = (int, float)
-    shapes: dict[str, Any] = {"phase": str, "row": str, "rate": number, "seed": int, "score": (*number, type(None))}
+    shapes: dict[str, type | tuple[type, ...]] = {
+        "phase": str,
+        "row": str,
+        "rate": number,
+        "seed": int,
+        "score": (*number, type(None)),
+    }
     shapes |= {"metric": str, "tokens": int, "steps": int, "seconds": number, "peak_mib": number, "curve": list}
     for name, shape in shapes.items():
         if not isinstance(record[name], shape):

@@ -12,7 +12,6 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,6 +20,7 @@ from ...models import build_model
 from ...system.config import dotted_fields
 from ...system.files import write_json
 from ...system.machine import cpu_name, peak_mib, pick_device
+from ...types import Record
 from ..train import RunConfig, evaluate_run, resume, train
 from ..train.loop import Diverged
 from ..train.rundir import RunDir
@@ -50,7 +50,7 @@ def main(path: str) -> int:
     return 0
 
 
-def run(config: RunConfig, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
+def run(config: RunConfig, folder: Path, job: Record) -> Record:
     """Train from wherever the run stands, and return its record."""
     limits = {int(step): limit for step, limit in job["limits"].items()}
     began = time.process_time()
@@ -90,7 +90,7 @@ def check_same_run(config: RunConfig, folder: Path) -> None:
         )
 
 
-def record(config: RunConfig, folder: Path, summary: dict[str, Any], cpu_seconds: float) -> dict[str, Any]:
+def record(config: RunConfig, folder: Path, summary: Record, cpu_seconds: float) -> Record:
     """Return what the results keep of a run."""
     opened = RunDir.open(folder)
     task = task_of(config)
@@ -124,7 +124,7 @@ def record(config: RunConfig, folder: Path, summary: dict[str, Any], cpu_seconds
     }
 
 
-def probe(config: RunConfig, folder: Path) -> dict[str, Any]:
+def probe(config: RunConfig, folder: Path) -> Record:
     """Train two steps and evaluate once, to measure memory and speed."""
     on_gpu = pick_device(config.train.device).type == "cuda"
     changes = {"train.steps": 2, "train.eval_every": 2, "train.save_every": 2, "optim.warmup": 0, "train.log_every": 1}

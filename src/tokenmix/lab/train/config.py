@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ...errors import MixerError
@@ -11,6 +12,7 @@ from ...models import ModelConfig, check_layers
 from ...models.saved import check_fields
 from ...system.config import Json, dotted_fields, nearest, to_json, without_removed
 from ...system.text import whole_number
+from ...types import Options, Record
 from .registry import TaskData, default_data, find_task
 
 OPTIMIZERS = ("adamw", "muon")
@@ -179,7 +181,7 @@ class RunConfig(Json):
         check_layers(getattr(self.model, "backbone", self.model))
         find_task(self.data, self.model).check(self)
 
-    def override(self, changes: dict[str, Any]) -> RunConfig:
+    def override(self, changes: Options) -> RunConfig:
         """Return the config with dotted fields replaced: ``{"model.dim": 64, "model.mixers.0.window": 32}``."""
         data = self.to_json()
         for dotted, value in changes.items():
@@ -187,7 +189,7 @@ class RunConfig(Json):
         return RunConfig.from_json(data)
 
 
-def _set_field(data: dict[str, Any], dotted: str, value: Any) -> None:
+def _set_field(data: Record, dotted: str, value: object) -> None:
     """Set a dotted field of a config's JSON. A part that is a number counts in a list, whose objects take any field."""
     names = dotted.split(".")
     node: Any = data
@@ -207,7 +209,7 @@ def _set_field(data: dict[str, Any], dotted: str, value: Any) -> None:
             node = node[key]
 
 
-def _place(items: list[Any], name: str, where: str) -> int:
+def _place(items: list[object], name: str, where: str) -> int:
     """Return the place in a list that a part of a dotted name gives."""
     place = whole_number(name)
     if place is not None and place < len(items):
@@ -217,7 +219,7 @@ def _place(items: list[Any], name: str, where: str) -> int:
     raise MixerError(f"config: there is no field '{where}.{name}'; {where} {known}.")
 
 
-def fixed_fields(config: RunConfig) -> dict[str, Any]:
+def fixed_fields(config: RunConfig) -> Record:
     """Return the dotted fields that may not change in the middle of a run, with their values."""
     data, movable = config.to_json(), find_task(config.data, config.model).movable
     parts = {
@@ -228,7 +230,7 @@ def fixed_fields(config: RunConfig) -> dict[str, Any]:
     return dotted_fields(parts | {"train": {name: data["train"][name] for name in FIXED}})
 
 
-def check_unchanged(config: RunConfig, then: dict[str, Any] | None, where: Any) -> None:
+def check_unchanged(config: RunConfig, then: Record | None, where: Path) -> None:
     """Refuse a config whose fixed fields differ from those a checkpoint was written with.
 
     Old checkpoints do not record them (``then`` is None) and are not checked.
@@ -242,7 +244,7 @@ def check_seed(seed: int | None, name: str = "seed") -> None:
         raise MixerError(f"{name}={seed} is out of range; a seed is an integer from -2^63 to 2^64 - 1.")
 
 
-def parse_value(text: str) -> Any:
+def parse_value(text: str) -> object:
     """Parse a value typed on the command line: as JSON where possible, else as text; ``none`` means null."""
     if text.lower() in ("none", "null"):
         return None
@@ -254,7 +256,7 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def _require_positive(section: str, config: Any, *names: str) -> None:
+def _require_positive(section: str, config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if value is not None and not value > 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,13 +53,13 @@ class Zeros(nn.Module):
         super().__init__()
         self.shape, self.device = shape, nn.Parameter(torch.zeros(()), requires_grad=False)
 
-    def forward(self, **given: Any) -> Tensor:
+    def forward(self, **given: Tensor) -> Tensor:
         """Return zeros for what is read first."""
         read = next(iter(given.values()))
         return torch.zeros_like(read) if self.shape is None else read.new_zeros(len(read), *self.shape)
 
 
-def shares(batch: Callable[[int], tuple[Any, Tensor]], outputs: int) -> Tensor:
+def shares(batch: Callable[[int], tuple[object, Tensor]], outputs: int) -> Tensor:
     """Return the logarithm of each output's share of the targets of the first training batches, (outputs,).
 
     One that was never seen counts as half of one target.

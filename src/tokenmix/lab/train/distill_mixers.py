@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
+from ...hosts.surgery.adapters import Adapter
 from ...hosts.surgery.capture import adapters_by_site, capture_calls, layer_losses, output_loss
 from ...hosts.surgery.quality import Quality, call_model, join_qualities, predicts_next, score_rows, score_text
 from ...hosts.vit.checkpoints import read_json
 from ...system.checkpoint import list_steps, load_checkpoint, prune, save_checkpoint, sweep
 from ...system.config import Json
 from ...system.machine import peak_mib
+from ...types import Record
 from .config import OptimConfig
 from .optim import build_optimizers, load_optimizers, optimizer_tensors, update
 from .progress import bar
@@ -50,7 +52,7 @@ class DistillConfig(Json):
     save_every: int = 100
     keep: int = 1
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(weight_decay=0.0, warmup=10))
-    model: dict[str, Any] = field(default_factory=dict)
+    model: Record = field(default_factory=dict)
     kind: ClassVar[str] = "distill"
 
     def __post_init__(self) -> None:
@@ -77,7 +79,7 @@ def distill(
     verbose: bool | None = None,
     lr: float = 1e-3,
     **config: Any,
-) -> dict[str, Any]:
+) -> Record:
     """Teach ``student``, which ``replace_mixers`` made of ``teacher``, to reproduce its attention.
 
     The student is changed in place; the run is stored in ``out``. First all replaced layers learn at once, each by
@@ -131,7 +133,7 @@ def distill(
         return worker.work(verbose)
 
 
-def _check_batches(name: str, batches: Any) -> None:
+def _check_batches(name: str, batches: object) -> None:
     """Refuse what is no list of batches, and an empty one: over no batches every loss would be 0."""
     if callable(batches):
         return
@@ -172,7 +174,7 @@ class Distillation:
         self,
         teacher: nn.Module,
         student: nn.Module,
-        adapters: dict[str, Any],
+        adapters: dict[str, Adapter],
         data: Data,
         valid: Data | None,
         config: DistillConfig,
@@ -190,7 +192,7 @@ class Distillation:
         """Return the steps of both phases together."""
         return self.config.layer_steps + self.config.steps
 
-    def work(self, verbose: bool | None) -> dict[str, Any]:
+    def work(self, verbose: bool | None) -> Record:
         """Run both phases to the end."""
         config = self.config
         flags = {p: p.requires_grad for p in self.student.parameters()}
@@ -224,7 +226,7 @@ class Distillation:
             summary["quality"] = quality_summary(first, last["eval"]["quality"])
         return summary
 
-    def update(self, show: Any) -> None:
+    def update(self, show: Callable[[float, Record], None]) -> None:
         """Take one step of the current phase."""
         began, config = time.perf_counter(), self.config
         whole = self.step >= config.layer_steps
@@ -255,7 +257,7 @@ class Distillation:
                 if isinstance(module, nn.Dropout):
                     module.train(whole)
 
-    def _log(self, show: Any, phase: str, unit: str) -> None:
+    def _log(self, show: Callable[[float, Record], None], phase: str, unit: str) -> None:
         loss = float(self.losses.mean())
         if not math.isfinite(loss):
             raise MixerError(f"{self.run.path}: the loss became {loss} by step {self.step}; try a lower lr.")
@@ -276,15 +278,15 @@ class Distillation:
         self.losses = self.losses[:0]
         show(self.step / self.total, line)
 
-    def _batch(self, data: Data, step: int) -> Any:
+    def _batch(self, data: Data, step: int) -> object:
         return _move_batch(data(step) if callable(data) else data[step % len(data)], self.device)
 
-    def _layer_loss(self, batch: Any) -> Tensor:
+    def _layer_loss(self, batch: object) -> Tensor:
         with torch.no_grad(), capture_calls(self.teacher, self.adapters) as calls:
             call_model(self.teacher, batch)
         return torch.stack(list(layer_losses(self.adapters, calls).values())).mean()
 
-    def _output_loss(self, batch: Any) -> Tensor:
+    def _output_loss(self, batch: object) -> Tensor:
         with torch.no_grad():
             wanted = call_model(self.teacher, batch)
         given = call_model(self.student, batch)
@@ -356,7 +358,7 @@ class Distillation:
         self.run.cut_metrics(step)
 
 
-def quality_summary(first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
+def quality_summary(first: Record, last: Record) -> Record:
     """Return the scores of teacher, replaced and distilled model, and what is worse than before, as one sentence."""
     measure = last["measure"]
     teacher, before, after = (score_text(measure, v) for v in (last["teacher"], first["student"], last["student"]))
@@ -370,7 +372,7 @@ def quality_summary(first: dict[str, Any], last: dict[str, Any]) -> dict[str, An
     return {"measure": measure, **values, "change": last["change"], "text": text}
 
 
-def _move_batch(batch: Any, device: torch.device) -> Any:
+def _move_batch(batch: object, device: torch.device) -> object:
     if isinstance(batch, Mapping):
         return {k: _move_batch(v, device) for k, v in batch.items()}
     if isinstance(batch, (tuple, list)):
@@ -378,13 +380,13 @@ def _move_batch(batch: Any, device: torch.device) -> Any:
     return batch.to(device) if isinstance(batch, Tensor) else batch
 
 
-def _keep(batch: Any) -> Tensor | None:
+def _keep(batch: object) -> Tensor | None:
     """Return the mask of valid tokens (B, T) that the batch states."""
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     return None if mask is None or mask.ndim != 2 else mask.bool()
 
 
-def _units(batch: Any) -> tuple[str, int]:
+def _units(batch: object) -> tuple[str, int]:
     """Return the unit of speed and its count: images (B, C, H, W), or tokens (B, T, ...)."""
     values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple) else (batch,)
     first = next(v for v in values if isinstance(v, Tensor))

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...models import evaluation_mode
+from ...models import LM, Seq2Seq, evaluation_mode
 from ...system.files import whole_file
 from ...system.machine import autocast
+from ...types import Options
 from ..data.documents import DOCUMENT_SETS, open_documents
 from ..data.masking import corrupt_spans, mask_tokens
 from ..data.packing import PackedRows
-from ..data.pair_sampler import IGNORED, LengthBuckets, pad_rows, pair_batch
+from ..data.pair_sampler import IGNORED, LengthBuckets, PairBatch, pad_rows, pair_batch
 from ..data.rows import Rows
 from ..data.sampler import MASK as ALL_BITS
 from ..data.sampler import mix64
@@ -235,7 +236,7 @@ class DocumentTask(SubwordTask):
         return token_count(targets)
 
     @torch.no_grad()
-    def evaluate(self, model: Any, split: str, /, *, max_texts: int | None = None) -> DocumentScore:
+    def evaluate(self, model: nn.Module, split: str, /, *, max_texts: int | None = None) -> DocumentScore:
         """Score the model on a split. What is hidden of a text depends on its place in the split only.
 
         Args:
@@ -264,7 +265,7 @@ class DocumentTask(SubwordTask):
         seconds = time.perf_counter() - began
         return DocumentScore(nats / count, count, len(documents), seconds, right / count, per_byte)
 
-    def eval_options(self) -> dict[str, Any]:
+    def eval_options(self) -> Options:
         return {"max_texts": self.train.eval_texts}
 
 
@@ -289,14 +290,14 @@ class NextTask(DocumentTask):
 
     @classmethod
     def continue_text(
-        cls, config: RunConfig, run: Path, model: Any, prompt: bytes, n: int | None, **sampling: Any
+        cls, config: RunConfig, run: Path, model: LM, prompt: bytes, n: int | None, **sampling: Any
     ) -> bytes:
         if n is not None:
             raise MixerError(f"sample: the model of {run} counts subwords, not bytes; leave the number of bytes out.")
         most, text = cast(DocumentDataConfig, config.data).max_tokens, prompt.decode(errors="replace")
         return continue_text(model, read_tokenizer(run), text, most, **sampling).encode()
 
-    def sample(self, model: Any, folder: Path, step: int) -> None:
+    def sample(self, model: LM, folder: Path, step: int) -> None:
         """Let the model begin a text."""
         if not self.train.samples:
             return
@@ -349,7 +350,7 @@ class MaskedTask(DocumentTask):
             starts_word=self.starts_word,
         )
 
-    def sample(self, model: Any, folder: Path, step: int) -> None:
+    def sample(self, model: nn.Module, folder: Path, step: int) -> None:
         """Write what the model makes of masks in the first texts of the validation split."""
         shown = []
         for i, document in enumerate(self.documents("valid", SHOWN)):
@@ -372,7 +373,7 @@ class SpanTask(DocumentTask):
     packs = False
     sentinels = 100
 
-    def example(self, pieces: list[list[int]], generators: list[torch.Generator]) -> tuple[Any, Tensor]:
+    def example(self, pieces: list[list[int]], generators: list[torch.Generator]) -> tuple[PairBatch, Tensor]:
         known, data, pairs = self.subwords.sentinels, self.data, []
         for i, piece in enumerate(pieces):
             each = generators[i % len(generators)]
@@ -382,7 +383,7 @@ class SpanTask(DocumentTask):
         return pair_batch(list(sources), list(targets))
 
     @classmethod
-    def translate_text(cls, config: RunConfig, run: Path, model: Any, text: str, **sampling: Any) -> str:
+    def translate_text(cls, config: RunConfig, run: Path, model: Seq2Seq, text: str, **sampling: Any) -> str:
         subwords, most = read_tokenizer(run), cast(DocumentDataConfig, config.data).max_tokens
         tokens = subwords.encode_marked(text)
         check_source(tokens, most)
@@ -420,7 +421,7 @@ def chosen_of(targets: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def likely_subwords(
-    model: Any, tokens: Tensor, places: Tensor, subwords: Subwords, n: int
+    model: nn.Module, tokens: Tensor, places: Tensor, subwords: Subwords, n: int
 ) -> list[list[tuple[str, float]]]:
     """Return the n most likely subwords at some places of a text by an encoder, and their probabilities.
 
@@ -438,7 +439,7 @@ def likely_subwords(
     ]
 
 
-def continue_text(model: Any, subwords: Subwords, prompt: str, most: int, **sampling: Any) -> str:
+def continue_text(model: LM, subwords: Subwords, prompt: str, most: int, **sampling: Any) -> str:
     """Return the prompt and what a language model writes after it, up to the end of the text or ``most`` tokens."""
     tokens = [START, *(subwords.encode(prompt) if prompt.strip() else [])]
     if len(tokens) >= most:

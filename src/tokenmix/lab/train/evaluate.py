@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from ...errors import MixerError
 from ...models import evaluation_mode
 from ...system.machine import autocast
+from ...types import Options
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class EvalResult:
     stride: int
     seconds: float
     by_context: tuple[tuple[int, int, float], ...] | None = None
-    scaling: dict[str, Any] | None = None
+    scaling: Options | None = None
     """The rule by which rotary positions were scaled; None: as in training."""
     resized: int | None = None
     """The length to which everything that has one was stretched; None: as in training."""

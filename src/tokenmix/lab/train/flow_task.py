@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...models import evaluation_mode
+from ...models import DiT, DiTConfig, evaluation_mode
 from ...models.flow import add_noise, path_velocity, squared_errors
 from ...system.machine import autocast
+from ...types import Options, Record
 from ..data.augment import ImageSampler, as_bytes, eval_batches, moments
 from ..data.augment_ops import generator
 from .config import RunConfig
@@ -117,16 +118,16 @@ class FlowTask(ImageTask):
             )
 
     @classmethod
-    def told_classes(cls, model: Any, classes: int) -> int:
+    def told_classes(cls, model: DiTConfig, classes: int) -> int:
         return classes if model.classes else 0
 
     @property
-    def pixels(self) -> dict[str, Any]:
+    def pixels(self) -> Options:
         """Return the options by which pixels are normalised; by default to -1..1."""
         mean, std = pixel_range(self.data, self.model.channels)
         return {"mean": mean, "std": std}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Record:
         return {**super().facts(), "class_names": list(self.images.classes) if self.model.classes else []}
 
     def batch(self, step: int) -> tuple[NoisyImages, Tensor]:
@@ -149,7 +150,7 @@ class FlowTask(ImageTask):
         return Zeros()
 
     @torch.no_grad()
-    def evaluate(self, model: Any, split: str, /, *, max_images: int | None = None) -> FlowScore:
+    def evaluate(self, model: nn.Module, split: str, /, *, max_images: int | None = None) -> FlowScore:
         """Score the model on a split, with the classes of its images.
 
         Each image has one time in each bucket and a noise for it, which depend on its place in the split only.
@@ -184,7 +185,7 @@ class FlowTask(ImageTask):
             limit=limit,
         )
 
-    def sample(self, model: Any, folder: Path, step: int) -> None:
+    def sample(self, model: DiT, folder: Path, step: int) -> None:
         """Write a picture of ``train.samples`` images, of every class in turn."""
         n = self.train.samples
         if n:
@@ -199,7 +200,7 @@ def draw_images(model: Any, data: Any, classes: Tensor | None, n: int, **options
     return as_bytes(images, *pixel_range(data, model.config.channels)).cpu()
 
 
-def pixel_range(data: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def pixel_range(data: ImageDataConfig, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the mean and deviation by which pixels in 0..1 are normalised: the config's, or 0.5 for -1..1."""
     half = (0.5,) * channels
     return moments("config", channels, half if data.mean is None else data.mean, half if data.std is None else data.std)

@@ -75,5 +75,5 @@ def _of_task(config: RunConfig) -> list[str]:
     return found
 
 
-def _is_set(config: Any, usual: Any, name: str) -> bool:
+def _is_set(config: object, usual: object, name: str) -> bool:
     return bool(getattr(config, name) != getattr(usual, name))

@@ -12,12 +12,13 @@ from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...models import evaluation_mode
+from ...models import ImageDensity, evaluation_mode
 from ...system.files import whole_file
 from ...system.machine import autocast
+from ...types import Options, Record
 from ..data.augment import ImageSampler, eval_batches, stream
 from ..data.bounds import Bounds
 from ..data.images import IMAGE_SETS, ImageData, open_images, shrink_images
@@ -157,7 +158,7 @@ class ImageTask(Task):
         self.next_step = step + 1
         return next(self.ahead)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Record:
         return {"images": self.images.describe()}
 
     def inventory(self) -> Inventory | None:
@@ -168,14 +169,14 @@ class ImageTask(Task):
         if self.train.samples:
             write_grid(Path(os.devnull), torch.zeros(1, 1, 1, 1, dtype=torch.uint8))
 
-    def check_same(self, env: dict[str, Any]) -> None:
+    def check_same(self, env: Record) -> None:
         check_unchanged("images", env.get("images"), self.images.describe())
 
-    def eval_options(self) -> dict[str, Any]:
+    def eval_options(self) -> Options:
         return {"max_images": self.train.eval_images}
 
     @property
-    def sampler_options(self) -> dict[str, Any]:
+    def sampler_options(self) -> Options:
         """Return the options common to all samplers of training images."""
         data, train = self.data, self.train
         return {
@@ -186,7 +187,7 @@ class ImageTask(Task):
         }
 
     @property
-    def pixels(self) -> dict[str, Any]:
+    def pixels(self) -> Options:
         """Return the options by which pixels are normalised."""
         return {"mean": self.data.mean, "std": self.data.std}
 
@@ -227,7 +228,9 @@ class ClassifyTask(ImageTask):
         return self.of_class(outputs, targets)
 
     @torch.no_grad()
-    def evaluate(self, model: Any, split: str, *, image_size: Any = None, max_images: int | None = None) -> ClassScore:
+    def evaluate(
+        self, model: Any, split: str, *, image_size: int | tuple[int, int] | None = None, max_images: int | None = None
+    ) -> ClassScore:
         """Score the classifier on a split.
 
         Args:
@@ -259,14 +262,14 @@ class ClassifyTask(ImageTask):
         return ClassScore(right / n, within / n, nats / n, n, sides, time.perf_counter() - began, **by_shots)
 
     @classmethod
-    def score_test_split(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
+    def score_test_split(cls, evaluate: Evaluate, test_bytes: int | None) -> Record:
         return per_cent(evaluate(), "top1", *(f"top1_{shots}" for shots in SHOTS))
 
     def constant(self) -> Constant:
         """Return the model that gives every image the shares of the classes among the training images."""
         return Constant((torch.tensor(self.counts).clamp_min(0.5) / sum(self.counts)).log(), self.places)
 
-    def _answers(self, model: Any, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _answers(self, model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
         device = next(model.parameters()).device
         with evaluation_mode(model):
             for images, labels in batches:
@@ -309,7 +312,7 @@ class DensityTask(ImageTask):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs.float().flatten(0, 1), targets.flatten())
 
-    def train_fields(self, loss: float) -> dict[str, Any]:
+    def train_fields(self, loss: float) -> Record:
         return {"bpd": loss / math.log(2)}
 
     def constant(self) -> Constant:
@@ -333,7 +336,7 @@ class DensityTask(ImageTask):
                 n += len(tokens)
         return DensityScore(bits / n, n, math.prod(self.model.size) * self.model.channels, time.perf_counter() - began)
 
-    def sample(self, model: Any, folder: Path, step: int) -> None:
+    def sample(self, model: ImageDensity, folder: Path, step: int) -> None:
         """Write an image of three rows.
 
         They show sampled images, validation images whose lower halves are sampled, and those validation images
@@ -358,7 +361,7 @@ class DensityTask(ImageTask):
         )
         return to_pixels(tokens, size, channels)
 
-    def model_facts(self, model: Any) -> dict[str, Any]:
+    def model_facts(self, model: ImageDensity) -> Record:
         return streaming_cost(model)
 
 

@@ -12,11 +12,12 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import MixerError
 from ...models import evaluation_mode
 from ...system.machine import autocast
+from ...types import Options, Record
 from ..data.labelled import LABELLED_SETS, open_labelled
 from ..data.pair_sampler import LengthBuckets, pad_rows
 from ..data.rows import Rows
@@ -191,7 +192,7 @@ class LabelTask(SubwordTask):
         known = Labels(self.labels, len(self.text.split("train")[0]) - 1)
         return {**super().files(), LABELS: json.dumps(known._asdict())}
 
-    def same(self) -> dict[str, Any]:
+    def same(self) -> Record:
         return {**super().same(), "labels": self.labels}
 
     def tokens_of(self, rows: list[tuple[str, ...]]) -> list[list[int]]:
@@ -217,7 +218,7 @@ class LabelTask(SubwordTask):
         return F.cross_entropy(outputs.float(), targets)
 
     @torch.no_grad()
-    def evaluate(self, model: Any, split: str, /, *, max_texts: int | None = None) -> LabelScore:
+    def evaluate(self, model: nn.Module, split: str, /, *, max_texts: int | None = None) -> LabelScore:
         """Score the model on a split.
 
         Args:
@@ -241,14 +242,14 @@ class LabelTask(SubwordTask):
         )
 
     @classmethod
-    def score_test_split(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
+    def score_test_split(cls, evaluate: Evaluate, test_bytes: int | None) -> Record:
         return per_cent(evaluate(), "accuracy")
 
     @classmethod
     def label_names(cls, run: Path) -> list[str]:
         return read_labels(run).labels
 
-    def eval_options(self) -> dict[str, Any]:
+    def eval_options(self) -> Options:
         return {"max_texts": self.train.eval_texts}
 
 

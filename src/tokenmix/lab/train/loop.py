@@ -7,7 +7,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from errno import EDQUOT, EFBIG, ENOSPC
@@ -16,12 +16,14 @@ from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 import torch
+from torch import nn
 
 from ...errors import MixerError
 from ...mixers import aux_losses
 from ...models import build_model
 from ...system.checkpoint import list_steps, load_checkpoint, prune, save_checkpoint
 from ...system.machine import autocast, peak_mib, reset_peak
+from ...types import Record
 from .config import RunConfig, check_unchanged, fixed_fields
 from .init_from import extra_losses, start_from
 from .optim import Average, build_optimizers, load_optimizers, optimizer_tensors, update
@@ -49,7 +51,7 @@ class Progress:
     loss_count: int = 0
     best_step: int | None = None
     best_score: float | None = None
-    config: dict[str, Any] | None = None
+    config: Record | None = None
 
 
 class Trainer:
@@ -72,7 +74,7 @@ class Trainer:
         new = not (run.path / "config.json").is_file()
         self.task = open_task(config, None if new else run.path)
         torch.manual_seed(config.train.seed)
-        self.model: Any = build_model(config.model).to(device)
+        self.model: nn.Module = build_model(config.model).to(device)
         if config.train.init is not None:
             start_from(self.model, config.train.init)
         self.forward: Any = torch.compile(self.model) if config.train.compile else self.model
@@ -91,7 +93,7 @@ class Trainer:
     def load(self, step: int) -> None:
         """Restore the state saved in the checkpoint of ``step``."""
         names = ["model", "optimizer", "rng"] + ["ema"] * (self.average is not None)
-        like = None
+        like: dict[str, Callable[[str], torch.Tensor | None]] | None = None
         if self.world.sharded:
             like = {"model": self.model.state_dict().get, "ema": self.model.state_dict().get}
             like["optimizer"] = of_parameters(self.model)
@@ -110,7 +112,7 @@ class Trainer:
         if "cuda" in groups["rng"] and self.device.type == "cuda":
             torch.cuda.set_rng_state(groups["rng"]["cuda"], self.device)
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Record:
         """Train to the end and return a summary of the run."""
         self.model.train()
         reset_peak(self.device)
@@ -204,7 +206,7 @@ class Trainer:
         self.progress.step += 1
         self.progress.loss_count += 1
 
-    def log(self, show: Any) -> None:
+    def log(self, show: Callable[[float, Record], None]) -> None:
         """Write one line of metrics with the mean loss since the last line."""
         p, batch, unit = self.progress, self.task.units(), self.task.unit
         loss = self.mean_loss()
@@ -326,7 +328,7 @@ class Trainer:
             prune(folder, self.config.train.keep, p.best_step)
         self.world.wait()
 
-    def append_metrics(self, line: dict[str, Any]) -> None:
+    def append_metrics(self, line: Record) -> None:
         """Append a line to the run's metrics, in all their forms."""
         if not self.world.first:
             return
@@ -351,7 +353,7 @@ class Trainer:
             + f"{mend}, then `{resume_command(path)}`."
         )
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Record:
         """Return the summary of the run as a dictionary."""
         p, unit, metric = self.progress, self.task.unit, self.task.metric
         done = p.step * self.task.units()
@@ -371,6 +373,6 @@ class Trainer:
         }
 
 
-def model_facts(model: Any, task: Task) -> dict[str, Any]:
+def model_facts(model: nn.Module, task: Task) -> Record:
     """Return what env.json records of a model."""
     return {"parameters": sum(p.numel() for p in model.parameters()), **task.model_facts(model)}

@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import MixerError
 from ...models import evaluation_mode
@@ -99,7 +99,7 @@ class MaskedImageTask(ImageTask):
             )
 
     @classmethod
-    def told_classes(cls, model: Any, classes: int) -> int:
+    def told_classes(cls, model: object, classes: int) -> int:
         return 0
 
     def batch(self, step: int) -> tuple[MaskedImages, Tensor]:
@@ -122,7 +122,7 @@ class MaskedImageTask(ImageTask):
         return Zeros((self.patches - self.kept, self.model.patch**2 * self.model.channels))
 
     @torch.no_grad()
-    def evaluate(self, model: Any, split: str, /, *, max_images: int | None = None) -> MaskedScore:
+    def evaluate(self, model: nn.Module, split: str, /, *, max_images: int | None = None) -> MaskedScore:
         """Score the model on a split. Which patches of an image are hidden depends on its place in the split only.
 
         Args:

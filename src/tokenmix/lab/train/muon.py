@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...system.read_shards import is_sharded, take_share
+from ...types import Options
 
 
 class Muon(torch.optim.Muon):
@@ -31,7 +31,7 @@ class Muon(torch.optim.Muon):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            stacks: dict[Any, list[Tensor]] = {}
+            stacks: dict[tuple[torch.Size, torch.dtype, torch.device], list[Tensor]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     stacks.setdefault((parameter.shape, parameter.dtype, parameter.device), []).append(parameter)
@@ -39,7 +39,7 @@ class Muon(torch.optim.Muon):
                 self._update(parameters, group)
         return loss
 
-    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+    def _update(self, parameters: list[Tensor], group: Options) -> None:
         """Update parameters of one shape. What is not the product of matrices is done on this rank's parts."""
         lr, momentum = float(group["lr"]), group["momentum"]
         for parameter in parameters:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from ...errors import MixerError
-from ...models import evaluation_mode
+from ...models import Seq2Seq, evaluation_mode
 from ...system.files import whole_file
 from ...system.machine import autocast
+from ...types import Options, Record
 from ..data.dialogues import fit_parts
 from ..data.pair_sampler import LengthBuckets, PairBatch, pad_rows, pair_batch
 from ..data.subwords import END, Subwords
@@ -209,7 +210,7 @@ class PairTask(SubwordTask):
             self.encoded[split] = self.subwords.encode_all(sources), self.subwords.encode_all(targets)
         return self.encoded[split]
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Record:
         return {"texts": {**self.same(), "left_out": self.pool.left_out}}
 
     def units(self) -> int:
@@ -261,7 +262,7 @@ class PairTask(SubwordTask):
                     logits = call_model(model, batch, device)
                 nats += token_nats(logits, said.to(device))
                 count += token_count(said)
-        score: dict[str, Any] = {}
+        score: Record = {}
         if beams:
             texts = self.write(model, sources, beams=beams, length_penalty=length_penalty)
             if written is not None:
@@ -270,29 +271,29 @@ class PairTask(SubwordTask):
             score = {"beams": beams, **measure_texts(self.data.metrics, texts, [target for _, target in pairs])}
         return PairScore(nats / count, count, len(pairs), time.perf_counter() - began, **score)
 
-    def write(self, model: Any, sources: list[list[int]], **options: Any) -> list[str]:
+    def write(self, model: Seq2Seq, sources: list[list[int]], **options: Any) -> list[str]:
         """Return the text that the model writes for each source, given as tokens."""
-        given: dict[str, Any] = {"rows": self.train.eval_batch, **options}
+        given: Options = {"rows": self.train.eval_batch, **options}
         return write_texts(model, self.subwords, sources, self.data.max_tokens, **given)
 
     @classmethod
-    def score_test_split(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
+    def score_test_split(cls, evaluate: Evaluate, test_bytes: int | None) -> Record:
         """Score what the model writes for the sources of the test split."""
         score = evaluate()
         found = {name: getattr(score, name) for name in ("bleu", "chrf", "rouge_l")}
         return {name: round(value, 3) for name, value in found.items() if value is not None}
 
     @classmethod
-    def translate_text(cls, config: RunConfig, run: Path, model: Any, text: str, **sampling: Any) -> str:
+    def translate_text(cls, config: RunConfig, run: Path, model: Seq2Seq, text: str, **sampling: Any) -> str:
         subwords, most = read_tokenizer(run), cast(PairDataConfig, config.data).max_tokens
         tokens = subwords.encode(text.strip())
         check_source(tokens, most)
         return write_texts(model, subwords, [tokens], most, **sampling)[0]
 
-    def eval_options(self) -> dict[str, Any]:
+    def eval_options(self) -> Options:
         return {"beams": 0, "max_texts": self.train.eval_texts}
 
-    def sample(self, model: Any, folder: Path, step: int) -> None:
+    def sample(self, model: Seq2Seq, folder: Path, step: int) -> None:
         """Write what the model makes of the first ``train.samples`` sources of the validation split."""
         if not self.train.samples:
             return
@@ -306,7 +307,7 @@ class PairTask(SubwordTask):
 
 
 def write_texts(
-    model: Any, subwords: Subwords, sources: list[list[int]], most: int, *, rows: int = 16, **options: Any
+    model: Seq2Seq, subwords: Subwords, sources: list[list[int]], most: int, *, rows: int = 16, **options: Any
 ) -> list[str]:
     """Return the text that an encoder-decoder writes for each source, given as tokens.
 
@@ -326,9 +327,9 @@ def write_texts(
     return found
 
 
-def measure_texts(metrics: tuple[str, ...], written: list[str], wanted: list[str]) -> dict[str, Any]:
+def measure_texts(metrics: tuple[str, ...], written: list[str], wanted: list[str]) -> Record:
     """Return the metrics of texts against the targets that were wanted, by the libraries of the field."""
-    found: dict[str, Any] = {}
+    found: Record = {}
     try:
         if "bleu" in metrics:
             from sacrebleu.metrics import BLEU

@@ -10,11 +10,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...models import evaluation_mode
+from ...models import PointClassifierConfig, PointSegmenterConfig, evaluation_mode
 from ...system.machine import autocast
+from ...types import Record
 from ..data.inventory import Inventory
 from ..data.points import POINT_SETS, Cloud, Jitter, PointSampler, PointSet, open_points, stack_clouds
 from .config import RunConfig
@@ -155,7 +156,7 @@ class PointTask(Task):
         parts = {"parts": max(found.labels, 2)} if hasattr(model, "parts") else {}
         return replace(config, model=replace(model, classes=len(found.classes), **parts))
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Record:
         return {"clouds": self.set.describe()}
 
     def inventory(self) -> Inventory | None:
@@ -164,7 +165,7 @@ class PointTask(Task):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs.float().flatten(0, -2), targets.flatten())
 
-    def answers(self, model: Any, split: str) -> Iterator[tuple[list[Cloud], Tensor]]:
+    def answers(self, model: nn.Module, split: str) -> Iterator[tuple[list[Cloud], Tensor]]:
         """Yield the clouds of a split in batches, and the model's logits in float64."""
         device = next(model.parameters()).device
         with evaluation_mode(model):
@@ -193,7 +194,7 @@ class PointClassTask(PointTask):
         return points, category
 
     @torch.no_grad()
-    def evaluate(self, model: Any, split: str, /) -> PointClassScore:
+    def evaluate(self, model: nn.Module, split: str, /) -> PointClassScore:
         """Score the classifier on a split."""
         began, classes = time.perf_counter(), len(self.set.classes)
         (right, count), nats = torch.zeros(2, classes, dtype=torch.float64), 0.0
@@ -226,7 +227,7 @@ class PartTask(PointTask):
         return targets.numel()
 
     @torch.no_grad()
-    def evaluate(self, model: Any, split: str, /) -> PartScore:
+    def evaluate(self, model: nn.Module, split: str, /) -> PartScore:
         """Score the segmenter on a split; it chooses among the parts of each cloud's category, as is usual."""
         began, found, right, points, nats = time.perf_counter(), [], 0, 0, 0.0
         for clouds, logits in self.answers(model, split):
@@ -278,7 +279,7 @@ def batch_clouds(clouds: Iterator[Cloud], n: int) -> Iterator[list[Cloud]]:
         yield found
 
 
-def check_fits(data: PointSet, model: Any) -> None:
+def check_fits(data: PointSet, model: PointClassifierConfig | PointSegmenterConfig) -> None:
     """Refuse a model whose outputs are not those of the set."""
     if model.classes != len(data.classes):
         raise MixerError(

@@ -6,14 +6,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+
+from ...types import Record
 
 EVERY = 15.0
 """Seconds between two lines of progress where there is no terminal."""
 
 
 @contextmanager
-def bar(verbose: bool | None = None) -> Iterator[Callable[[float, dict[str, Any]], None]]:
+def bar(verbose: bool | None = None) -> Iterator[Callable[[float, Record], None]]:
     """Yield a function (fraction done, metrics line) that shows the progress of a run on stderr.
 
     Args:
@@ -34,7 +35,7 @@ def bar(verbose: bool | None = None) -> Iterator[Callable[[float, dict[str, Any]
     ) as shown:
         task = shown.add_task("train", total=1.0, step=0, loss="", rate="", mib=0.0)
 
-        def show(fraction: float, line: dict[str, Any]) -> None:
+        def show(fraction: float, line: Record) -> None:
             shown.update(
                 task,
                 completed=fraction,
@@ -47,10 +48,10 @@ def bar(verbose: bool | None = None) -> Iterator[Callable[[float, dict[str, Any]
         yield show
 
 
-def _plain_lines() -> Callable[[float, dict[str, Any]], None]:
+def _plain_lines() -> Callable[[float, Record], None]:
     due = [time.monotonic() + EVERY]
 
-    def show(fraction: float, line: dict[str, Any]) -> None:
+    def show(fraction: float, line: Record) -> None:
         if time.monotonic() < due[0]:
             return
         due[0] = time.monotonic() + EVERY
@@ -61,7 +62,7 @@ def _plain_lines() -> Callable[[float, dict[str, Any]], None]:
     return show
 
 
-def loss_text(line: dict[str, Any]) -> str:
+def loss_text(line: Record) -> str:
     """Format the loss of a line of training metrics in the unit of its task."""
     for field, unit in (("bpb", "bits/byte"), ("bpd", "bits/dim")):
         if field in line:
@@ -69,7 +70,7 @@ def loss_text(line: dict[str, Any]) -> str:
     return f"loss {line['loss']:.3f}"
 
 
-def rate_text(line: dict[str, Any]) -> str:
+def rate_text(line: Record) -> str:
     """Format the speed of a line of training metrics."""
     unit = next(name.removesuffix("_per_s") for name in line if name.endswith("_per_s"))
     return f"{line[f'{unit}_per_s']:,.0f} {unit}/s"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from ...errors import MixerError
+from ...models import ModelConfig
 from ...system.config import OpenJson
 from ...system.modules import import_named
 
@@ -22,7 +23,7 @@ class TaskData(OpenJson):
     kind: ClassVar[str]
 
     @classmethod
-    def kinds(cls, kind: Any = None) -> list[type[Any]]:
+    def kinds(cls, kind: object = None) -> list[type[Any]]:
         """Return the configs of all kinds of data, with that of ``kind`` if only its module has it yet."""
         if isinstance(kind, str) and ":" in kind and kind not in TASKS:
             import_named(kind.partition(":")[0], "config", f"the kind of data {kind!r}")
@@ -54,7 +55,7 @@ def register_task(task: T) -> T:
     return task
 
 
-def default_data() -> Any:
+def default_data() -> TaskData:
     """Return the config of the first kind of data with its defaults."""
     return next(iter(TASKS.values()))[0].config()
 
@@ -64,7 +65,7 @@ def all_tasks() -> list[type[Any]]:
     return [task for tasks in TASKS.values() for task in tasks]
 
 
-def find_task(data: Any, model: Any) -> type[Any]:
+def find_task(data: TaskData, model: ModelConfig) -> type[Any]:
     """Return the task that trains this kind of model on this kind of data, by their configs.
 
     Raises:

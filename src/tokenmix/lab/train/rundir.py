@@ -18,6 +18,7 @@ from ...system.files import check_free, check_own, flush_to_disk, whole_file, wh
 from ...system.lock import hold_lock
 from ...system.machine import cpu_name
 from ...system.version import __version__
+from ...types import Record
 from ..data.records import bad_text, parse_records, read_records
 from .config import MOST_THREADS, RunConfig
 
@@ -35,9 +36,7 @@ class RunDir:
         self.csv = self.path / "metrics.csv"
 
     @classmethod
-    def create(
-        cls, path: Path | str, config: RunConfig, env: dict[str, Any], files: dict[str, str] | None = None
-    ) -> RunDir:
+    def create(cls, path: Path | str, config: RunConfig, env: Record, files: dict[str, str] | None = None) -> RunDir:
         """Create the directory with its config, environment and other files, completely or not at all.
 
         A path that already holds something is refused.
@@ -75,7 +74,7 @@ class RunDir:
         """Read the run's config."""
         return RunConfig.from_json(self.read("config.json"))
 
-    def env(self) -> dict[str, Any]:
+    def env(self) -> Record:
         """Read the software, machine and data that the run was made with."""
         env = self.read("env.json")
         wrong = _wrong_env(env)
@@ -93,7 +92,7 @@ class RunDir:
         except (ValueError, RecursionError) as why:
             raise MixerError(f"{self.path / name} is not readable JSON ({why}).") from None
 
-    def append(self, line: dict[str, Any]) -> None:
+    def append(self, line: Record) -> None:
         """Append one line to metrics.jsonl, after ending a line that a kill cut short.
 
         Raises:
@@ -113,7 +112,7 @@ class RunDir:
         with self.metrics.open("a") as f:
             flush_to_disk(f.fileno(), self.metrics)
 
-    def read_metrics(self) -> list[dict[str, Any]]:
+    def read_metrics(self) -> list[Record]:
         """Read the lines of metrics.jsonl, skipping those cut short by a kill or damaged."""
         check_own(self.metrics, self.path)
         return read_records(self.metrics)[0]
@@ -141,7 +140,7 @@ class RunDir:
         )
 
 
-def _wrong_env(env: Any) -> str | None:
+def _wrong_env(env: object) -> str | None:
     """Describe the first field of an env.json, among those read again, that is not as it was written."""
     if not isinstance(env, dict):
         return f"it must hold an object, got {type(env).__name__}"
@@ -168,7 +167,7 @@ def _wrong_env(env: Any) -> str | None:
     return f"corpus has no {min(missing)!r}" if missing else None
 
 
-def environment(data: dict[str, Any], device: torch.device) -> dict[str, Any]:
+def environment(data: Record, device: torch.device) -> Record:
     """Collect what a run's numbers depend on besides its config; ``data`` holds the facts of its task."""
     return {
         "tokenmix": __version__,
@@ -185,7 +184,7 @@ def environment(data: dict[str, Any], device: torch.device) -> dict[str, Any]:
     }
 
 
-def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def differences(then: Record, now: Record) -> list[str]:
     """Describe what differs between two environments, among the things that can change the numbers."""
     return [f"{key} was {then.get(key)}, is {now.get(key)}" for key in COMPARED if then.get(key) != now.get(key)]
 

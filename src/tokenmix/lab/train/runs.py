@@ -16,6 +16,7 @@ from ...models import build_model
 from ...models.saved import load_weights, pick_step, read_weights_of
 from ...system.config import nearest
 from ...system.machine import pick_device
+from ...types import Options, Record
 from ..data.metrics_csv import append_csv
 from ..data.subwords import END, MASK, SPECIAL, START
 from .config import RunConfig, check_seed, check_unchanged
@@ -24,6 +25,7 @@ from .flow_task import draw_images, in_turn
 from .label_task import LabelDataConfig, join_texts, read_labels
 from .rundir import RunDir
 from .subword_task import read_tokenizer
+from .task import Task
 from .tasks import open_task, task_of
 
 DRAW = "density models and diffusion transformers do (`tokenmix train image_diffusion`)"
@@ -87,7 +89,7 @@ def evaluate_run(
     return result
 
 
-def _check_options(task: Any, path: Path | str, options: dict[str, Any]) -> None:
+def _check_options(task: Task, path: Path | str, options: Options) -> None:
     """Refuse options that the kind of run does not have, and counts below 1, which would score all but the last."""
     wrong = [name for name in options if name not in task.options]
     if wrong:
@@ -110,7 +112,7 @@ def _can_record(run: RunDir) -> bool:
     return True
 
 
-def eval_line(split: str, step: int, result: Any) -> dict[str, Any]:
+def eval_line(split: str, step: int, result: Any) -> Record:
     """Return an evaluation as a line of metrics.jsonl."""
     fields = {name: value for name, value in asdict(result).items() if value is not None and value != ()}
     if "by_context" in fields:
@@ -146,7 +148,7 @@ def sample_run(
         raise MixerError(
             f"{path} holds a model of kind {config.model.kind!r}, which generates no text; a language model does."
         )
-    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    sampling: Options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     return task.continue_text(config, Path(path), model, prompt, n, **sampling)
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import MixerError
 from ...models import evaluation_mode
@@ -127,7 +127,14 @@ class SegmentationTask(ImageTask):
         return max(int((targets != IGNORED).sum()), 1)  # a batch without a class has a loss of 0
 
     @torch.no_grad()
-    def evaluate(self, model: Any, split: str, *, image_size: Any = None, max_images: int | None = None) -> MaskScore:
+    def evaluate(
+        self,
+        model: nn.Module,
+        split: str,
+        *,
+        image_size: int | tuple[int, int] | None = None,
+        max_images: int | None = None,
+    ) -> MaskScore:
         """Score the model on a split.
 
         Images are resized to the model's size, and logits back to that of each mask, so that every pixel of the mask
@@ -156,7 +163,7 @@ class SegmentationTask(ImageTask):
         return MaskScore(float(iou.nanmean()), of_pixels, of_classes, nats / pixels, n, pixels, size, seconds, by_name)
 
     def _answers(
-        self, model: Any, split: str, size: tuple[int, int], limit: int | None
+        self, model: nn.Module, split: str, size: tuple[int, int], limit: int | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield logits (classes, H, W) and mask (H, W) of each image, at the size of its mask."""
         device = next(model.parameters()).device
@@ -169,7 +176,7 @@ class SegmentationTask(ImageTask):
                     yield on_grid(logits[None], mask.shape)[0], mask.to(device)
 
     @torch.no_grad()
-    def sample(self, model: Any, folder: Path, step: int) -> None:
+    def sample(self, model: nn.Module, folder: Path, step: int) -> None:
         """Write a picture of three rows: the first validation images, their masks, and what the model predicts.
 
         Each class has the colour of ``data.masks.colour_of``; pixels to be ignored are white.

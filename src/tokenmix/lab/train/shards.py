@@ -11,7 +11,6 @@ import contextlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -19,6 +18,7 @@ from ...errors import MixerError
 from ...system.checkpoint import entry_of, finish, step_name
 from ...system.files import sync_dir, write_file
 from ...system.read_shards import Like
+from ...types import Record
 from .world import World
 
 
@@ -28,9 +28,7 @@ def of_parameters(model: nn.Module) -> Like:
     return lambda name: parameters[name.rsplit("|", 1)[0]]
 
 
-def save_shards(
-    folder: Path, step: int, groups: dict[str, dict[str, Tensor]], progress: dict[str, Any], world: World
-) -> None:
+def save_shards(folder: Path, step: int, groups: dict[str, dict[str, Tensor]], progress: Record, world: World) -> None:
     """Write the checkpoint of ``step`` on all ranks, completely or not at all; each file is read again first.
 
     Args:
@@ -85,7 +83,7 @@ def _write(folder: Path, tensors: dict[str, Tensor]) -> None:
         ) from None
 
 
-def _open_written(temporary: Path, world: World) -> dict[str, Any]:
+def _open_written(temporary: Path, world: World) -> Record:
     """Open this rank's share of the files that were written, and return what the manifest says of them."""
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -103,7 +101,7 @@ def _open_written(temporary: Path, world: World) -> dict[str, Any]:
     return found
 
 
-def _write_common(temporary: Path, rng: dict[str, Tensor], progress: dict[str, Any]) -> dict[str, Any]:
+def _write_common(temporary: Path, rng: dict[str, Tensor], progress: Record) -> Record:
     """Write the files of the first rank."""
     from safetensors.torch import save
 

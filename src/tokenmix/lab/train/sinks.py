@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...errors import MixerError
+from ...types import Record
 from ..data.metrics_csv import append_csv, flatten_metrics, write_csv
 from .config import TrainConfig
 from .rundir import RunDir
@@ -21,7 +22,7 @@ NO_SCALARS = ("kind", "split", "phase", "step", "image_size")
 class Sink(Protocol):
     """An output of a run's metrics, which must not change the run's numbers."""
 
-    def add(self, line: dict[str, Any]) -> None:
+    def add(self, line: Record) -> None:
         """Take a line that has just been added to metrics.jsonl."""
 
     def add_samples(self, step: int) -> None:
@@ -71,7 +72,7 @@ class CSV:
         self.run = run
         write_csv(run.csv, run.read_metrics())
 
-    def add(self, line: dict[str, Any]) -> None:
+    def add(self, line: Record) -> None:
         append_csv(self.run.csv, self.run.metrics, line)
 
     def add_samples(self, step: int) -> None:
@@ -100,7 +101,7 @@ class TensorBoard:
                 self._scalars(line)
             self.writer.flush()
 
-    def add(self, line: dict[str, Any]) -> None:
+    def add(self, line: Record) -> None:
         with self._name_folder():
             self._scalars(line)
             self.writer.flush()  # what is not flushed is lost to a kill
@@ -119,7 +120,7 @@ class TensorBoard:
         with self._name_folder():
             self.writer.close()
 
-    def _scalars(self, line: dict[str, Any]) -> None:
+    def _scalars(self, line: Record) -> None:
         group = line["split"] if line["kind"] == "eval" else line["kind"]
         for name, value in flatten_metrics(line).items():
             if name not in NO_SCALARS:
@@ -145,7 +146,7 @@ def wait_for_later_name(folder: Path) -> None:
         time.sleep(0.02)
 
 
-def _image(png: Path) -> Any:
+def _image(png: Path) -> object:
     """Return a PNG as TensorBoard stores it."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 

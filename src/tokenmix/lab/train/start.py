@@ -9,13 +9,13 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 from ...errors import MixerError
 from ...models.saved import pick_step
 from ...system.checkpoint import check_can_save, list_steps, remove_checkpoint, sweep
 from ...system.files import check_free, write_json
 from ...system.machine import is_first_rank, pick_device, torch_threads
+from ...types import Options, Record
 from .config import ENDING, FIXED, RunConfig
 from .idle_settings import idle_settings
 from .loop import Trainer
@@ -32,7 +32,7 @@ def train(
     verbose: bool | None = None,
     limits: dict[int, float] | None = None,
     about: str = "",
-) -> dict[str, Any]:
+) -> Record:
     """Train from scratch into the new run directory ``out`` and return a summary; everything else is in the directory.
 
     Args:
@@ -76,10 +76,10 @@ def resume(
     out: Path | str,
     *,
     from_step: int | None = None,
-    changes: dict[str, Any] | None = None,
+    changes: Options | None = None,
     verbose: bool | None = None,
     limits: dict[int, float] | None = None,
-) -> dict[str, Any]:
+) -> Record:
     """Continue a run from its last checkpoint, or from its start if it has none, as if it had never stopped.
 
     Args:
@@ -99,10 +99,10 @@ def _resume(
     out: Path | str,
     *,
     from_step: int | None = None,
-    changes: dict[str, Any] | None = None,
+    changes: Options | None = None,
     verbose: bool | None = None,
     limits: dict[int, float] | None = None,
-) -> dict[str, Any]:
+) -> Record:
     """Continue a run with the processes that have been joined; see ``resume``."""
     run = RunDir.open(out)
     config, env = run.config(), run.env()
@@ -171,12 +171,12 @@ def moved_schedule(before: RunConfig, after: RunConfig) -> str:
     )
 
 
-def digest_of(fields: dict[str, Any] | None) -> str:
+def digest_of(fields: Record | None) -> str:
     """Return the sha256 of a config's fields."""
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
-def _with_changes(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
+def _with_changes(config: RunConfig, changes: Options) -> RunConfig:
     fixed = [f"train.{name}" for name in FIXED]
     for name in changes:
         if not name.startswith("train.") or name in fixed:

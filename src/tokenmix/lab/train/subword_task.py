@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...errors import MixerError
 from ...system.files import check_own
+from ...types import Record
 from ..data.inventory import Inventory
 from ..data.pair_sampler import IGNORED
 from ..data.rows import Rows
@@ -39,9 +40,9 @@ def read_tokenizer(run: Path) -> Subwords:
     return found
 
 
-def recorded_texts(run: Path) -> dict[str, Any]:
+def recorded_texts(run: Path) -> Record:
     """Return what a run's env.json records of its texts, see ``SubwordTask.same``; empty if it records nothing."""
-    found: dict[str, Any] = RunDir(run).env().get("texts", {}) if (run / "env.json").is_file() else {}
+    found: Record = RunDir(run).env().get("texts", {}) if (run / "env.json").is_file() else {}
     return found
 
 
@@ -136,10 +137,10 @@ class SubwordTask(Task):
     def files(self) -> dict[str, str]:
         return {TOKENIZER: self.subwords.json}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Record:
         return {"texts": self.same()}
 
-    def same(self) -> dict[str, Any]:
+    def same(self) -> Record:
         """Return what env.json records of texts and tokenizer."""
         rows = {name: len(found) for name, found in self.text.splits.items()}
         facts = {"name": self.text.name, "rows": rows, "sha256": self.text.sha256}
@@ -148,7 +149,7 @@ class SubwordTask(Task):
     def inventory(self) -> Inventory | None:
         return self.text.inventory
 
-    def check_same(self, env: dict[str, Any]) -> None:
+    def check_same(self, env: Record) -> None:
         then = env.get("texts", {})
         if then and then.get("sha256") != self.text.sha256:
             raise MixerError(

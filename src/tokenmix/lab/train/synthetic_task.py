@@ -13,11 +13,12 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...models import evaluation_mode
+from ...models import LM, evaluation_mode
 from ...system.machine import autocast
+from ...types import Options, Record
 from ..data.characters import CHARACTER_TASKS, CHARACTERS, text_of
 from ..data.recall import IGNORED
 from ..data.synthetic import Synthetic
@@ -195,18 +196,18 @@ class SyntheticTask(Task):
         data.sequences(model.vocab)
 
     @classmethod
-    def fields_of(cls, data: Any, given: str) -> dict[str, Any]:
+    def fields_of(cls, data: object, given: str) -> Options:
         """Return the field of the name of the task."""
         return {"data.task": given}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Record:
         data, drawn = self.data, self.sequences
         shape = {"seq_len": drawn.longest_row(), "vocab": drawn.vocab}
         return {
             "synthetic": {"name": drawn.task, **shape, "held_out": data.held_out, "sha256": drawn.sha256(data.held_out)}
         }
 
-    def check_same(self, env: dict[str, Any]) -> None:
+    def check_same(self, env: Record) -> None:
         then, now = env.get("synthetic"), self.facts()["synthetic"]
         if then and then != now:
             raise MixerError(
@@ -287,7 +288,7 @@ class SyntheticTask(Task):
                 )
         return {sizes: self.sequences.of_sizes(sizes, split, samples) for sizes in combinations}
 
-    def _answers(self, model: Any, tokens: Tensor, targets: Tensor) -> _Answers:
+    def _answers(self, model: nn.Module, tokens: Tensor, targets: Tensor) -> _Answers:
         device, right, scored, exact, nats = next(model.parameters()).device, 0, 0, 0, 0.0
         for x, y in zip(tokens.split(self.train.eval_batch), targets.split(self.train.eval_batch), strict=True):
             with autocast(device, self.train.precision):
@@ -310,7 +311,7 @@ class SyntheticTask(Task):
 
     @classmethod
     def continue_text(
-        cls, config: RunConfig, run: Path, model: Any, prompt: bytes, n: int | None, **sampling: Any
+        cls, config: RunConfig, run: Path, model: LM, prompt: bytes, n: int | None, **sampling: Any
     ) -> bytes:
         most = 2 * len(prompt) + 8 if n is None else n
         return answer(model, cast(SyntheticDataConfig, config.data).task, prompt, most, **sampling)
@@ -318,7 +319,7 @@ class SyntheticTask(Task):
     @classmethod
     def score_lengths(
         cls, config: RunConfig, lengths: tuple[int, ...], evaluate: Evaluate, test_bytes: int | None
-    ) -> dict[str, Any]:
+    ) -> Record:
         """Return the share of exact answers at these sizes and their pairs, where the largest is beyond training."""
         trained = cast(SyntheticDataConfig, config.data).longest
         check_beyond(lengths, trained, "data.longest")
@@ -330,11 +331,11 @@ class SyntheticTask(Task):
     def streams(cls, config: RunConfig) -> int:
         return cast(SyntheticDataConfig, config.data).seq_len
 
-    def model_facts(self, model: Any) -> dict[str, Any]:
+    def model_facts(self, model: LM) -> Record:
         return streaming_cost(model, self.sequences.longest_row())
 
 
-def answer(model: Any, task: str, prompt: bytes, n: int, **sampling: Any) -> bytes:
+def answer(model: LM, task: str, prompt: bytes, n: int, **sampling: Any) -> bytes:
     """Return a prompt of characters with the answer that a model writes, up to its ";" or at most n characters.
 
     Raises:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
+from ...types import Options, Record
 from ..data.augment_ops import generator
 from ..data.inventory import Inventory
 from .config import RunConfig
@@ -28,7 +29,7 @@ def parts_of(inputs: Inputs, n: int) -> list[Inputs]:
     return [type(inputs)(*part) for part in zip(*(tensor.chunk(n) for tensor in inputs), strict=True)]
 
 
-def call_model(model: Any, inputs: Inputs, device: torch.device) -> Any:
+def call_model(model: nn.Module, inputs: Inputs, device: torch.device) -> Any:
     """Return what a model makes of its inputs, moved to its device."""
     if isinstance(inputs, Tensor):
         return model(inputs.to(device, non_blocking=True))
@@ -41,7 +42,7 @@ def zero_loss(outputs: Tensor) -> Tensor:
     return outputs.float().sum() * 0.0
 
 
-def check_unchanged(what: str, then: dict[str, Any] | None, now: dict[str, Any]) -> None:
+def check_unchanged(what: str, then: Record | None, now: Record) -> None:
     """Refuse data whose facts are not those that a run recorded, but for its name: a folder may have moved."""
     told = {key: (then.get(key), now.get(key)) for key in {**then, **now} if key != "name"} if then else {}
     changed = [
@@ -54,7 +55,7 @@ def check_unchanged(what: str, then: dict[str, Any] | None, now: dict[str, Any])
         )
 
 
-def _shorten_fact(fact: Any) -> str:
+def _shorten_fact(fact: object) -> str:
     return f"{fact[:16]}..." if isinstance(fact, str) and len(fact) > 16 else str(fact)
 
 
@@ -62,7 +63,7 @@ Evaluate = Callable[..., Any]
 """Scores a run that has ended; the options are those of ``evaluate_run``, without the run."""
 
 
-def per_cent(score: Any, *names: str) -> dict[str, float]:
+def per_cent(score: object, *names: str) -> dict[str, float]:
     """Return the shares of a score on the test split that are not None, in per cent, as a sweep records them."""
     found = {f"test_{name}": getattr(score, name) for name in names}
     return {name: round(100 * share, 3) for name, share in found.items() if share is not None}
@@ -147,7 +148,7 @@ class Task(ABC):
         """Refuse options of the data that are out of range, or that the model is not trained with."""
 
     @classmethod
-    def fields_of(cls, data: Any, given: str) -> dict[str, Any]:
+    def fields_of(cls, data: Any, given: str) -> Options:
         """Return the fields of the config that ``--data`` sets.
 
         A name sets ``data.source``, and so does a path, unless the config names a set that is usually downloaded: then
@@ -160,7 +161,7 @@ class Task(ABC):
         return {"data.path" if cls.downloads and data.source in cls.downloads else "data.source": path}
 
     @classmethod
-    def score(cls) -> dict[str, Any]:
+    def score(cls) -> Record:
         """Return what env.json records of the score, for reports, which do not import tasks."""
         return {"metric": cls.metric, "label": cls.label or cls.metric.replace("_", " "), "higher": cls.higher}
 
@@ -173,7 +174,7 @@ class Task(ABC):
         """Return the files, by name, that a run needs beside its checkpoints; they are written into a new run."""
         return {}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Record:
         """Return what env.json records of the data, by names that no other task has."""
         return {}
 
@@ -181,7 +182,7 @@ class Task(ABC):
         """Return what was found of the user's data and what was left out; None: there is nothing to say."""
         return None
 
-    def check_same(self, env: dict[str, Any]) -> None:
+    def check_same(self, env: Record) -> None:
         """Refuse data that is not what the run was trained on; by default, data of other facts."""
         for what, now in self.facts().items():
             check_unchanged(what, env.get(what), {"name": what, **now})
@@ -205,15 +206,15 @@ class Task(ABC):
         """Return how many of the targets the loss is a mean of; by default each row counts alike."""
         return len(targets)
 
-    def train_fields(self, loss: float) -> dict[str, Any]:
+    def train_fields(self, loss: float) -> Record:
         """Return further fields of a line of training metrics, beside the loss."""
         return {}
 
     @abstractmethod
-    def evaluate(self, model: Any, split: str, /, *args: Any, **options: Any) -> Any:
+    def evaluate(self, model: nn.Module, split: str, /, *args: Any, **options: Any) -> Any:
         """Score the model on a split, or on the part of it that the options select."""
 
-    def eval_options(self) -> dict[str, Any]:
+    def eval_options(self) -> Options:
         """Return the options of the evaluations during training."""
         return {}
 
@@ -231,7 +232,7 @@ class Task(ABC):
         return {}
 
     @classmethod
-    def score_test_split(cls, evaluate: Evaluate, test_bytes: int | None) -> dict[str, Any]:
+    def score_test_split(cls, evaluate: Evaluate, test_bytes: int | None) -> Record:
         """Return what a sweep records of the test split for a final run; by default nothing.
 
         Args:
@@ -243,7 +244,7 @@ class Task(ABC):
     @classmethod
     def score_lengths(
         cls, config: RunConfig, lengths: tuple[int, ...], evaluate: Evaluate, test_bytes: int | None
-    ) -> dict[str, Any]:
+    ) -> Record:
         """Score a run beyond the lengths of its training: as "beyond", and in detail.
 
         Raises:
@@ -257,7 +258,7 @@ class Task(ABC):
         return None
 
     @classmethod
-    def trial(cls, config: RunConfig) -> dict[str, Any]:
+    def trial(cls, config: RunConfig) -> Options:
         """Return changes to the config that make a trial of two steps shorter."""
         return {}
 
@@ -272,19 +273,19 @@ class Task(ABC):
 
     @classmethod
     def continue_text(
-        cls, config: RunConfig, run: Path, model: Any, prompt: bytes, n: int | None, **sampling: Any
+        cls, config: RunConfig, run: Path, model: Any, prompt: bytes, n: int | None, **sampling: object
     ) -> bytes:
         """Return a prompt and what a run's language model writes after it; see ``sample_run``."""
         raise NotImplementedError
 
     @classmethod
-    def translate_text(cls, config: RunConfig, run: Path, model: Any, text: str, **sampling: Any) -> str:
+    def translate_text(cls, config: RunConfig, run: Path, model: Any, text: str, **sampling: object) -> str:
         """Return what a run's encoder-decoder writes for a source; see ``translate_run``."""
         raise NotImplementedError
 
     def sample(self, model: Any, folder: Path, step: int) -> None:  # noqa: B027  (optional)
         """Write samples of the model into the folder, if this task makes any."""
 
-    def model_facts(self, model: Any) -> dict[str, Any]:
+    def model_facts(self, model: Any) -> Record:
         """Return what env.json records of the model beside the number of its parameters."""
         return {}

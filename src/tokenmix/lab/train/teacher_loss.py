@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import MixerError
+from ...models import ViT
+from ...types import Options
 
 
 class Trace(NamedTuple):
@@ -28,17 +30,17 @@ class Trace(NamedTuple):
 
     inputs: list[Tensor]
     outputs: list[Tensor]
-    given: list[dict[str, Any]]
+    given: list[Options]
     logits: Tensor
 
 
-def layer_outputs(model: Any, images: Tensor) -> Trace:
+def layer_outputs(model: ViT, images: Tensor) -> Trace:
     """Run a model of blocks (a ViT) and record each block's input and its mixer's output, before the residual sum."""
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
-    given: list[dict[str, Any]] = []
+    given: list[Options] = []
 
-    def enter(block: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def enter(block: nn.Module, args: tuple[Tensor, ...], options: Options) -> None:
         inputs.append(args[0])
         given.append(options)
 
@@ -103,7 +105,7 @@ def _layer(i: int, count: int) -> int:
     return i % count
 
 
-def _tokens_to_cut(student: Any, teacher: Any) -> int:
+def _tokens_to_cut(student: ViT, teacher: ViT) -> int:
     """Count the teacher's tokens before the patches that the student lacks; refuse models that cannot be compared."""
     mine, theirs = student.config, teacher.config
     for name in ("layers", "dim", "patch", "image_size"):
@@ -122,7 +124,7 @@ def _tokens_to_cut(student: Any, teacher: Any) -> int:
     return theirs.prefix - mine.prefix
 
 
-def _layer_loss(student: Any, trace: Trace, i: int, cut: int) -> Tensor:
+def _layer_loss(student: ViT, trace: Trace, i: int, cut: int) -> Tensor:
     """Compute the mean squared error between both mixers of layer i on the teacher's input from token ``cut`` on."""
     block, x, wanted = student.blocks[i], trace.inputs[i][:, cut:], trace.outputs[i][:, cut:]
     given = {**trace.given[i], "prefix": student.config.prefix} if block.on_grid else {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,10 @@ from ...parallel import context_parallel, sum_gradients
 from ..data.sampler import MASK, mix64
 from .config import RunConfig
 from .task import Inputs, Task
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 
 REACHING = timedelta(seconds=16)
 """Timeout of one attempt to reach the rendezvous address; torch makes up to three."""
@@ -65,7 +69,7 @@ class World:
         """Return this rank's share of a batch."""
         return inputs, targets
 
-    def reading_share(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    def reading_share(self, model: nn.Module) -> contextlib.AbstractContextManager[object]:
         """Return a context in which ``model`` reads this rank's share of each sequence."""
         return contextlib.nullcontext()
 
@@ -110,8 +114,8 @@ class Joined(World):
             )
         self.dp, self.sharded = self.ranks // self.cp, config.train.shard == "fsdp"
         self._buffers: dict[str, Tensor] | None = None  # those before the first step
-        self.mesh: Any = _mesh((self.dp, self.cp), ("dp", "cp")) if self.cp > 1 else None
-        self.every: Any = _mesh((self.ranks,), ("all",)) if self.sharded else None
+        self.mesh: DeviceMesh | None = _mesh((self.dp, self.cp), ("dp", "cp")) if self.cp > 1 else None
+        self.every: DeviceMesh | None = _mesh((self.ranks,), ("all",)) if self.sharded else None
 
     def check(self, config: RunConfig, task: Task, model: nn.Module, device: torch.device) -> None:
         train, optim = config.train, config.optim
@@ -159,7 +163,7 @@ class Joined(World):
         rows = batch.tensor_split(self.dp)[self.rank // self.cp]
         return rows.tensor_split(self.cp, 1)[self.rank % self.cp] if self.cp > 1 else rows
 
-    def reading_share(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    def reading_share(self, model: nn.Module) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext() if self.mesh is None else context_parallel(model, self.mesh["cp"])
 
     def total(self, number: Tensor) -> Tensor:
@@ -229,7 +233,7 @@ def _check_tokens(world: Joined, config: RunConfig, task: Task, model: nn.Module
         pass
 
 
-def _mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
+def _mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh("cpu", shape, mesh_dim_names=names)
@@ -241,7 +245,7 @@ def was_restarted() -> bool:
 
 
 @contextlib.contextmanager
-def join_ranks(who: str) -> Iterator[Any]:
+def join_ranks(who: str) -> Iterator[Callable[[RunConfig], World]]:
     """Join the processes that torchrun started; within this block an error of one ends all, each with one line.
 
     Where the surrounding program has initialised torch.distributed, its processes are used, and stay joined.
@@ -277,7 +281,7 @@ def join_ranks(who: str) -> Iterator[Any]:
     dist.destroy_process_group()
 
 
-def _rendezvous(who: str, ranks: str) -> Any:
+def _rendezvous(who: str, ranks: str) -> dist.Store:
     """Meet the other processes where the environment says; return the store that all of them can write to."""
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=REACHING))
@@ -308,13 +312,13 @@ def _without_word(why: BaseException) -> str:
     return "another process ended without a word; `tokenmix resume` continues the run from its last checkpoint."
 
 
-def _note(store: Any, text: str) -> None:
+def _note(store: dist.Store, text: str) -> None:
     """Tell the others why this rank ends, unless one of them was first."""
     with contextlib.suppress(Exception):
         store.compare_set("failed", "", text)
 
 
-def _first_failure(store: Any, rank: int) -> str:
+def _first_failure(store: dist.Store, rank: int) -> str:
     """Return what the first rank to fail said, "" if none did."""
     with contextlib.suppress(Exception):
         store.add("parted", 1)
@@ -323,7 +327,7 @@ def _first_failure(store: Any, rank: int) -> str:
     return ""
 
 
-def _part(store: Any, ranks: int) -> None:
+def _part(store: dist.Store, ranks: int) -> None:
     """Wait until every rank knows why all end, so that torchrun stops none before it has said so."""
     until = time.monotonic() + PARTING.total_seconds()
     with contextlib.suppress(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -165,9 +166,8 @@ def join_ring_states(
 class DecaySegments:
     """The segments of AFT-full whose bias falls linearly with the distance."""
 
-    @property
-    def has_segments(self):
-        return super().has_segments and self.decays
+    def narrow_capabilities(self, can):
+        return replace(super().narrow_capabilities(can), segments=self.decays)
 
     def fades(self, x, valid):
         return None, self.decay(x.new_zeros(x.shape[0], 1, self.dim), None)[:, 0]

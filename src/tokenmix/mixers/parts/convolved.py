@@ -16,7 +16,7 @@ from ...functional.layout.masks import valid_mask
 from ...functional.layout.positions import position_gaps
 from ...functional.sums.gates import Gate
 from ...functional.sums.softmax import FLOOR
-from ..base import QKVO, Arguments, Inputs, register_state, token_positions
+from ..base import QKVO, Arguments, Facts, Inputs, register_state, token_positions
 from ..segments import Segmented
 from .aft import add_projections
 from .history import empty_window, join_rings, ring_bytes
@@ -53,9 +53,7 @@ class ConvolvedAFT(Segmented):
     A subclass adds its parameters, and says with ``weights`` what its functional form takes after q, k and v.
     """
 
-    supports_causal = supports_streaming = True
-    knows_positions = True
-    carries = QKVO
+    facts = Facts(causal=True, streaming=True, knows_positions=True, carries=QKVO)
     chunk: ClassVar[Callable[..., Any]]
     """The functional form for new tokens: takes the sums before them after its arguments, and returns those after."""
     sums: tuple[int, ...] = ()

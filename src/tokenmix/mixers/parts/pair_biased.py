@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -14,7 +14,7 @@ from ...functional.sums.gates import Gate, apply_gate
 from ...functional.sums.softmax import Sums, over_visible, split_heads64
 from ...functional.sums.weights import Dense
 from ...positions import PairPositions, build_pair_positions
-from ..base import Mixer
+from ..base import Capabilities, Facts, Mixer
 from ..key_blocks import KeyBlock, KeyBlocks
 from .aft import check_pair_bias, queries
 from .pair_bias import PairBias, pair_positions_of
@@ -26,11 +26,8 @@ class PairBiased(Mixer):
     The bias is learned for each pair of ``max_len`` positions, or a function of positions, which has no longest one.
     """
 
+    facts = Facts(needs_one_of=("max_len", "bias"))
     bias: PairBias | PairPositions
-
-    @classmethod
-    def required_options(cls, given: Collection[str] = ()) -> list[str]:
-        return ["max_len"] * (not {"max_len", "bias"} & set(given)) + super().required_options(given)
 
     def resize(self, max_len: int, max_context_len: int | None = None) -> None:
         """Interpolate the bias to ``max_len`` positions of queries and ``max_context_len`` of keys.
@@ -124,9 +121,8 @@ class FullBlocks(KeyBlocks, PairBiased):
         """Return whether the bias falls linearly with the distance, so that sums of all keys stream by decaying."""
         return isinstance(self.bias, PairPositions) and self.bias.slopes() is not None
 
-    @property
-    def has_key_blocks(self) -> bool:
-        return self.causal and not self.decays
+    def narrow_capabilities(self, can: Capabilities) -> Capabilities:
+        return replace(super().narrow_capabilities(can), key_blocks=not self.decays)
 
     def block_keys(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         keys = self.k_proj(x)

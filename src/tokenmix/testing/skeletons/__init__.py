@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
+from ...types import Options
 from . import attention, pointwise, recurrent
 
 __all__ = ["SKELETONS", "Skeleton"]
@@ -15,10 +17,10 @@ class Skeleton(NamedTuple):
     reference: str
     mixer: str
     page: str
-    options: dict[str, Any]
+    options: Options
 
 
-def _skeleton(module: Any, **options: Any) -> Skeleton:
+def _skeleton(module: ModuleType, **options: object) -> Skeleton:
     return Skeleton(module.REFERENCE, module.MIXER, module.PAGE, options)
 
 

@@ -42,7 +42,7 @@ from ..functional.layout.masks import allowed, zero_masked
 from ..functional.sums.nonfinite import guard_nonfinite
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import at_least_float32, exact
-from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer, register_state
+from ..mixers.base import QKVO, About, Arguments, Facts, Inputs, Mixer, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.shared import add_projections, largest_dot, valid_mask
 
@@ -111,10 +111,15 @@ class CLASS(Mixer):
         MixerError: if an option is out of its range.
     """
 
-    supports_causal = supports_streaming = supports_context = supports_attn_mask = True
-    about = About("Authors year", "attention", "T^2 D", "T^2 H", idea="softmax of dot products")
-    form = staticmethod(NAME)
-    carries = QKVO
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        context=True,
+        attn_mask=True,
+        about=About("Authors year", "attention", "T^2 D", "T^2 H", idea="softmax of dot products"),
+        form=NAME,
+        carries=QKVO,
+    )
 
     def __init__(self, dim: int, *, causal: bool = False, heads: int = 8, qkv_bias: bool = True, out_bias: bool = True):
         super().__init__(dim, causal=causal)

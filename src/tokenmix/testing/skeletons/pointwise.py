@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from ..functional.layout.masks import zero_masked
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import at_least_float32
-from ..mixers.base import About, Arguments, Inputs, Mixer, register_state
+from ..mixers.base import About, Arguments, Facts, Inputs, Mixer, register_state
 from ..mixers.cost import MixingCost
 
 
@@ -95,10 +95,13 @@ class CLASS(Mixer):
         MixerError: if an option is out of its range.
     """
 
-    supports_causal = supports_streaming = True
-    about = About("Authors year", "pooling", "T D", "T D", idea="the mean of the values")
-    form = staticmethod(NAME)
-    carries = ("v_proj", "out_proj")
+    facts = Facts(
+        causal=True,
+        streaming=True,
+        about=About("Authors year", "pooling", "T D", "T D", idea="the mean of the values"),
+        form=NAME,
+        carries=("v_proj", "out_proj"),
+    )
 
     def __init__(self, dim: int, *, causal: bool = False, qkv_bias: bool = True, out_bias: bool = True):
         super().__init__(dim, causal=causal)

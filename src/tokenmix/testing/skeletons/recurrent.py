@@ -49,7 +49,7 @@ from ..functional.layout.masks import zero_masked
 from ..functional.sums.nonfinite import guard_nonfinite, propagate_nonfinite_chunk
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import at_least_float32, exact
-from ..mixers.base import QKVO, About, Arguments, Inputs, Mixer, register_state
+from ..mixers.base import QKVO, About, Arguments, Facts, Inputs, Mixer, register_state
 from ..mixers.cost import MixingCost
 from ..mixers.parts.shared import add_projections
 
@@ -87,7 +87,7 @@ def NAME(
     if not causal:
         raise MixerError("NAME: has only a causal form, got causal=False.")
     size = q.shape[-1] // heads
-    empty = at_least_float32(q).new_zeros(len(q), heads, size, size)
+    empty = at_least_float32(q).new_zeros(q.shape[0], heads, size, size)
     return step_through(q, k, v, keep, empty, heads=heads, key_mask=key_mask)[0]
 
 
@@ -154,12 +154,15 @@ class CLASS(Mixer):
         MixerError: if an option is out of its range.
     """
 
-    causal_only = supports_streaming = True
-    fixed_when_traced = True  # a trace unrolls the loop over tokens
-    about = About("Authors year", "recurrence", "T K D", "T K D", idea="writes into a state and forgets")
-    form = staticmethod(NAME)
-    carries = QKVO
-    signed = True
+    facts = Facts(
+        causal_only=True,
+        streaming=True,
+        fixed_when_traced=True,  # a trace unrolls the loop over tokens
+        about=About("Authors year", "recurrence", "T K D", "T K D", idea="writes into a state and forgets"),
+        form=NAME,
+        carries=QKVO,
+        signed=True,
+    )
 
     def __init__(self, dim: int, *, causal: bool = True, heads: int = 8, qkv_bias: bool = True, out_bias: bool = True):
         super().__init__(dim, causal=causal)
