@@ -16,6 +16,7 @@ from huggingface_checks import config
 from perturb import perturb_mixers
 from tokenmix import MixerError
 from tokenmix.hosts.huggingface import TokenMixForCausalLM
+from tokenmix.hosts.huggingface.cache import name_cache_output
 from tokenmix.hosts.surgery import replace_mixers
 from tokenmix.mixers import MIXERS
 
@@ -250,5 +251,5 @@ def test_angles_that_depend_on_the_length_are_fixed_by_hand(kind, length):
     torch.testing.assert_close(ours(x, use_cache=False).logits, want, atol=2e-4, rtol=0)
     cache, got = transformers.DynamicCache(config=ours.config), []
     for a, b in ((0, 5), (5, 6), (6, length)):
-        got.append(ours(x[:, a:b], cache=cache, use_cache=True).logits)
+        got.append(ours(x[:, a:b], **name_cache_output(cache), use_cache=True).logits)
     torch.testing.assert_close(torch.cat(got, 1), want, atol=2e-4, rtol=0)

@@ -13,9 +13,14 @@ Given = ParamSpec("Given")
 Found = TypeVar("Found")
 
 
+@torch.compiler.assume_constant_result  # torch 2.9 and 2.10 cannot compile it
+def _has_autocast(device: str) -> bool:
+    return torch.amp.is_autocast_available(device)
+
+
 def is_autocast_on(device: str) -> bool:
     """Return whether autocast is on for a kind of device; some devices, such as meta, have none."""
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return _has_autocast(device) and torch.is_autocast_enabled(device)
 
 
 def cast_alike(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -1,3 +1,6 @@
-"""The version of this library, which the build reads from here."""
+"""The version of this library, which the build reads from here.
 
-__version__ = "0.1.0"
+The last commit that changes this file is the last release: `make api` compares with it.
+"""
+
+__version__ = "0.2.0"

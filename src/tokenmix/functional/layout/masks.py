@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import MixerError
@@ -45,3 +46,13 @@ def valid_mask(a: Tensor, key_mask: Tensor | None) -> Tensor:
 def zero_masked(a: Tensor, key_mask: Tensor | None) -> Tensor:
     """Return a (B, T, D) with 0 at masked tokens, whatever they held."""
     return a if key_mask is None else torch.where(key_mask[..., None], a, 0.0)
+
+
+def pad_zeros(a: Tensor, widths: tuple[int, ...]) -> Tensor:
+    """Pad with zeros as ``F.pad`` does, also over no features, which torch 2.9 refuses."""
+    if 0 not in a.shape[-2:]:
+        return F.pad(a, widths)
+    size = list(a.shape)
+    for i, width in enumerate(widths):
+        size[-1 - i // 2] += width
+    return a.new_zeros(size)

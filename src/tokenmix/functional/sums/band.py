@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels.operator import Operator
+from ..layout.masks import pad_zeros
 from .softmax import (
     FAN,
     FLOOR,
@@ -245,8 +246,8 @@ def _of_factors(u: Tensor, v: Tensor, low: int, high: int) -> Tensor:
     T, width = u.shape[-2], low + 1 + high
     rows = max(BLOCK, min(width, T))
     blocks = -(-T // rows)
-    u = F.pad(u.double(), (0, 0, 0, blocks * rows - T)).unflatten(-2, (blocks, rows))
-    v = F.pad(v.double(), (0, 0, low, blocks * rows - T + high))
+    u = pad_zeros(u.double(), (0, 0, 0, blocks * rows - T)).unflatten(-2, (blocks, rows))
+    v = pad_zeros(v.double(), (0, 0, low, blocks * rows - T + high))
     v = v.unfold(-2, rows + width - 1, rows)  # (..., blocks, r, keys)
     i, j = (torch.arange(n, device=u.device) for n in (rows, width))
     product = u @ v

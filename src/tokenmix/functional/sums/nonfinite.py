@@ -167,7 +167,7 @@ def guard_nonfinite(
 
         @functools.wraps(form)
         def guarded_form(*args: Given.args, **options: Given.kwargs) -> Tensor:
-            given: Options = dict(zip(names, args, strict=False)) | options
+            given: Options = dict(zip(names[: len(args)], args, strict=True)) | options
             q = None if asks is None else given[asks]
             masks: Options = {name: given.get(name) for name in ("key_mask", "attn_mask")}
             call = functools.partial(_call_form, form, named, given)

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels.precision import at_least_float32
+from ..layout.masks import pad_zeros
 from .gates import Gate, apply_gate
 from .nonfinite import add_nan_mask, each_mark, nothing_to_hide, propagate_nonfinite
 
@@ -237,8 +238,8 @@ def delay(s: Sums, blocks: int) -> Sums:
     n = s.m.shape[-3]
     front = min(blocks, n)
     m, lift, acc = _blocks(s, None, n - front)
-    pad = (0, 0, 0, 0, front, 0)
-    return Sums(F.pad(m, pad, value=FLOOR), F.pad(lift, pad), F.pad(acc, (0, 0, *pad)))
+    before = (0, 0, 0, 0, front, 0)
+    return Sums(F.pad(m, before, value=FLOOR), F.pad(lift, before), pad_zeros(acc, (0, 0, *before)))
 
 
 def _blocks(s: Sums, start: int | None, stop: int | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -261,9 +262,8 @@ def split_blocks(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor]:
     The padding at the end has weight zero.
     """
     extra = -k.shape[-2] % size
-    return F.pad(k, (0, 0, 0, extra), value=MASKED_KEY).unflatten(-2, (-1, size)), F.pad(
-        v, (0, 0, 0, 0, 0, extra)
-    ).unflatten(-3, (-1, size))
+    k, v = F.pad(k, (0, 0, 0, extra), value=MASKED_KEY), pad_zeros(v, (0, 0, 0, 0, 0, extra))
+    return k.unflatten(-2, (-1, size)), v.unflatten(-3, (-1, size))
 
 
 def join_blocks(s: Sums, T: int) -> Sums:

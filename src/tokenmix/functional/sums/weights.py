@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..layout.masks import pad_zeros
+
 
 class Weights(Protocol):
     """A source of log-weights. ``uniform``: the block is the same for every i, and ``blocks`` returns it once."""
@@ -67,7 +69,7 @@ class Factors:
 def _rows(a: Tensor, rows: slice) -> Tensor:
     """Return rows of a factor in float64, with zeros beyond its end."""
     a = a[..., rows, :].double()
-    return F.pad(a, (0, 0, 0, rows.stop - rows.start - a.shape[-2]))
+    return pad_zeros(a, (0, 0, 0, rows.stop - rows.start - a.shape[-2]))
 
 
 class Toeplitz:

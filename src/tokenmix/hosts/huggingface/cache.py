@@ -127,7 +127,7 @@ class TokenMixStateLayer(CacheLayerMixin):
         They must have come since ``activate_past_recording`` and the last ``crop``. A running sum cannot be rolled
         back: whole chunks are dropped, and the remaining tokens of a partly dropped chunk are read again.
         """
-        left = abs(tokens_to_remove)
+        left = abs(int(tokens_to_remove))  # transformers before 5.24 may give a tensor
         if left > sum(step.tokens for step in self.steps):
             how = "call cache.activate_past_recording() before they come, or decode without an assistant model"
             raise MixerError(f"TokenMixStateLayer: a mixer's state cannot take back {left} tokens; {how}.")

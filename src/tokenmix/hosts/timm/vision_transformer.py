@@ -94,7 +94,10 @@ class MixerVisionTransformer(VisionTransformer):
         bound = [attention for attention in every if attention.grid is not None]
         steps = [(attention.mixer, old, new, attention.prefix) for attention in bound]
         resizable(steps)
+        learned = self.pos_embed is None or self.pos_embed.requires_grad
         super().set_input_size(img_size, patch_size)
+        if self.pos_embed is not None:
+            self.pos_embed.requires_grad_(learned)  # timm before 1.0.31 forgets it
         resize_mixers(steps)
         for attention in bound:
             attention.grid = new
