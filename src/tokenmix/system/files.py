@@ -175,6 +175,19 @@ def check_free(path: Path | str) -> None:
         )
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file."""
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise MixerError(f"{path} is missing.") from None
+    except (ValueError, RecursionError, OSError) as why:
+        raise MixerError(f"{path} is not readable JSON ({' '.join(str(why).split())[:160]}).") from None
+    if not isinstance(found, dict):
+        raise MixerError(f"{path} holds no JSON object.")
+    return found
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file completely or not at all."""
     with whole_file(path) as f:

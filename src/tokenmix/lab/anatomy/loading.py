@@ -9,8 +9,8 @@ from typing import Any
 
 from ...errors import MixerError
 from ...hosts.surgery.save_load import open_host
-from ...hosts.vit.checkpoints import read_json
 from ...models import ViT
+from ...system.files import read_json
 from ...system.torchvision import ensure_torchvision
 from .ours import OurViT, our_vit
 from .subject import ProbedModel
