@@ -200,6 +200,7 @@ class Lambda(Segmented):
     supports_causal = supports_streaming = supports_grid = True
     knows_positions = True
     form = staticmethod(lambda_layer)
+    page = "lambda"
     about = About(
         "Bello 2021, arXiv 2102.08602", "low rank", "T^2 (w H + D), window r: T r (w H + D)", "T^2 H, window r: T r H"
     )

@@ -250,6 +250,7 @@ class BigBird(Mixer):
 
     supports_causal = supports_streaming = True
     fixed_when_traced = True
+    page = "patterns"
     about = About("Zaheer et al. 2020, arXiv 2007.14062", "fixed pattern", "T b (w + r + g) D", "T b (w + r + g) H")
     form = staticmethod(bigbird)
     carries = QKVO

@@ -87,6 +87,7 @@ class Longformer(Mixer):
     supports_causal = supports_streaming = supports_attn_mask = True
     fixed_when_traced = True
     form = staticmethod(longformer)
+    page = "patterns"
     about = About("Beltagy et al. 2020, arXiv 2004.05150", "fixed pattern", "T (w + g) D", "T (w + g) H")
     carries = QKVO
     copies = {"q_global": "q_proj", "k_global": "k_proj", "v_global": "v_proj"}  # Sec. 5
@@ -238,6 +239,7 @@ class ETC(Mixer):
 
     supports_attn_mask = True
     form = staticmethod(longformer)
+    page = "patterns"
     about = About("Ainslie et al. 2020, arXiv 2004.08483", "fixed pattern", "T (r + n_g) D", "T (r + n_g) H")
     carries = QKVO
     copies = {"q_global": "q_proj", "k_global": "k_proj", "v_global": "v_proj"}

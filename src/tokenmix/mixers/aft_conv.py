@@ -58,6 +58,7 @@ class AFTConv(Segmented):
 
     supports_causal = supports_streaming = supports_grid = True
     fixed_when_traced = "causal"
+    page = "aft"
     about = About(
         "Zhai et al. 2021, arXiv 2105.14103",
         "attention free",

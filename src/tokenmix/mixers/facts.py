@@ -91,6 +91,8 @@ class Facts(nn.Module):
     A form that divides by numbers that may cancel, as a norm of its sums does, has no bound on its error otherwise.
     """
     kernels: ClassVar[Kernels] = Kernels()
+    page: ClassVar[str]
+    """Stem of the mixer's page in docs/mixers; that of its module unless the class says otherwise."""
     only_qkv: ClassVar[bool] = False
     """Whether the functional form depends on queries, keys and values only.
 
@@ -114,6 +116,7 @@ class Facts(nn.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        cls.page = vars(cls).get("page", cls.__module__.split(".")[-1])
         if cls.causal_only:
             cls.supports_causal, cls.supports_context = True, False
 

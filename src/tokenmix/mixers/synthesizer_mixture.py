@@ -48,6 +48,7 @@ class SynthesizerMixture(Mixer):
     """
 
     supports_causal = supports_streaming = supports_attn_mask = True
+    page = "synthesizer"
     about = About(
         "Tay et al. 2020, arXiv 2005.00743",
         "synthetic",
