@@ -204,6 +204,7 @@ class Lambda(Segmented):
         grid=True,
         knows_positions=True,
         form=lambda_layer,
+        page="lambda",
         about=About(
             "Bello 2021, arXiv 2102.08602",
             "low rank",

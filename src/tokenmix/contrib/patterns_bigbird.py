@@ -252,6 +252,7 @@ class BigBird(Mixer):
         causal=True,
         streaming=True,
         fixed_when_traced=True,
+        page="patterns",
         about=About("Zaheer et al. 2020, arXiv 2007.14062", "fixed pattern", "T b (w + r + g) D", "T b (w + r + g) H"),
         form=bigbird,
         carries=QKVO,

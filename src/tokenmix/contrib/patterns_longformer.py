@@ -90,6 +90,7 @@ class Longformer(Mixer):
         attn_mask=True,
         fixed_when_traced=True,
         form=longformer,
+        page="patterns",
         about=About("Beltagy et al. 2020, arXiv 2004.05150", "fixed pattern", "T (w + g) D", "T (w + g) H"),
         carries=QKVO,
         copies={"q_global": "q_proj", "k_global": "k_proj", "v_global": "v_proj"},  # Sec. 5
@@ -243,6 +244,7 @@ class ETC(Mixer):
     facts = Facts(
         attn_mask=True,
         form=longformer,
+        page="patterns",
         about=About("Ainslie et al. 2020, arXiv 2004.08483", "fixed pattern", "T (r + n_g) D", "T (r + n_g) H"),
         carries=QKVO,
         copies={"q_global": "q_proj", "k_global": "k_proj", "v_global": "v_proj"},

@@ -62,6 +62,7 @@ class AFTConv(Segmented):
         streaming=True,
         grid=True,
         fixed_when_traced="causal",
+        page="aft",
         about=About(
             "Zhai et al. 2021, arXiv 2105.14103",
             "attention free",

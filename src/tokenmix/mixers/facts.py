@@ -83,6 +83,7 @@ class Facts:
         conditioned: options of the functional form under which its error is measured. A form that divides by numbers
             that may cancel, as a norm of its sums does, has no bound on its error otherwise.
         kernels: the kernels that serve it.
+        page: stem of its page in docs/mixers; None: that of its module.
         only_qkv: whether the functional form depends on queries, keys and values only. Such a mixer can serve as an
             attention function of transformers.
         fixed_when_traced: whether a program of torch.jit.trace works only for the number of tokens that it was traced
@@ -114,6 +115,7 @@ class Facts:
     signed: bool = False
     conditioned: dict[str, Any] = field(default_factory=dict)
     kernels: Kernels = Kernels()
+    page: str | None = None
     only_qkv: bool = False
     fixed_when_traced: bool | Literal["causal"] = False
     knows_positions: bool = False
@@ -199,6 +201,11 @@ def mixer_options(cls: type) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
+def page_stem(cls: type[HasFacts]) -> str:
+    """Return the stem of a mixer's page in docs/mixers."""
+    return cls.facts.page or cls.__module__.split(".")[-1]
+
+
 def required_options(cls: type[HasFacts], given: Collection[str] = ()) -> list[str]:
     """Return the options that must be given and are not among those given, by name."""
     either = cls.facts.needs_one_of
@@ -211,7 +218,7 @@ _FACT_NAMES = {f"supports_{name}": name for name in ("causal", "streaming", "con
 _FACT_NAMES |= {
     name: name
     for name in Facts.__dataclass_fields__
-    if name not in {*_FACT_NAMES.values(), "segments", "key_blocks", "stated"}
+    if name not in {*_FACT_NAMES.values(), "segments", "key_blocks", "page", "stated"}
 }
 _INSTEAD = {
     "causal_forms": "they follow from causal and causal_only in facts",

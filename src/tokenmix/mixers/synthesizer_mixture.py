@@ -52,6 +52,7 @@ class SynthesizerMixture(Mixer):
         causal=True,
         streaming=True,
         attn_mask=True,
+        page="synthesizer",
         about=About(
             "Tay et al. 2020, arXiv 2005.00743",
             "synthetic",

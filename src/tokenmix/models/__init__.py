@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from torch import nn
-
 from ..errors import MixerError
 from ..system.config import from_json, nearest
-from ..system.memory import in_memory
 from .blocks import Block, evaluation_mode
 from .dit import DiT, DiTConfig
 from .eamlp import EAMLP, EAMLPConfig
@@ -20,6 +17,7 @@ from .lm import LM, LMConfig, LMState
 from .looped import LoopConfig
 from .macs import Macs, macs
 from .mae import MAE, MAEConfig, masked_autoencoder
+from .model import Model, check_layers
 from .named import MODELS, replace_layers
 from .points import PointClassifier, PointClassifierConfig, PointSegmenter, PointSegmenterConfig
 from .pyramid import Pyramid, PyramidConfig
@@ -49,6 +47,7 @@ __all__ = [
     "MLP",
     "MODELS",
     "Macs",
+    "Model",
     "ModelConfig",
     "PointClassifier",
     "PointClassifierConfig",
@@ -79,24 +78,25 @@ __all__ = [
     "shell_of",
 ]
 
-KINDS: dict[str, tuple[type, type[nn.Module]]] = {
-    "lm": (LMConfig, LM),
-    "vit": (ViTConfig, ViT),
-    "pyramid": (PyramidConfig, Pyramid),
-    "eamlp": (EAMLPConfig, EAMLP),
-    "resnet": (ResNetConfig, ResNet),
-    "image_density": (ImageDensityConfig, ImageDensity),
-    "dit": (DiTConfig, DiT),
-    "mae": (MAEConfig, MAE),
-    "encoder": (EncoderConfig, Encoder),
-    "seq2seq": (Seq2SeqConfig, Seq2Seq),
-    "point_classifier": (PointClassifierConfig, PointClassifier),
-    "point_segmenter": (PointSegmenterConfig, PointSegmenter),
-    "segmentation": (SegmenterConfig, Segmenter),
+KINDS: dict[str, tuple[Any, type[Model]]] = {
+    cls.config_class.kind: (cls.config_class, cls)
+    for cls in (
+        LM,
+        ViT,
+        Pyramid,
+        EAMLP,
+        ResNet,
+        ImageDensity,
+        DiT,
+        MAE,
+        Encoder,
+        Seq2Seq,
+        PointClassifier,
+        PointSegmenter,
+        Segmenter,
+    )
 }
 """The classes of config and model, by the config's ``kind``."""
-
-MOST_LAYERS = 2**14  # building more takes hours, or all memory
 
 ModelConfig = (
     LMConfig
@@ -123,7 +123,7 @@ def config_from_json(data: object) -> Any:
     return from_json(KINDS[kind][0], data)
 
 
-def build_model(model: str | ModelConfig, **options: object) -> nn.Module:
+def build_model(model: str | ModelConfig, **options: object) -> Model:
     """Build the model that a config or a name of ``MODELS`` describes, freshly initialised from torch's generator.
 
     Args:
@@ -137,24 +137,7 @@ def build_model(model: str | ModelConfig, **options: object) -> nn.Module:
     if config.kind not in KINDS:
         raise MixerError(f"build_model: there is no model of kind {config.kind!r}; known: {', '.join(KINDS)}.")
     config = replace(config, **options) if options else config
-    check_layers(config)
-    with in_memory(lambda why: f"{type(config).__name__}: the model does not fit: {why}; {_largest(config)}."):
-        return KINDS[config.kind][1](config)
-
-
-def check_layers(config: ModelConfig) -> None:
-    """Refuse a config of a model of more layers than are ever built."""
-    for name in ("layers", "encoder_layers", "decoder_layers", "depths"):
-        given = getattr(config, name, None)
-        if max(given if isinstance(given, tuple) else (given or 0,)) > MOST_LAYERS:
-            raise MixerError(f"{type(config).__name__}: {name} must be at most {MOST_LAYERS}, got {given}.")
-
-
-def _largest(config: ModelConfig) -> str:
-    """Say which numbers of a config are the largest."""
-    numbers = {f.name: value for f in fields(config) if isinstance(value := getattr(config, f.name), (int, float))}
-    largest = sorted(numbers, key=lambda name: -numbers[name])[:3]
-    return f"its largest numbers are {', '.join(f'{name}={numbers[name]!r}' for name in largest)}"
+    return KINDS[config.kind][1].from_config(config)
 
 
 def find_model(name: str) -> Any:

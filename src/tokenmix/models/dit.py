@@ -24,6 +24,7 @@ from .flow import Solver, check_solver, guide_velocity, solve_flow
 from .images import check_images, check_layers, check_multiples, held_size, image_block, normalise_image_config
 from .layers import init_linear
 from .mae import images_of
+from .model import Model
 from .sampling import seeded_generator
 
 POSITIONS = ("sinusoidal", "learned", None)
@@ -168,7 +169,7 @@ class Head(nn.Module):
         return self.out(modulate(self.norm(x), shift, scale))
 
 
-class DiT(nn.Module):
+class DiT(Model):
     """Patches, positions, blocks that a time and a class condition, and a map back to the image.
 
     Blocks and head begin as 0, so a new model predicts a velocity of 0.
@@ -176,6 +177,9 @@ class DiT(nn.Module):
     Args:
         config: a ``DiTConfig``.
     """
+
+    config_class = DiTConfig
+    pipeline_tags = "unconditional-image-generation", "unconditional-image-generation"
 
     def __init__(self, config: DiTConfig):
         super().__init__()

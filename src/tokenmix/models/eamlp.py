@@ -32,6 +32,7 @@ from .images import (
     resize_mixers,
 )
 from .layers import MLP, init_linear
+from .model import Model
 
 SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 """Kernel, stride and zero padding of the three soft splits."""
@@ -172,7 +173,7 @@ class TokenStage(nn.Module):
 
 
 @named_errors
-class EAMLP(nn.Module):
+class EAMLP(Model):
     """Two token stages, a third soft split, class token, fixed positions, blocks, norm, head.
 
     Images whose sides are not multiples of 16 are padded with zeros at the right and bottom. Positions are the
@@ -182,6 +183,9 @@ class EAMLP(nn.Module):
     Args:
         config: an ``EAMLPConfig``.
     """
+
+    config_class = EAMLPConfig
+    pipeline_tags = "image-classification", "image-feature-extraction"
 
     positions: Tensor
 

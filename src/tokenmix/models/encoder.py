@@ -78,6 +78,9 @@ class Encoder(Trunk):
         config: an ``EncoderConfig``.
     """
 
+    config_class = EncoderConfig
+    pipeline_tags = "text-classification", "fill-mask"
+
     def __init__(self, config: EncoderConfig):
         super().__init__(config, vocab=config.vocab, loop=config.loop, causal=False)
         self.config = config

@@ -122,6 +122,9 @@ class ImageDensity(Trunk):
         config: an ``ImageDensityConfig``.
     """
 
+    config_class = ImageDensityConfig
+    pipeline_tags = None, "unconditional-image-generation"
+
     def __init__(self, config: ImageDensityConfig):
         super().__init__(config, vocab=config.values)
         self.config = config

@@ -107,6 +107,9 @@ class LM(Trunk):
         config: an ``LMConfig``.
     """
 
+    config_class = LMConfig
+    pipeline_tags = None, "text-generation"
+
     reads_shares = True
 
     def __init__(self, config: LMConfig):

@@ -19,6 +19,7 @@ from ..types import Options, Spec
 from .blocks import Block, cycle_specs
 from .images import pad_to_patches
 from .layers import build_norm, init_linear
+from .model import Model
 from .vit import ViT, ViTConfig
 
 EPS = 1e-6
@@ -95,12 +96,15 @@ def kept_count(patches: int, mask_ratio: float) -> int:
     return int(patches * (1 - mask_ratio) + 1e-9)  # 10 (1 - 0.9) is less than 1 in floating point
 
 
-class MAE(nn.Module):
+class MAE(Model):
     """An encoder of the patches that are kept, and a decoder of all.
 
     Args:
         config: a ``MAEConfig``.
     """
+
+    config_class = MAEConfig
+    pipeline_tags = None, "image-feature-extraction"
 
     def __init__(self, config: MAEConfig):
         super().__init__()

@@ -18,6 +18,7 @@ from ..mixers.parts.token_norm import LBR
 from ..system.config import Json
 from ..types import Options, Spec
 from .blocks import check_form, complete_spec, cycle_specs
+from .model import Model
 from .point_sampling import farthest_points, gather_points, nearest_points
 
 POOLS = ("max_mean", "max")
@@ -265,7 +266,7 @@ class PointHead(nn.Module):
         return self.last(x)
 
 
-class PointModel(nn.Module):
+class PointModel(Model):
     """The base of both models, which sets their parameters."""
 
     head: PointHead
@@ -281,6 +282,8 @@ class PointModel(nn.Module):
 class PointClassifier(PointModel):
     """The trunk, pooling over the points, and a head over classes; the order of the points does not matter."""
 
+    config_class = PointClassifierConfig
+
     def __init__(self, config: PointClassifierConfig):
         super().__init__()
         self.config = config
@@ -294,6 +297,8 @@ class PointClassifier(PointModel):
 
 class PointSegmenter(PointModel):
     """The trunk over all points, each beside the pooled cloud and its category, and a head over the labels of parts."""
+
+    config_class = PointSegmenterConfig
 
     def __init__(self, config: PointSegmenterConfig):
         super().__init__()

@@ -34,6 +34,7 @@ from .images import (
     resize_mixers,
 )
 from .layers import init_linear
+from .model import Model
 from .vit import POOLS
 
 POSITIONS = ("learned", None)
@@ -187,7 +188,7 @@ class Stage(nn.Module):
 
 
 @named_errors
-class Pyramid(nn.Module):
+class Pyramid(Model):
     """Stages of tokens on ever coarser grids, norm, head.
 
     Images whose sides are not multiples of the last stage's stride are padded with zeros at the right and bottom (PVT
@@ -197,6 +198,9 @@ class Pyramid(nn.Module):
     Args:
         config: a ``PyramidConfig``.
     """
+
+    config_class = PyramidConfig
+    pipeline_tags = "image-classification", "image-feature-extraction"
 
     def __init__(self, config: PyramidConfig):
         super().__init__()

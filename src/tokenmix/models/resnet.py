@@ -16,6 +16,7 @@ from ..errors import MixerError
 from ..system.config import Json
 from .images import both_sides, check_images
 from .layers import BatchNorm2d, DropPath, init_linear
+from .model import Model
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,15 @@ class BasicBlock(nn.Module):
         return F.relu(self.drop_path(y) + x)
 
 
-class ResNet(nn.Module):
+class ResNet(Model):
     """A 3 x 3 stem, stages of basic blocks, the mean over all places, and a linear head.
 
     Args:
         config: a ``ResNetConfig``.
     """
+
+    config_class = ResNetConfig
+    pipeline_tags = "image-classification", "image-feature-extraction"
 
     def __init__(self, config: ResNetConfig):
         super().__init__()

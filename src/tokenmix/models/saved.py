@@ -1,48 +1,42 @@
-"""Models in folders: run directories, which training leaves, and folders that ``tokenmix convert`` wrote."""
+"""Models in folders: run directories, which training leaves, and those of ``save_pretrained``, ``tokenmix convert``."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import MixerError
-from ..system.checkpoint import check_can_save, list_steps, load_checkpoint
+from ..system.checkpoint import list_steps, load_checkpoint
 from ..system.config import dotted_fields, without_removed
+from ..system.files import read_json
 from ..types import Record
-from . import build_model, config_from_json
+from . import KINDS, build_model, config_from_json
+from .model import CONFIG, WEIGHTS, Model, load_weights
 
-WEIGHTS = "model.safetensors"
 
+def load_model(path: Path | str) -> tuple[Model, Any]:
+    """Load a model and its config from a run directory or the folder of a saved or converted model, in eval mode.
 
-def load_model(path: Path | str) -> tuple[nn.Module, Any]:
-    """Load a model and its config from a run directory (its last checkpoint) or a converted one, in eval mode.
-
-    Of a run that averages its weights, the average is loaded.
+    Of a run the last checkpoint is loaded, with averaged weights if it averages them.
     """
     folder = Path(path)
     if (folder / "checkpoints").is_dir():
         config, tensors, _ = read_run(folder)
-        return _build_saved(config, tensors, folder), config
-    if not (folder / "config.json").is_file() or not (folder / WEIGHTS).is_file():
+        with torch.random.fork_rng():
+            model: Model = build_model(config)
+        load_weights(model, tensors, folder)
+        return model.eval(), config
+    if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
         raise MixerError(
             f"{folder} contains no model; it must be a run directory, or have config.json and {WEIGHTS} as written by "
             + "`tokenmix convert`."
         )
-    check_can_save()
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    config = config_from_json(_read_json(folder / "config.json"))
-    try:
-        tensors = load_file(folder / WEIGHTS)
-    except SafetensorError as why:
-        raise MixerError(f"{folder / WEIGHTS}: is truncated or not a safetensors file ({why}).") from None
-    return _build_saved(config, tensors, folder), config
+    config = config_from_json(read_json(folder / CONFIG))
+    return KINDS[config.kind][1].from_pretrained(folder), config
 
 
 def read_run(folder: Path, step: int | str = "last") -> tuple[Any, dict[str, Tensor], int]:
@@ -51,7 +45,7 @@ def read_run(folder: Path, step: int | str = "last") -> tuple[Any, dict[str, Ten
     Raises:
         MixerError: if the checkpoint is damaged, or was written with another config of the model.
     """
-    given = _read_json(folder / "config.json")
+    given = read_json(folder / "config.json")
     config = config_from_json(given.get("model"))
     chosen = pick_step(folder, step)
     tensors, progress = read_weights_of(folder, chosen, averaged=bool(given.get("optim", {}).get("ema")))
@@ -98,31 +92,3 @@ def check_fields(then: Record, now: Record, where: Path) -> None:
             f"{where} was edited since the checkpoint was written: {'; '.join(changed)}; "
             + "restore it, or start a new run."
         )
-
-
-def load_weights(model: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
-    """Load weights into a model, which they must fit exactly."""
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as why:
-        raise MixerError(
-            f"{where}: its weights do not fit the model ({' '.join(str(why).split())[:300]}); "
-            + "`tokenmix convert` adapts weights to another model."
-        ) from None
-
-
-def _build_saved(config: Any, tensors: dict[str, Tensor], where: Path) -> nn.Module:
-    with torch.random.fork_rng():
-        model = build_model(config)
-    load_weights(model, tensors, where)
-    return model.eval()
-
-
-def _read_json(path: Path) -> Record:
-    try:
-        found = json.loads(path.read_text())
-    except (ValueError, RecursionError) as why:
-        raise MixerError(f"{path} is not readable JSON ({why}).") from None
-    if not isinstance(found, dict):
-        raise MixerError(f"{path} holds no JSON object.")
-    return found

@@ -19,6 +19,7 @@ from ..types import Spec
 from .blocks import PROJECTIONS, Block, check_form, complete_spec
 from .images import both_sides, resizable, resize_mixers
 from .layers import BatchNorm2d, init_linear
+from .model import Model
 from .pyramid import Pyramid, PyramidConfig
 from .vit import ViT, ViTConfig
 
@@ -179,7 +180,7 @@ class EAHead(nn.Module):
 
 
 @named_errors
-class Segmenter(nn.Module):
+class Segmenter(Model):
     """A backbone's feature maps, the head, and logits at the size of the image.
 
     Args:
@@ -187,6 +188,9 @@ class Segmenter(nn.Module):
             model accepts the image sizes that the backbone accepts. Or a ``SegmenterConfig``, for both.
         head: a ``SegmentationConfig``; None: that of the ``SegmenterConfig``.
     """
+
+    config_class = SegmenterConfig
+    pipeline_tags = "image-segmentation", "image-segmentation"
 
     def __init__(self, backbone: Pyramid | ViT | SegmenterConfig, head: SegmentationConfig | None = None):
         super().__init__()

@@ -194,6 +194,9 @@ class Seq2Seq(Trunk):
         config: a ``Seq2SeqConfig``.
     """
 
+    config_class = Seq2SeqConfig
+    pipeline_tags = None, "text2text-generation"
+
     def __init__(self, config: Seq2SeqConfig):
         super().__init__(config, vocab=config.vocab, cross=config.cross_specs())
         self.config = config

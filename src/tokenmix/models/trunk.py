@@ -22,6 +22,7 @@ from ..types import Options, Spec
 from .blocks import Block
 from .layers import MLPKind, NormType, build_norm, cap_logits, check_layer_kinds
 from .looped import Loop, LoopConfig
+from .model import Model
 
 
 class TrunkConfig(Protocol):
@@ -108,7 +109,7 @@ def shortest(*limits: int | None) -> int | None:
 
 
 @named_errors
-class Trunk(nn.Module):
+class Trunk(Model):
     """A stack of blocks between an embedding and a head over the same symbols.
 
     A model built on it determines what is embedded and what is predicted.

@@ -33,6 +33,7 @@ from .images import (
     resize_mixers,
 )
 from .layers import MLPKind, NormType, build_norm, check_layer_kinds, init_linear
+from .model import Model
 from .stem import ConvStem, check_stem
 
 POOLS = ("class", "mean")
@@ -116,7 +117,7 @@ class ViTConfig(Json):
 
 
 @named_errors
-class ViT(nn.Module):
+class ViT(Model):
     """Patches, class token and registers, positions, blocks, norm, head.
 
     Images whose sides are not multiples of the patch are padded with zeros at the right and bottom. A model with
@@ -126,6 +127,9 @@ class ViT(nn.Module):
     Args:
         config: a ``ViTConfig``.
     """
+
+    config_class = ViTConfig
+    pipeline_tags = "image-classification", "image-feature-extraction"
 
     block_class: ClassVar[type[Block]] = Block
     """Class of the layers; an adapter to another library may need a subclass."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import MixerError
+from ..types import Record
 
 LEFT_BEHIND = 86400.0  # seconds without a change after which no process uses a temporary file any more
 
@@ -173,6 +174,19 @@ def check_free(path: Path | str) -> None:
         raise MixerError(
             f"{path} could not be created: {parent} is not a directory with write permission; give another --out."
         )
+
+
+def read_json(path: Path) -> Record:
+    """Read a JSON object from a file."""
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise MixerError(f"{path} is missing.") from None
+    except (ValueError, RecursionError, OSError) as why:
+        raise MixerError(f"{path} is not readable JSON ({' '.join(str(why).split())[:160]}).") from None
+    if not isinstance(found, dict):
+        raise MixerError(f"{path} holds no JSON object.")
+    return found
 
 
 def write_json(path: Path, value: object) -> None:

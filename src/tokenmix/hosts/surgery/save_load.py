@@ -13,12 +13,12 @@ from torch import nn
 
 from ...errors import MixerError
 from ...models.saved import load_model
-from ...system.files import check_out, new_folder, whole_file, write_json
+from ...system.files import check_out, new_folder, read_json, whole_file, write_json
 from ...system.torchvision import ensure_torchvision
 from ...types import Options, Record
 from ..conversion_report import Report
 from ..vit import checkpoints as files
-from ..vit.checkpoints import read_file, read_json
+from ..vit.checkpoints import read_file
 from ..vit.convert import convert_command
 from .adapters import adapters_of
 from .replace import replace_mixers

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ...errors import MixerError
 from ...models.sampling import check_sampling
+from ...system.files import read_json
 from ...types import Options
-from ..vit.checkpoints import read_json
 from .ports import token_limit
 from .quality import measure_quality, predicts_next
 from .save_load import host_config, load_converted, open_host

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +13,10 @@ from torch import Tensor, nn
 from ...errors import MixerError
 from ...models import MAEConfig, ViT, ViTConfig
 from ...models.saved import read_run
+from ...system.files import read_json
+from ...system.tensor_files import read_tensors
 from ...system.torchvision import ensure_torchvision
-from ...types import Options, Record
+from ...types import Options
 from .names import refuse_distilled, strip_model_name
 from .read import Weights, from_hf, from_own, from_timm
 
@@ -57,7 +58,7 @@ def read_file(path: Path | str) -> dict[str, Tensor]:
     if not path.is_file():
         raise MixerError(f"{path}: there is no such file.")
     if path.suffix == ".safetensors":
-        return _read_safetensors(path)
+        return read_tensors(path)
     if path.suffix not in TORCH_FILES:
         ending = path.suffix or "a file without an extension"
         raise MixerError(f"{path}: weights are read from {KINDS}, not from {ending}.")
@@ -77,31 +78,6 @@ def read_file(path: Path | str) -> dict[str, Tensor]:
     ):
         raise MixerError(f"{path}: holds no state dict, neither at the top level nor under 'model' or 'state_dict'.")
     return dict(found)
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError:
-        raise MixerError(f"{path}: reading it needs safetensors: pip install 'tokenmix[train]'.") from None
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as why:
-        raise MixerError(f"{path}: is truncated or not a safetensors file ({_line(why)}).") from None
-
-
-def read_json(path: Path) -> Record:
-    """Read a JSON object from a file."""
-    try:
-        found = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise MixerError(f"{path} is missing.") from None
-    except (ValueError, OSError) as why:
-        raise MixerError(f"{path} is not readable JSON ({_line(why)}).") from None
-    if not isinstance(found, dict):
-        raise MixerError(f"{path} holds no JSON object.")
-    return found
 
 
 def _line(why: BaseException) -> str:

@@ -14,7 +14,8 @@ from torch import Tensor
 from ...errors import MixerError
 from ...mixers import MIXERS, mixer_options
 from ...models import ViT, ViTConfig, build_model, find_model
-from ...system.files import check_out, new_folder, whole_file, write_json
+from ...system.files import check_out, new_folder, write_json
+from ...system.tensor_files import write_tensors
 from ...types import Spec
 from ..conversion_report import Entry, Report
 from .checkpoints import read_weights
@@ -188,13 +189,8 @@ def convert_command(
 
 def save_converted(model: ViT, report: Report, out: Path | str) -> None:
     """Write a converted model's folder, completely or not at all; ``train.load_model`` loads it."""
-    try:
-        from safetensors.torch import save
-    except ImportError:
-        raise MixerError(f"{out}: writing it needs safetensors: pip install 'tokenmix[train]'.") from None
     check_out(out)
     with new_folder(Path(out)) as folder:
         write_json(folder / "config.json", model.config.to_json())
         write_json(folder / "report.json", report.to_json())
-        with whole_file(folder / "model.safetensors") as f:
-            f.write(save({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}))
+        write_tensors(folder / "model.safetensors", model.state_dict())

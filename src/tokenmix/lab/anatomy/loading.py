@@ -12,8 +12,8 @@ from torch import nn
 
 from ...errors import MixerError
 from ...hosts.surgery.save_load import open_host
-from ...hosts.vit.checkpoints import read_json
 from ...models import ViT
+from ...system.files import read_json
 from ...system.torchvision import ensure_torchvision
 from ...types import Record
 from .ours import OurViT, our_vit

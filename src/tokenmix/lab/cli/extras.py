@@ -31,7 +31,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "tensorboard": (("numpy", "tensorboard"), "from torch.utils.tensorboard import SummaryWriter"),
     "hf": (
-        ("transformers", "safetensors"),
+        ("transformers", "huggingface_hub", "safetensors"),
         "import transformers; transformers.GPT2LMHeadModel; import transformers.models.qwen3_next.modeling_qwen3_next",
     ),
     "tables": (("pyarrow",), "import pyarrow.parquet"),

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...models.card import front_matter
 from ..train.config import RunConfig
 from ..train.label_task import read_labels
 from ..train.rundir import RunDir
@@ -112,20 +113,12 @@ def model_card(facts: Facts, name: str) -> str:
     named = ", ".join(f"{mixers.count(m)} x {m}" for m in dict.fromkeys(mixers))
     task, what = KINDS[facts.kind]
     size = sum(p.numel() for p in facts.model.parameters())
-    front = [
-        "---",
-        "library_name: transformers",
-        *([f"pipeline_tag: {task}"] if task else []),
-        "tags:",
-        "- tokenmix",
-        *(f"- {m}" for m in dict.fromkeys(mixers)),
-        "---",
-    ]
+    front = front_matter("transformers", task, ["tokenmix", *mixers])
     what = "language model over bytes" if facts.byte_tokens else what
     about = f"{'An' if what[0] in 'aeiou' else 'A'} {what}"
     about += f" of {size:,} parameters, {config.model.dim} features, layers: {named}."
     about += f" Step {facts.step} of a tokenmix run."
-    parts = ["\n".join(front), f"# {name}", about, *_numbers(facts), *_data(facts)]
+    parts = [front, f"# {name}", about, *_numbers(facts), *_data(facts)]
     parts += ["## Use", "`pip install 'tokenmix[hf]'`, then:", _use(facts, name), *_notes(facts)]
     settings = json.dumps(config.to_json(), indent=1)
     return "\n\n".join([*parts, "## Config of the run", f"```json\n{settings}\n```"]) + "\n"

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from ...mixers import MIXERS, Mixer, state_growth
+from ...mixers.facts import page_stem
 
 MARK = "<!-- mixers -->"
 README, README_END = "<!-- mixers: core -->", "<!-- /mixers -->"
@@ -30,9 +31,9 @@ def taxonomy(pages: Path) -> str:
 
 
 def page_of(name: str, pages: Path) -> str | None:
-    """Return the stem of a mixer's page: that of its module, or of the module's family."""
-    stem = MIXERS[name].__module__.split(".")[-1]
-    return next((p for p in (stem, stem.split("_")[0]) if (pages / f"{p}.md").is_file()), None)
+    """Return the stem of a mixer's page; None if there is none."""
+    page = page_stem(MIXERS[name])
+    return page if (pages / f"{page}.md").is_file() else None
 
 
 def _row(name: str, pages: Path) -> str:

@@ -16,9 +16,9 @@ from ...errors import MixerError
 from ...hosts.surgery.adapters import Adapter
 from ...hosts.surgery.capture import adapters_by_site, capture_calls, layer_losses, output_loss
 from ...hosts.surgery.quality import Quality, call_model, join_qualities, predicts_next, score_rows, score_text
-from ...hosts.vit.checkpoints import read_json
 from ...system.checkpoint import list_steps, load_checkpoint, prune, save_checkpoint, sweep
 from ...system.config import Json
+from ...system.files import read_json
 from ...system.machine import peak_mib
 from ...types import Record
 from .config import OptimConfig

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ...errors import MixerError
 from ...models import MAE, Encoder, Pyramid, Segmenter, ViT
-from ...models.saved import load_model, load_weights
+from ...models.model import load_weights
+from ...models.saved import load_model
 from .config import RunConfig
 
 

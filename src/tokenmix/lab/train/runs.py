@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ...errors import MixerError
 from ...models import build_model
-from ...models.saved import load_weights, pick_step, read_weights_of
+from ...models.model import load_weights
+from ...models.saved import pick_step, read_weights_of
 from ...system.config import nearest
 from ...system.machine import pick_device
 from ...types import Options, Record
