@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,11 +105,12 @@ def step_of(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
     return step
 
 
-def language(length: int, batch: int) -> dict[str, Callable[[], None]]:
-    """Return a step of the 24 x 256 model with each mixer."""
+def language(length: int, batch: int, names: Collection[str] = LM_ROWS) -> dict[str, Callable[[], None]]:
+    """Return a step of the 24 x 256 model with each of the named mixers."""
     tokens = torch.randint(256, (batch, length + 1), generator=torch.Generator().manual_seed(0))
     steps = {}
-    for name, row in LM_ROWS.items():
+    for name in names:
+        row = LM_ROWS[name]
         torch.manual_seed(0)
         model = LM(LMConfig(dim=256, max_len=length, mixers=(row.spec,), layers=24))
         if row.band:

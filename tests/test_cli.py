@@ -445,6 +445,7 @@ def test_importing_the_library_needs_torch_only():
     names = {"numpy", "tyro", "rich", "safetensors", "yaml", "matplotlib", "jinja2"}
     code = f"BLOCKED = {names!r}\n{block}sys.meta_path.insert(0, No())\n"
     code += "import tokenmix.models, tokenmix.lab.data, tokenmix.lab.train, tokenmix.lab.recipes, tokenmix.lab.cli\n"
+    code += "assert 'torch._dynamo' not in sys.modules, 'the compiler takes longer to import than all of tokenmix'\n"
     code += "sys.exit(tokenmix.lab.cli.main(['list']))"
     ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert ended.returncode == 2, ended.stderr

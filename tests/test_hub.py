@@ -17,9 +17,10 @@ from safetensors import safe_open
 from safetensors.torch import save_model
 
 import own_mixer
-from tokenmix import MIXERS, MixerError
+from tokenmix import MIXERS, MixerError, __version__
 from tokenmix.lab.report.taxonomy import page_of
 from tokenmix.lab.train import load_model
+from tokenmix.mixers.facts import page_stem
 from tokenmix.models import (
     KINDS,
     LM,
@@ -234,7 +235,7 @@ def test_mixers_from_outside_of_the_package(tmp_path, monkeypatch):
     assert "own_mixer" in said
     card = (tmp_path / "README.md").read_text()
     assert "import `own_mixer` before you load the model" in card
-    assert own_mixer.WeighedMean.about.paper in card
+    assert own_mixer.WeighedMean.facts.about.paper in card
     monkeypatch.delitem(MIXERS, "own_mixer:WeighedMean", raising=False)
 
 
@@ -272,7 +273,7 @@ def test_what_is_wrong_with_a_folder_is_said_in_one_line(tmp_path):
     good, bytes_ = json.loads(file.read_text()), weights.read_bytes()
     assert "describes a model of kind 'lm'; ViT.from_pretrained loads those of kind 'vit'" in say(ViT)
     for given, words in (
-        ({**good, "gate": 2}, "tokenmix 0.1.0: config: LMConfig has no field 'gate'"),
+        ({**good, "gate": 2}, f"tokenmix {__version__}: config: LMConfig has no field 'gate'"),
         ({**good, "dim": "x"}, "dim must be an int"),
         ({**good, "kind": "lm2"}, "a model of kind 'lm2'"),
         ({"dim": 8}, "describes no model of tokenmix"),
@@ -380,7 +381,7 @@ def test_the_card_counts_layers_and_quotes_odd_names(tmp_path):
 def test_every_mixer_of_the_package_names_its_page():
     for name, cls in MIXERS.items():
         if cls.__module__.startswith("tokenmix."):
-            assert page_of(name, ROOT / "docs/mixers") == cls.page
+            assert page_of(name, ROOT / "docs/mixers") == page_stem(cls)
 
 
 class Api:

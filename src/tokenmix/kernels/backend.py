@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..errors import MixerError
+from ..system.tracing import keep_result
 from . import cpu, triton
 from .recompute import SETTINGS, Setting
 
@@ -193,7 +194,7 @@ def is_intercepted() -> bool:
     return _compiling() or bool(_modes()) or _functorch() is not None
 
 
-@torch.compiler.assume_constant_result  # torch 2.9 and 2.10 compile is_exporting() as True
+@keep_result  # torch 2.9 and 2.10 compile is_exporting() as True
 def is_exporting() -> bool:
     """Return whether torch.export, ONNX or torch.jit.trace traces the call.
 

@@ -9,11 +9,13 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from ..system.tracing import keep_result
+
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
 
 
-@torch.compiler.assume_constant_result  # torch 2.9 and 2.10 cannot compile it
+@keep_result  # torch 2.9 and 2.10 cannot compile it
 def _has_autocast(device: str) -> bool:
     return torch.amp.is_autocast_available(device)
 
