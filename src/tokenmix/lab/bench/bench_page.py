@@ -16,14 +16,14 @@ from ...system.text import seconds
 from ...types import Record
 from .cases import SDPA
 
-MARKED = re.compile(r"(<!-- speed: ([\w-]+) -->\n).*?(\n<!-- /speed -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- speed: ([\w-]+) -->\n).*?(<!-- /speed -->)", re.DOTALL)
 
 
 def renew(markdown: str, results: Path) -> str:
     """Return the page with every table it asks for built from ``results``/NAME.json."""
 
     def built(found: re.Match[str]) -> str:
-        return found[1] + table(json.loads((results / f"{found[2]}.json").read_text()), found[2]) + found[3]
+        return found[1] + table(json.loads((results / f"{found[2]}.json").read_text()), found[2]) + "\n" + found[3]
 
     return MARKED.sub(built, markdown)
 
