@@ -20,6 +20,10 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
         "import timm, PIL.Image, sklearn.linear_model; timm.create_model('vit_tiny_patch16_224', depth=1)",
     ),
     "points": (("numpy", "trimesh"), "import trimesh; trimesh.Trimesh(vertices=[[0, 0, 0]], faces=[[0, 0, 0]])"),
+    "bodies": (
+        ("numpy", "pillow", "scikit-learn", "scikit-image"),
+        "import PIL.Image, sklearn.cluster; from skimage.measure import marching_cubes",
+    ),
     "text": (
         ("tokenizers", "sacrebleu", "rouge-score", "scikit-learn"),
         "import sacrebleu, sklearn.linear_model, rouge_score.rouge_scorer; from tokenizers import Tokenizer, models; "

@@ -1,0 +1,167 @@
+"""Train a field on scenes of the small body; a run goes on after any interruption."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmix import MixerError
+from tokenmix.system.files import whole_file, write_json
+
+from .model import TransHuman, TransHumanConfig, make_clusters
+from .scenes import PLAIN, Scene, draw_scene
+from .volume import draw_patches, draw_rays, pixel_centres
+
+CONFIG, STATE, LOG = "config.json", "state.pt", "log.jsonl"
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """A training.
+
+    Attributes:
+        people, poses: identities of training, and poses of each; a scene is one pair.
+        size: rows and columns of an image.
+        references: reference views that are used, from the first to the third.
+        patches, side: square patches of a target image in a step, and their pixels along a side.
+        samples: of a ray.
+        rate: highest learning rate; it rises over the first 100 steps and falls by a cosine to a hundredth.
+    """
+
+    steps: int = 1500
+    seed: int = 0
+    people: int = 60
+    poses: int = 3
+    size: int = 64
+    references: tuple[int, ...] = (0, 1, 2)
+    patches: int = 4
+    side: int = 8
+    samples: int = 20
+    rate: float = 1e-3
+    save_every: int = 250
+    log_every: int = 25
+
+
+HELD_OUT = 10_000
+"""Numbers of people and poses from here on are never trained on."""
+
+
+def cached_scenes(settings: TrainSettings, folder: Path) -> list[Scene]:
+    """Return the scenes of training, drawn once for all runs that share a folder."""
+    file = folder / f"scenes-{settings.people}x{settings.poses}-{settings.size}.pt"
+    if file.exists():
+        return torch.load(file, weights_only=False)  # written below by this program
+    found = []
+    total = settings.people * settings.poses
+    for person in range(settings.people):
+        for pose in range(settings.poses):
+            found.append(draw_scene(person, person * settings.poses + pose, size=settings.size))
+            if len(found) % 10 == 0 or len(found) == total:
+                print(f"\rscenes: {len(found)} of {total}", end="", flush=True)
+    print()
+    folder.mkdir(parents=True, exist_ok=True)
+    with whole_file(file) as f:
+        torch.save(found, f)
+    return found
+
+
+def build(config: TransHumanConfig, seed: int) -> TransHuman:
+    """Return a new model; the clusters do not depend on the seed."""
+    torch.manual_seed(seed)
+    surface = PLAIN.rest
+    return TransHuman(config, make_clusters(surface, config.clusters), surface)
+
+
+def loss_of(model: TransHuman, scene: Scene, settings: TrainSettings, generator: torch.Generator) -> Tensor:
+    """Return the squared error of the colours of some patches of a target view."""
+    view = scene.targets[int(torch.randint(len(scene.targets), (), generator=generator))]
+    picked = draw_patches(view.mask, patches=settings.patches, side=settings.side, share=0.8, generator=generator)
+    pixels = pixel_centres(view.camera.size)[picked]
+    drawn = draw_rays(
+        model, model.encode(scene), scene, view.camera, pixels, samples=settings.samples, generator=generator
+    )
+    return (drawn.colours - view.colours.flatten(1).T[picked]).square().mean()
+
+
+def rate_at(step: int, settings: TrainSettings) -> float:
+    """Return the learning rate of a step."""
+    if step < 100:
+        return settings.rate * (step + 1) / 100
+    share = (step - 100) / max(1, settings.steps - 100)
+    return settings.rate * (0.01 + 0.99 * (1 + math.cos(math.pi * share)) / 2)
+
+
+def train(
+    config: TransHumanConfig, settings: TrainSettings, out: Path, *, data: Path, quiet: bool = False
+) -> TransHuman:
+    """Train a model and write its run folder; a run that is there already is gone on with.
+
+    Each step draws from a generator of its own, so a resumed run equals one that was never interrupted.
+    """
+    described = {"model": asdict(config), "training": asdict(settings) | {"references": list(settings.references)}}
+    out.mkdir(parents=True, exist_ok=True)
+    if (out / CONFIG).exists() and json.loads((out / CONFIG).read_text()) != described:
+        raise MixerError(f"{out} holds a run with another config; give another folder, or delete it.")
+    write_json(out / CONFIG, described)
+    scenes = [scene.with_references(settings.references) for scene in cached_scenes(settings, data)]
+    model = build(config, settings.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.99), weight_decay=0.01)
+    done, spent = 0, 0.0
+    if (out / STATE).exists():
+        saved = torch.load(out / STATE, weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        done, spent = saved["step"], saved["cpu_seconds"]
+    begin, last = time.process_time(), []
+    for step in range(done, settings.steps):
+        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
+        scene = scenes[int(torch.randint(len(scenes), (), generator=generator))]
+        for group in optimizer.param_groups:
+            group["lr"] = rate_at(step, settings)
+        loss = loss_of(model, scene, settings, generator)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if not torch.isfinite(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)):
+            raise MixerError(f"train: the gradient of step {step} is not finite; lower the rate ({settings.rate}).")
+        optimizer.step()
+        last.append(float(loss))
+        if (step + 1) % settings.log_every == 0 or step + 1 == settings.steps:
+            seconds = spent + time.process_time() - begin
+            line = {"step": step + 1, "loss": sum(last) / len(last), "cpu_seconds": round(seconds, 1)}
+            with open(out / LOG, "a") as f:
+                f.write(json.dumps(line) + "\n")
+            if not quiet:
+                pace = (step + 1 - done) / max(1e-9, time.process_time() - begin)
+                print(f"\rstep {step + 1} of {settings.steps}, loss {line['loss']:.4f}, {pace:.2f} steps/s", end="")
+            last = []
+        if (step + 1) % settings.save_every == 0 or step + 1 == settings.steps:
+            state: dict[str, Any] = {
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "step": step + 1,
+                "cpu_seconds": spent + time.process_time() - begin,
+            }
+            with whole_file(out / STATE) as f:
+                torch.save(state, f)
+    if not quiet:
+        print()
+    return model.eval()
+
+
+def load(out: Path) -> tuple[TransHuman, TrainSettings]:
+    """Load the model of a run folder."""
+    for name in (CONFIG, STATE):
+        if not (out / name).is_file():
+            raise MixerError(f"{out} is no run of this example: {name} is missing.")
+    described = json.loads((out / CONFIG).read_text())
+    settings = TrainSettings(**described["training"] | {"references": tuple(described["training"]["references"])})
+    model = build(TransHumanConfig(**described["model"]), settings.seed)
+    model.load_state_dict(torch.load(out / STATE, weights_only=True)["model"])
+    return model.eval(), replace(settings)
