@@ -126,8 +126,9 @@ def rasterize(vertices: Tensor, faces: Tensor, camera: Camera) -> Image:
     x, y = low[triangle, 0] + number % across, low[triangle, 1] + number // across
     p = torch.stack([x, y], 1).to(points) + 0.5
     a, b, c = corners[triangle].unbind(1)
-    whole = _cross(b - a, c - a)
-    flat = torch.stack([_cross(b - p, c - p), _cross(c - p, a - p), _cross(a - p, b - p)], 1) / whole[:, None]
+    areas = torch.stack([_cross(b - p, c - p), _cross(c - p, a - p), _cross(a - p, b - p)], 1)
+    whole = areas.sum(1)  # not from the corners alone: of a tiny triangle, rounding would leave weights that sum to less
+    flat = areas / whole[:, None]
     inverse = flat / far[triangle]
     distance = 1 / inverse.sum(1)
     covered = (flat >= 0).all(1) & (whole != 0) & torch.isfinite(distance)

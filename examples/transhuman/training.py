@@ -131,7 +131,7 @@ def train(
         if not torch.isfinite(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)):
             raise MixerError(f"train: the gradient of step {step} is not finite; lower the rate ({settings.rate}).")
         optimizer.step()
-        last.append(float(loss))
+        last.append(float(loss.detach()))
         if (step + 1) % settings.log_every == 0 or step + 1 == settings.steps:
             seconds = spent + time.process_time() - begin
             line = {"step": step + 1, "loss": sum(last) / len(last), "cpu_seconds": round(seconds, 1)}
