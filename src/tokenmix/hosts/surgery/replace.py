@@ -15,6 +15,7 @@ from ...mixers import is_softmax
 from ...types import Spec
 from ..conversion_report import Entry, Report
 from ..patch_grid import PatchGrid, find_patch_embedding, unwatch
+from ..torch import MultiheadMixer
 from .adapters import adapters_of
 from .build import adapter_for
 from .plan import plan_replacements
@@ -84,6 +85,7 @@ def replace_mixers(
             found |= pieces
     new = swap_modules(model, found, inplace)
     watch_patches(new)
+    keep_padded(new)
     return new, _report(model if not inplace else new, new, plan, entries_by_site, proofs)
 
 
@@ -93,6 +95,17 @@ def _seed_weights(seed: int | None) -> Iterator[None]:
         if seed is not None:
             torch.manual_seed(seed)
         yield
+
+
+def keep_padded(model: nn.Module) -> None:
+    """Let torch's encoders with a mixer pass padded tensors; nested ones, of evaluation, are for attention alone."""
+    for encoder in model.modules():
+        if isinstance(encoder, nn.TransformerEncoder) and any(
+            isinstance(layer.self_attn, MultiheadMixer)
+            for layer in encoder.layers
+            if isinstance(layer, nn.TransformerEncoderLayer)
+        ):
+            encoder.enable_nested_tensor = encoder.use_nested_tensor = False
 
 
 def watch_patches(model: nn.Module) -> None:
