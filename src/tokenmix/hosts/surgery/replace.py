@@ -42,8 +42,8 @@ def replace_mixers(
     Each mixer takes over the weights of its attention wherever the two mean the same. Heads, grouped keys, biases,
     norms of queries and keys, the scale of logits, rotary positions, causality and max_len are the site's, if the
     mixer has the option and the spec does not set it. A mixer takes over the projections that its class names in
-    ``carries``: fused and transposed ones are split, grouped keys are repeated if the mixer has no ``kv_heads``, and
-    a bias that the host lacks is zero. Masks, caches and return values are the host's. With ``attention`` the
+    ``facts.carries``: fused and transposed ones are split, grouped keys are repeated if the mixer has no ``kv_heads``,
+    and a bias that the host lacks is zero. Masks, caches and return values are the host's. With ``attention`` the
     function stays the same. Dropout of attention weights is lost, and so is ``output_attentions`` of the replaced
     layers.
 
