@@ -13,7 +13,8 @@ from torch import nn
 
 from ...errors import MixerError
 from ...models.saved import load_model
-from ...system.files import check_out, new_folder, read_json, whole_file, write_json
+from ...system.files import check_out, new_folder, read_json, write_json
+from ...system.tensor_files import write_tensors
 from ...system.torchvision import ensure_torchvision
 from ...types import Options, Record
 from ..conversion_report import Report
@@ -172,18 +173,14 @@ def save_replaced(
     if host is not None and host.get("library") not in ("timm", "transformers"):
         library = host.get("library")
         raise MixerError(f"{out}: host['library'] must be 'timm' or 'transformers', got {library!r}.")
-    try:
-        from safetensors.torch import save
-    except ImportError:
-        raise MixerError(f"{out}: writing it needs safetensors: pip install 'tokenmix[train]'.") from None
     check_out(out)
     host = host or {"library": "transformers", "class": type(model).__name__, "config": config.to_dict()}
     loaded_from = getattr(config, "_name_or_path", "")
     if beside is None and loaded_from and Path(loaded_from).is_dir():
         beside = loaded_from
-    if any(tensor.is_meta for tensor in model.state_dict().values()):
+    out, tensors = Path(out), model.state_dict()
+    if any(tensor.is_meta for tensor in tensors.values()):
         raise MixerError(f"{out}: the model is on the meta device and has no weights to write; load them first.")
-    out, tensors = Path(out), _unique_tensors(model)
     with new_folder(out) as folder:
         described = {"kind": "surgery", "host": host, "mixers": adapters}
         if host.get("library") == "transformers":
@@ -197,19 +194,7 @@ def save_replaced(
                 shutil.copyfile(path, folder / path.name)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
-        with whole_file(folder / "model.safetensors") as f:
-            f.write(save(tensors))
-
-
-def _unique_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors, tied ones under their first name only."""
-    found, seen = {}, set()
-    for name, tensor in model.state_dict().items():
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride())
-        if key not in seen or tensor.numel() == 0:
-            seen.add(key)
-            found[name] = tensor.detach().cpu().contiguous()
-    return found
+        write_tensors(folder / "model.safetensors", tensors)
 
 
 def load_converted(folder: Path | str) -> Any:
