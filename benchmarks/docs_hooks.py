@@ -50,16 +50,16 @@ def with_mixers(nav: list[Any]) -> list[Any]:
         {tier.capitalize(): [{title: f"mixers/{page}.md"} for page, title in pages.items()]}
         for tier, pages in tiers.items()
     ]
-    return _extended(nav, sections)
+    return _add_sections(nav, sections)
 
 
-def _extended(nav: list[Any], sections: list[Any]) -> list[Any]:
+def _add_sections(nav: list[Any], sections: list[Any]) -> list[Any]:
     """Return the navigation with more sections at the end of the one called Mixers, wherever it stands."""
     found: list[Any] = []
     for entry in nav:
         name, inside = next(iter(entry.items())) if isinstance(entry, dict) else ("", entry)
         more = sections if name == "Mixers" else []
-        found.append({name: [*_extended(inside, sections), *more]} if isinstance(inside, list) else entry)
+        found.append({name: [*_add_sections(inside, sections), *more]} if isinstance(inside, list) else entry)
     return found
 
 

@@ -53,7 +53,7 @@ def faults() -> int:
 def calls(model: bool) -> dict[str, Callable[[], Any]]:
     """Return one call of each subject: a functional form with its gradients, or a step of training."""
     if model:
-        return {name: step for name, step in language(4096, 1, MODELS).items()}
+        return language(4096, 1, MODELS)
     return {subject.label: prepare(subject, SETTING).call for subject in SUBJECTS}
 
 

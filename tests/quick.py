@@ -31,6 +31,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "test_lm_mixers.py": (),
     "test_positions.py": (),
     "test_public_names.py": ("test_the_core_mixers_are_classes_of_the_package",),
+    "test_states.py": (),
     "test_surgery.py": (),
     "test_train.py": (),
     "test_vit.py": (),

@@ -714,3 +714,8 @@ def test_what_cannot_be_distilled_is_refused_before_it_is_measured(tmp_path, cap
     host = load_host(str(folder))
     with pytest.raises(MixerError, match="is float16, in which training steps become NaN"):
         check_distillation(Host(host.name, host.model.half(), host.origin, host.inputs), text, tmp_path / "out")
+
+
+def test_a_model_without_its_host_is_refused_in_one_line():
+    with pytest.raises(MixerError, match=r"advise: give a Linear as Host\(name, model, library, inputs_of"):
+        ask(torch.nn.Linear(2, 2), [8])

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tokenmix import MIXERS, MixerError, build_mixer
-from tokenmix.hosts import MultiheadMixer
+from tokenmix.hosts import MultiheadMixer, replace_mixers
 from tokenmix.mixers import CORE, mixer_options
 
 DIM, HEADS, T = 8, 2, 7
@@ -490,3 +490,19 @@ def test_scripting_is_refused_in_one_line():
 def test_a_mixer_without_projections_has_the_bias_it_was_asked_for():
     assert MultiheadMixer(8, 2, bias=False, mixer="fourier").in_proj_bias is None
     assert MultiheadMixer(8, 2, mixer="fourier").in_proj_bias is not None
+
+
+def test_an_encoder_with_some_mixers_takes_padding_in_evaluation():
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3).eval()
+    padding = torch.arange(6) >= torch.tensor([[6], [4]])
+    x = torch.randn(2, 6, 16)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        mixed = replace_mixers(encoder, {"layers.*": "attention"}, last=2)[0]
+        assert encoder.use_nested_tensor
+        assert torch.allclose(
+            mixed(x, src_key_padding_mask=padding)[~padding],
+            encoder(x, src_key_padding_mask=padding)[~padding],
+            atol=1e-5,
+        )

@@ -114,7 +114,7 @@ def inputs_of(model) -> tuple[torch.Tensor, ...]:
     return (images, torch.tensor([[0, 5, 9, 10]] * 2)) if isinstance(model, MAE) else (images,)
 
 
-def trained(config) -> torch.nn.Module:
+def train_briefly(config) -> torch.nn.Module:
     """A model with weights, and averages of norms, that no new model has."""
     model = build_model(config).train()
     with torch.no_grad():
@@ -125,7 +125,7 @@ def trained(config) -> torch.nn.Module:
 
 
 def lm(**options) -> LM:
-    return trained(LMConfig(8, 16, (ATTENTION,), layers=2, **options))
+    return train_briefly(LMConfig(8, 16, (ATTENTION,), layers=2, **options))
 
 
 FRESH = """
@@ -159,7 +159,7 @@ def test_every_model_computes_the_same_bits_in_a_fresh_process(tmp_path):
     assert {name.split("-")[0] for name in CONFIGS} == set(KINDS)
     for name, config in CONFIGS.items():
         torch.manual_seed(0)
-        model = trained(config)
+        model = train_briefly(config)
         if name == "vit-attention":
             model.resize((24, 16))
         if name.startswith("dit"):
@@ -177,7 +177,7 @@ def test_every_model_computes_the_same_bits_in_a_fresh_process(tmp_path):
 @pytest.mark.parametrize("spec", [*SPECS.values(), {"name": "pooling"}], ids=lambda spec: spec["name"])
 def test_half_precision_stays(spec, tmp_path):
     """Also in a mixer without parameters, which knows its dtype by a buffer that is not saved."""
-    model = trained(ViTConfig(8, 2, (spec,), patch=4, pool="mean", **IMAGES)).bfloat16()
+    model = train_briefly(ViTConfig(8, 2, (spec,), patch=4, pool="mean", **IMAGES)).bfloat16()
     images = torch.randn(2, 3, 16, 16, dtype=torch.bfloat16)
     model.save_pretrained(tmp_path)
     again = ViT.from_pretrained(tmp_path)
@@ -226,7 +226,7 @@ except ValueError as why: print(why)
 
 def test_mixers_from_outside_of_the_package(tmp_path, monkeypatch):
     monkeypatch.delitem(MIXERS, "own_mixer:WeighedMean", raising=False)
-    model = trained(LMConfig(8, 16, ({"name": "own_mixer:WeighedMean", "floor": 0.5},)))
+    model = train_briefly(LMConfig(8, 16, ({"name": "own_mixer:WeighedMean", "floor": 0.5},)))
     tokens = inputs_of(model)[0]
     model.save_pretrained(tmp_path)
     torch.save((tokens, model(tokens).detach()), tmp_path / "outputs.pt")
@@ -255,7 +255,7 @@ def test_the_folders_of_all_ways_to_save_are_alike(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", "config.json", "model.safetensors", "notes.txt"]
 
 
-def refused(work) -> str:
+def refusal_of(work) -> str:
     with pytest.raises(MixerError) as told:
         work()
     assert "\n" not in str(told.value)
@@ -264,7 +264,7 @@ def refused(work) -> str:
 
 def test_what_is_wrong_with_a_folder_is_said_in_one_line(tmp_path):
     def say(cls=LM, **options) -> str:
-        return refused(lambda: cls.from_pretrained(tmp_path, **options))
+        return refusal_of(lambda: cls.from_pretrained(tmp_path, **options))
 
     assert f"{tmp_path} contains no model: config.json is missing" in say()
     model = lm()
@@ -297,8 +297,8 @@ def test_what_is_wrong_with_a_folder_is_said_in_one_line(tmp_path):
     assert "model.safetensors is missing" in say()
     (tmp_path / "checkpoints").mkdir()
     assert "is a run directory; tokenmix.lab.train.load_model loads it" in say()
-    assert "whose config would be lost" in refused(lambda: model.save_pretrained(tmp_path))
-    assert "cannot be made" in refused(lambda: model.save_pretrained(file))
+    assert "whose config would be lost" in refusal_of(lambda: model.save_pretrained(tmp_path))
+    assert "cannot be made" in refusal_of(lambda: model.save_pretrained(file))
 
 
 def test_only_strict_refuses_other_names(tmp_path):
@@ -306,17 +306,17 @@ def test_only_strict_refuses_other_names(tmp_path):
     model.save_pretrained(tmp_path)
     data = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**data, "layers": 3}))
-    assert "blocks.2" in refused(lambda: LM.from_pretrained(tmp_path))
+    assert "blocks.2" in refusal_of(lambda: LM.from_pretrained(tmp_path))
     loaded = LM.from_pretrained(tmp_path, strict=False, map_location=torch.device("cpu"))
     assert torch.equal(loaded.embed.weight, model.embed.weight)
 
 
 def test_what_could_not_be_loaded_is_not_saved(tmp_path):
     small = torch.ao.quantization.quantize_dynamic(lm(), {torch.nn.Linear}, dtype=torch.qint8)
-    assert "is no tensor" in refused(lambda: small.save_pretrained(tmp_path))
+    assert "is no tensor" in refusal_of(lambda: small.save_pretrained(tmp_path))
     with torch.device("meta"):
         empty = LM(LMConfig(8, 16, (ATTENTION,)))
-    assert "meta device" in refused(lambda: empty.save_pretrained(tmp_path))
+    assert "meta device" in refusal_of(lambda: empty.save_pretrained(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -325,14 +325,14 @@ def test_without_the_extra_the_methods_say_its_name(tmp_path, monkeypatch):
     model.save_pretrained(tmp_path / "a")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     LM.from_pretrained(tmp_path / "a")  # folders do not need it
-    said = refused(lambda: LM.from_pretrained("me/no-model"))
+    said = refusal_of(lambda: LM.from_pretrained("me/no-model"))
     assert said.startswith("LM.from_pretrained: there is no folder 'me/no-model'")
     assert said.endswith("needs huggingface_hub: pip install 'tokenmix[hf]'.")
-    assert refused(lambda: model.push_to_hub("me/x")).endswith("pip install 'tokenmix[hf]'.")
+    assert refusal_of(lambda: model.push_to_hub("me/x")).endswith("pip install 'tokenmix[hf]'.")
     for name in ("safetensors", "safetensors.torch"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert "safetensors" in refused(lambda: LM.from_pretrained(tmp_path / "a"))
-    assert "pip install" in refused(lambda: model.save_pretrained(tmp_path / "b"))
+    assert "safetensors" in refusal_of(lambda: LM.from_pretrained(tmp_path / "a"))
+    assert "pip install" in refusal_of(lambda: model.save_pretrained(tmp_path / "b"))
 
 
 def test_the_import_needs_neither_package(tmp_path):
@@ -428,7 +428,7 @@ def test_a_push_is_one_commit_of_the_folder(commits, tmp_path):
     assert (commits[1]["repo_id"], commits[1]["commit_message"]) == ("me/named", "first")
     for name, content in commit["files"].items():
         assert name == "README.md" or (tmp_path / "named" / name).read_bytes() == content
-    said = refused(lambda: model.push_to_hub("me/refuse"))
+    said = refusal_of(lambda: model.push_to_hub("me/refuse"))
     assert said == "LM.push_to_hub: 'me/refuse': 403 Forbidden: you may not."
 
 
@@ -449,7 +449,7 @@ def test_a_model_of_the_hub_is_loaded_by_its_files(monkeypatch, tmp_path):
     assert all(each[2] == options for each in asked)
     tokens = inputs_of(model)[0]
     assert torch.equal(found(tokens), model(tokens))
-    said = refused(lambda: LM.from_pretrained("me/gone"))
+    said = refusal_of(lambda: LM.from_pretrained("me/gone"))
     assert "there is no folder 'me/gone'" in said
     assert "Cannot find the file on the disk" in said
 

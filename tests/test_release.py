@@ -1,4 +1,4 @@
-"""The version stands in one place, the changelog names it, and public names change only where the changelog says so."""
+"""Test that one file holds the version, and that the changelog names it and every break of a public name."""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -236,3 +238,13 @@ def test_the_models_own_config_opens_no_folder_for_a_class_of_the_host(name, tmp
         with pytest.raises(MixerError, match=r"^from_pretrained: config= is that of a model whose attention [^\n]*$"):
             type(shared(name)).from_pretrained(tmp_path, config=config)
     same(AUTO[name].from_pretrained(tmp_path), model)
+
+
+def test_load_converted_needs_no_other_import(tmp_path):
+    model = converted("bert")
+    model.save_pretrained(tmp_path)
+    code = "import sys, torch; from tokenmix.hosts import load_converted; model = load_converted(sys.argv[1]); "
+    code += "print(model(torch.arange(3, 12)[None]).last_hidden_state.sum().item())"
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert abs(float(run.stdout) - model(given("bert")).last_hidden_state.sum().item()) < 1e-3

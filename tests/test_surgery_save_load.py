@@ -110,8 +110,12 @@ def test_a_timm_model_by_name(tmp_path, monkeypatch):
 
 def test_a_model_that_cannot_be_built_again_is_refused(tmp_path):
     new, report = replace_mixers(shared("transformer"), "attention")
-    with pytest.raises(MixerError, match=r"a Transformer cannot be rebuilt from a folder without host="):
+    with pytest.raises(
+        MixerError, match=r"a folder holds models of transformers and timm, .* not a Transformer; torch.save"
+    ):
         save_replaced(new, report, tmp_path / "out")
+    with pytest.raises(MixerError, match=r"host\['library'\] must be 'timm' or 'transformers', got 'torch'"):
+        save_replaced(new, report, tmp_path / "out", host={"library": "torch", "name": "Transformer"})
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "config.json").write_text("{}")
     bert, report = replace_mixers(shared("bert"), "attention")

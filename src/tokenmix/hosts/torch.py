@@ -195,8 +195,11 @@ class MultiheadMixer(nn.Module):
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         if query.is_nested or key.is_nested or value.is_nested:
-            instead = "pass padded ones and a key_padding_mask; nn.TransformerEncoder takes enable_nested_tensor=False"
-            _refuse(f"takes no nested tensors; {instead}")
+            _refuse(
+                "takes no nested tensors; nn.TransformerEncoder makes them in evaluation: build it with "
+                "enable_nested_tensor=False, or set its use_nested_tensor to False; elsewhere pass padded tensors and "
+                "a key_padding_mask"
+            )
         if not _same_tensor(key, value):
             hint = (
                 "trace a module that gives it one"

@@ -66,7 +66,11 @@ def chunk_positions(
 
 
 def register_state(cls: type) -> type:
-    """Register a state NamedTuple as a pytree node that ``torch.export`` can serialise. A class decorator."""
+    """Register a state NamedTuple as a pytree node that ``torch.export`` can serialise, and that ``torch.load`` trusts.
+
+    A class decorator.
+    """
+    torch.serialization.add_safe_globals([cls])
     pytree._register_namedtuple(cls, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
     return cls
 

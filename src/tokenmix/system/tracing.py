@@ -14,5 +14,5 @@ def keep_result(function: Callable[Given, Found]) -> Callable[Given, Found]:
 
     It does what ``torch.compiler.assume_constant_result`` does, which imports the whole compiler.
     """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # the mark that torch's own decorator sets
     return function

@@ -106,6 +106,7 @@ def register_converted() -> None:
 
 def load_saved(folder: Path) -> PreTrainedModel:
     """Load a folder that ``save_pretrained`` wrote, as the class that its config names."""
+    register_converted()
     config = AutoConfig.from_pretrained(folder)
     named = (config.architectures or [None])[0]
     host_class = getattr(transformers, str(named), None)

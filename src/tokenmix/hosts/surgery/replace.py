@@ -15,6 +15,7 @@ from ...mixers import is_softmax
 from ...types import Spec
 from ..conversion_report import Entry, Report
 from ..patch_grid import PatchGrid, find_patch_embedding, unwatch
+from ..torch import MultiheadMixer
 from .adapters import adapters_of
 from .build import adapter_for
 from .plan import plan_replacements
@@ -41,8 +42,8 @@ def replace_mixers(
     Each mixer takes over the weights of its attention wherever the two mean the same. Heads, grouped keys, biases,
     norms of queries and keys, the scale of logits, rotary positions, causality and max_len are the site's, if the
     mixer has the option and the spec does not set it. A mixer takes over the projections that its class names in
-    ``carries``: fused and transposed ones are split, grouped keys are repeated if the mixer has no ``kv_heads``, and
-    a bias that the host lacks is zero. Masks, caches and return values are the host's. With ``attention`` the
+    ``facts.carries``: fused and transposed ones are split, grouped keys are repeated if the mixer has no ``kv_heads``,
+    and a bias that the host lacks is zero. Masks, caches and return values are the host's. With ``attention`` the
     function stays the same. Dropout of attention weights is lost, and so is ``output_attentions`` of the replaced
     layers.
 
@@ -84,6 +85,7 @@ def replace_mixers(
             found |= pieces
     new = swap_modules(model, found, inplace)
     watch_patches(new)
+    keep_padded(new)
     return new, _report(model if not inplace else new, new, plan, entries_by_site, proofs)
 
 
@@ -93,6 +95,17 @@ def _seed_weights(seed: int | None) -> Iterator[None]:
         if seed is not None:
             torch.manual_seed(seed)
         yield
+
+
+def keep_padded(model: nn.Module) -> None:
+    """Let torch's encoders with a mixer pass padded tensors; nested ones, of evaluation, are for attention alone."""
+    for encoder in model.modules():
+        if isinstance(encoder, nn.TransformerEncoder) and any(
+            isinstance(layer.self_attn, MultiheadMixer)
+            for layer in encoder.layers
+            if isinstance(layer, nn.TransformerEncoderLayer)
+        ):
+            encoder.enable_nested_tensor = encoder.use_nested_tensor = False
 
 
 def watch_patches(model: nn.Module) -> None:

@@ -13,7 +13,8 @@ from torch import nn
 
 from ...errors import MixerError
 from ...models.saved import load_model
-from ...system.files import check_out, new_folder, read_json, whole_file, write_json
+from ...system.files import check_out, new_folder, read_json, write_json
+from ...system.tensor_files import write_tensors
 from ...system.torchvision import ensure_torchvision
 from ...types import Options, Record
 from ..conversion_report import Report
@@ -155,28 +156,31 @@ def save_replaced(
 
     Args:
         host: how to build the original model; a model of transformers describes itself, one of timm needs
-            ``{"library": "timm", "name": "vit_tiny_patch16_224", "options": {"num_classes": 10}}``.
+            ``{"library": "timm", "name": "vit_tiny_patch16_224", "options": {"num_classes": 10}}``. A model of your own
+            is not written: save its ``state_dict()``.
         beside: a folder whose tokenizer files are copied along; None: the folder that transformers or
             ``load_converted`` loaded the model from, where there is one.
         tokenizer: a tokenizer or processor of transformers that is saved with the model, instead of these files.
     """
-    try:
-        from safetensors.torch import save
-    except ImportError:
-        raise MixerError(f"{out}: writing it needs safetensors: pip install 'tokenmix[train]'.") from None
-    check_out(out)
     adapters = {adapter.site.name: adapter.spec for adapter in adapters_of(model).values()}
     config: Any = getattr(model, "config", None)
     if host is None and not hasattr(config, "to_dict"):
-        cannot = f"a {type(model).__name__} cannot be rebuilt from a folder without host=..."
-        raise MixerError(f"{out}: {cannot}; torch.save(model.state_dict(), ...) keeps its weights.")
+        raise MixerError(
+            f"{out}: a folder holds models of transformers and timm, which can be built from it, not a "
+            f"{type(model).__name__}; torch.save(model.state_dict(), FILE) keeps its weights, which "
+            "model.load_state_dict(torch.load(FILE)) takes after the same replace_mixers of a new model."
+        )
+    if host is not None and host.get("library") not in ("timm", "transformers"):
+        library = host.get("library")
+        raise MixerError(f"{out}: host['library'] must be 'timm' or 'transformers', got {library!r}.")
+    check_out(out)
     host = host or {"library": "transformers", "class": type(model).__name__, "config": config.to_dict()}
     loaded_from = getattr(config, "_name_or_path", "")
     if beside is None and loaded_from and Path(loaded_from).is_dir():
         beside = loaded_from
-    if any(tensor.is_meta for tensor in model.state_dict().values()):
+    out, tensors = Path(out), model.state_dict()
+    if any(tensor.is_meta for tensor in tensors.values()):
         raise MixerError(f"{out}: the model is on the meta device and has no weights to write; load them first.")
-    out, tensors = Path(out), _unique_tensors(model)
     with new_folder(out) as folder:
         described = {"kind": "surgery", "host": host, "mixers": adapters}
         if host.get("library") == "transformers":
@@ -190,19 +194,7 @@ def save_replaced(
                 shutil.copyfile(path, folder / path.name)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
-        with whole_file(folder / "model.safetensors") as f:
-            f.write(save(tensors))
-
-
-def _unique_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors, tied ones under their first name only."""
-    found, seen = {}, set()
-    for name, tensor in model.state_dict().items():
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride())
-        if key not in seen or tensor.numel() == 0:
-            seen.add(key)
-            found[name] = tensor.detach().cpu().contiguous()
-    return found
+        write_tensors(folder / "model.safetensors", tensors)
 
 
 def load_converted(folder: Path | str) -> Any:
@@ -220,6 +212,7 @@ def load_converted(folder: Path | str) -> Any:
     if config.get("kind") != "surgery":
         return load_model(folder)[0]
     if "model_type" in config and config.get("weights") != "by module":  # save_pretrained renames and splits them
+        _transformers(str(folder))
         from .auto_classes import load_saved
 
         return load_saved(folder)

@@ -85,7 +85,10 @@ def unknown_hint(model: nn.Module) -> str:
     """Return the end of an error message: the unknown attention of a model, and the known families."""
     odd = ", ".join(unknown_attention(model))
     seen = f"; it has {odd}, whose computation is unknown" if odd else ""
-    return f"{seen}; known are the families {', '.join(FAMILIES)}, whose classes tokenmix.hosts.surgery.FAMILIES lists."
+    return (
+        f"{seen}; known are the families {', '.join(FAMILIES)}, whose classes tokenmix.hosts.surgery.FAMILIES lists. "
+        "In code of your own, assign tokenmix.build_mixer(NAME, dim=..., causal=...) in its place."
+    )
 
 
 def _attention(model: nn.Module) -> Iterator[tuple[Site, nn.Module]]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, log
 
+from torch import nn
+
 from ...errors import MixerError
 from ...system.machine import memory_available
 from ...types import Options, Record, Spec
@@ -129,6 +131,11 @@ def advise(
     if batch < 1 or not 0 < seconds < inf or not 1 < worth < inf:
         given = f"got {batch}, {seconds} and {worth}"
         raise MixerError(f"advise: batch and seconds must be positive and worth larger than 1, all finite, {given}.")
+    if isinstance(model, nn.Module):
+        raise MixerError(
+            f"advise: give a {type(model).__name__} as Host(name, model, library, inputs_of(model, name)) of "
+            "tokenmix.lab.advise, or the name of its folder."
+        )
     host = load_host(model, options, device=device) if isinstance(model, str) else model
     chosen = list(dict.fromkeys(sorted(lengths or host.inputs.usual_lengths(host.size))))
     if not chosen or chosen[0] < 1:

@@ -34,6 +34,7 @@ EXTRAS = {"transformers": "hf", "timm": "vision"}
 class Host:
     """A model, its name on the command line, the library it belongs to, how it is called, and notes about it.
 
+    ``origin`` is the library as the page names it, such as "transformers".
     ``trained`` is False where it is known that some of its weights are random; the notes say why.
     """
 

@@ -137,24 +137,22 @@ def _memory(found: Record, name: str) -> str:
 
     By wall clock on several threads, and by processor time on one where that was measured.
     """
-    threads = list(dict.fromkeys(key.split(", ")[1] for key in found["memory"]))
-    kept = {"default": "default", "keep_memory": "kept"}
-    columns = [
-        (f"{setting}, {n}", f"{n} thread{'s' * (n != '1')}, {kept[setting]}") for n in threads for setting in kept
-    ]
+    memory, kept = found["memory"], {"default": "default", "keep_memory": "kept"}
+    threads = list(dict.fromkeys(key.split(", ")[1] for key in memory))
+    timed = [(n, setting) for n in threads for setting in kept]
     first = threads[0]
-    faulting = [(f"{setting}, {first}", f"page faults, {kept[setting]}") for setting in kept]
-    lines = [_row("", *(head for _, head in columns + faulting)), "|---" * (len(columns + faulting) + 1) + "|"]
-    for subject, row in found["memory"][f"default, {first}"]["rows"].items():
-        of = [found["memory"][key]["rows"][subject] for key, _ in columns]
-        base = row["of_attention"] == 1
-        cells = [
-            f"{r['wall_s' if n != '1' else 'cpu_s'] * 1e3:,.0f} ms" if base else f"{r['of_attention']:.1f}x"
-            for r, n in zip(of, [n for n in threads for _ in kept], strict=True)
-        ]
-        cells += [f"{found['memory'][key]['rows'][subject]['page_faults']:,}" for key, _ in faulting]
+    heads = [f"{n} thread{'s' * (n != '1')}, {kept[setting]}" for n, setting in timed]
+    heads += [f"page faults, {word}" for word in kept.values()]
+    lines = [_row("", *heads), "|---" * (len(heads) + 1) + "|"]
+    for subject in memory[f"default, {first}"]["rows"]:
+        cells = []
+        for n, setting in timed:
+            r = memory[f"{setting}, {n}"]["rows"][subject]
+            spent = r["cpu_s" if n == "1" else "wall_s"]
+            cells.append(f"{spent * 1e3:,.0f} ms" if r["of_attention"] == 1 else f"{r['of_attention']:.1f}x")
+        cells += [f"{memory[f'{setting}, {first}']['rows'][subject]['page_faults']:,}" for setting in kept]
         lines.append(_row(_name(subject), *cells))
-    by = {setting: found["memory"][f"{setting}, {first}"] for setting in kept}
+    by = {setting: memory[f"{setting}, {first}"] for setting in kept}
     said = f"Resident memory after everything was freed: {by['default']['resident_MiB']:,.0f} MiB by default, "
     said += f"{by['keep_memory']['resident_MiB']:,.0f} MiB kept, {by['keep_memory']['after_reset_MiB']:,.0f} MiB after "
     said += f"`keep_memory(False)`.[^{name}]"

@@ -166,7 +166,7 @@ def _use(facts: Facts, name: str) -> str:
             name=name, channels=model.channels, height=model.image_size[0], width=model.image_size[1]
         )
     if facts.kind == "seq2seq":
-        return USE["seq2seq"].format(name=name, longest=facts.config.data.max_tokens)  # type: ignore[attr-defined]  # of pairs of texts
+        return USE["seq2seq"].format(name=name, longest=facts.config.data.max_tokens)  # type: ignore[attr-defined]  # pairs have it
     if facts.kind == "ids":
         auto = type(facts.model).__name__.replace("TokenMix", "AutoModel")
         return USE["ids"].format(name=name, auto=auto, last=model.vocab - 1)
