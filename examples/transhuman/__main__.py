@@ -126,6 +126,7 @@ def main() -> int:
     one.add_argument("--out", type=Path)
     one.add_argument("--data", type=Path, default=Path("runs/transhuman"), help="folder of the drawn scenes")
     one.add_argument("--steps", type=int, default=TrainSettings.steps)
+    one.add_argument("--rate", type=float, default=TrainSettings.rate, help="highest learning rate")
     one.add_argument("--seed", type=int, default=0)
     one.add_argument("--people", type=int, default=TrainSettings.people)
     one.add_argument("--size", type=int, default=TrainSettings.size)
@@ -151,6 +152,7 @@ def main() -> int:
             settings = replace(
                 TrainSettings(),
                 steps=given.steps,
+                rate=given.rate,
                 seed=given.seed,
                 people=given.people,
                 size=given.size,

@@ -68,7 +68,7 @@ class TransHumanConfig:
     stride: int = 1
     width: int = 128
     keys: int = 64
-    cells: int = 24
+    cells: int = 16
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -163,17 +163,26 @@ class ImageEncoder(nn.Module):
 
 
 class Grid(nn.Module):
-    """Three 3-D convolutions over a grid of cells."""
+    """3-D convolutions over a grid of cells at three resolutions, so that every cell hears of the whole body."""
 
     def __init__(self, dim: int):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Conv3d(dim, dim, 3, padding=1) for _ in range(3))
+        self.before = nn.ModuleList(nn.Conv3d(dim, dim, 3, padding=1) for _ in range(3))
+        self.down = nn.ModuleList(nn.Conv3d(dim, dim, 3, stride=2, padding=1) for _ in range(2))
+        self.after = nn.ModuleList(nn.Conv3d(dim, dim, 3, padding=1) for _ in range(2))
 
     def forward(self, cells: Tensor) -> Tensor:
         """Map (V, dim, n, n, n) to the same."""
-        for layer in self.layers:
-            cells = cells + F.relu(layer(cells))
-        return cells
+        x = cells + F.relu(self.before[0](cells))
+        fine = [x]
+        for down, layer in zip(self.down, self.before[1:], strict=True):
+            x = F.relu(down(x))
+            x = x + F.relu(layer(x))
+            fine.append(x)
+        for layer, finer in zip(self.after, reversed(fine[:-1]), strict=True):
+            x = finer + F.interpolate(x, finer.shape[2:], mode="trilinear", align_corners=False)
+            x = x + F.relu(layer(x))
+        return x
 
 
 class TransHuman(nn.Module):

@@ -35,10 +35,10 @@ class TrainSettings:
         rate: highest learning rate; it rises over the first 100 steps and falls by a cosine to a hundredth.
     """
 
-    steps: int = 1500
+    steps: int = 3000
     seed: int = 0
-    people: int = 60
-    poses: int = 3
+    people: int = 200
+    poses: int = 2
     size: int = 64
     references: tuple[int, ...] = (0, 1, 2)
     patches: int = 4
