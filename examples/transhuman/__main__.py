@@ -127,6 +127,8 @@ def main() -> int:
     one.add_argument("--data", type=Path, default=Path("runs/transhuman"), help="folder of the drawn scenes")
     one.add_argument("--steps", type=int, default=TrainSettings.steps)
     one.add_argument("--rate", type=float, default=TrainSettings.rate, help="highest learning rate")
+    one.add_argument("--scenes", type=int, default=TrainSettings.scenes, help="scenes of a step")
+    one.add_argument("--patches", type=int, default=TrainSettings.patches, help="patches of a scene")
     one.add_argument("--seed", type=int, default=0)
     one.add_argument("--people", type=int, default=TrainSettings.people)
     one.add_argument("--size", type=int, default=TrainSettings.size)
@@ -152,6 +154,8 @@ def main() -> int:
             settings = replace(
                 TrainSettings(),
                 steps=given.steps,
+                scenes=given.scenes,
+                patches=given.patches,
                 rate=given.rate,
                 seed=given.seed,
                 people=given.people,

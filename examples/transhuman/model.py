@@ -163,17 +163,23 @@ class ImageEncoder(nn.Module):
 
 
 class Grid(nn.Module):
-    """3-D convolutions over a grid of cells at three resolutions, so that every cell hears of the whole body."""
+    """3-D convolutions over a grid of cells at three resolutions, so that every cell hears of the whole body.
+
+    They have half of the features, and with that about the parameters of four blocks of a mixer.
+    """
 
     def __init__(self, dim: int):
         super().__init__()
+        dim, whole = dim // 2, dim
+        self.enter, self.leave = nn.Conv3d(whole, dim, 1), nn.Conv3d(dim, whole, 1)
         self.before = nn.ModuleList(nn.Conv3d(dim, dim, 3, padding=1) for _ in range(3))
         self.down = nn.ModuleList(nn.Conv3d(dim, dim, 3, stride=2, padding=1) for _ in range(2))
         self.after = nn.ModuleList(nn.Conv3d(dim, dim, 3, padding=1) for _ in range(2))
 
     def forward(self, cells: Tensor) -> Tensor:
         """Map (V, dim, n, n, n) to the same."""
-        x = cells + F.relu(self.before[0](cells))
+        x = self.enter(cells)
+        x = x + F.relu(self.before[0](x))
         fine = [x]
         for down, layer in zip(self.down, self.before[1:], strict=True):
             x = F.relu(down(x))
@@ -182,7 +188,7 @@ class Grid(nn.Module):
         for layer, finer in zip(self.after, reversed(fine[:-1]), strict=True):
             x = finer + F.interpolate(x, finer.shape[2:], mode="trilinear", align_corners=False)
             x = x + F.relu(layer(x))
-        return x
+        return cells + self.leave(x)
 
 
 class TransHuman(nn.Module):
@@ -226,6 +232,8 @@ class TransHuman(nn.Module):
         self.density = nn.Linear(width, 1)
         self.view = nn.Linear(width + 3 + 6 * DIRECTION, width // 2)
         self.colour = nn.Linear(width // 2, 3)
+        for layer in (self.body, self.pixel, self.body_values, self.pixel_values, *self.layers, self.view):
+            nn.init.kaiming_normal_(layer.weight)  # torch's own start loses colours on their way through seven layers
 
     # TransHE
 

@@ -30,21 +30,25 @@ class TrainSettings:
         people, poses: identities of training, and poses of each; a scene is one pair.
         size: rows and columns of an image.
         references: reference views that are used, from the first to the third.
-        patches, side: square patches of a target image in a step, and their pixels along a side.
+        scenes: in a step.
+        patches, side: square patches of a target image of each of them, and their pixels along a side.
         samples: of a ray.
+        single: share of the steps that see one reference view only, so that one model serves one view and several.
         rate: highest learning rate; it rises over the first 100 steps and falls by a cosine to a hundredth.
     """
 
-    steps: int = 3000
+    steps: int = 2400
     seed: int = 0
     people: int = 200
     poses: int = 2
     size: int = 64
     references: tuple[int, ...] = (0, 1, 2)
-    patches: int = 4
+    scenes: int = 2
+    patches: int = 2
     side: int = 8
     samples: int = 20
-    rate: float = 1e-3
+    single: float = 0.25
+    rate: float = 2e-3
     save_every: int = 250
     log_every: int = 25
 
@@ -81,6 +85,8 @@ def build(config: TransHumanConfig, seed: int) -> TransHuman:
 
 def loss_of(model: TransHuman, scene: Scene, settings: TrainSettings, generator: torch.Generator) -> Tensor:
     """Return the squared error of the colours of some patches of a target view."""
+    if float(torch.rand((), generator=generator)) < settings.single:
+        scene = scene.with_references((int(torch.randint(len(scene.references), (), generator=generator)),))
     view = scene.targets[int(torch.randint(len(scene.targets), (), generator=generator))]
     picked = draw_patches(view.mask, patches=settings.patches, side=settings.side, share=0.8, generator=generator)
     pixels = pixel_centres(view.camera.size)[picked]
@@ -122,10 +128,10 @@ def train(
     begin, last = time.process_time(), []
     for step in range(done, settings.steps):
         generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
-        scene = scenes[int(torch.randint(len(scenes), (), generator=generator))]
+        picked = torch.randint(len(scenes), (settings.scenes,), generator=generator).tolist()
         for group in optimizer.param_groups:
             group["lr"] = rate_at(step, settings)
-        loss = loss_of(model, scene, settings, generator)
+        loss = torch.stack([loss_of(model, scenes[i], settings, generator) for i in picked]).mean()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if not torch.isfinite(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)):
