@@ -55,6 +55,11 @@ PROGRAMS = {
         "python examples/nanoaft.py",
         "mixers/aft_forget.md",
     ),
+    "transhuman": Example(
+        "a body seen from the front, its unseen back drawn by tokens that talk to each other",
+        "python -m examples.transhuman train --steps 5 --people 2 --out OUT/run --data OUT",
+        "bodies.md",
+    ),
     "own_task": Example(
         "a task of your own in the training loop: count the letters of a sequence",
         "tokenmix train examples/own_task.py --out OUT",
@@ -89,7 +94,8 @@ def tables(record: dict[str, Any]) -> str:
     lines = ["| program | shows | seconds |", "|---|---|---|"]
     for name, each in PROGRAMS.items():
         said = f"{each.shows} ([page]({each.page})): `{each.command.replace('OUT', 'runs/own')}`"
-        lines.append(f"| `examples/{name}.py` | {said} | {record['seconds'][name]:.0f} |")
+        file = f"{name}.py" if (ROOT / "examples" / f"{name}.py").exists() else name
+        lines.append(f"| `examples/{file}` | {said} | {record['seconds'][name]:.0f} |")
     lines += ["", "| notebook | shows | seconds |", "|---|---|---|"]
     for page, name in NOTEBOOKS.items():
         seconds = record["seconds"][name]

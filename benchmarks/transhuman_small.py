@@ -22,6 +22,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from examples.transhuman.model import PAPER, count_parameters
+
 from tokenmix.lab.bench.roofline import machine
 from tokenmix.lab.sweep.evidence import student
 
@@ -47,7 +48,9 @@ def run(row: str, out: Path, seed: int, rate: float, steps: int) -> None:
         data = out.parent.parent
         views = ("--views", 1) if row == "one_view" else ()
         of = "attention" if row == "one_view" else row
-        call("train", "--row", of, "--out", out, "--data", data, "--seed", seed, "--rate", rate, "--steps", steps, *views)
+        call(
+            "train", "--row", of, "--out", out, "--data", data, "--seed", seed, "--rate", rate, "--steps", steps, *views
+        )
         if steps == STEPS:
             call("score", out, "--scenes", SCENES)
 
@@ -119,11 +122,13 @@ def values_of(results: dict[str, Any], row: str, kind: str, field: str) -> list[
 
 def write_scores(results: dict[str, Any]) -> str:
     """Write the table of scores: rows by their error at unseen vertices, then the floors."""
-    head = "| row | seeds | new poses: PSNR / SSIM | new people: PSNR / SSIM | one view: PSNR / SSIM | error unseen | seen |"
-    lines = [head, "|---|---|---|---|---|---|---|"]
+    head = ("row", "seeds", *(f"{kind}: PSNR / SSIM" for kind in ("new poses", "new people", "one view")))
+    lines = ["| " + " | ".join((*head, "error unseen", "seen")) + " |", "|---|---|---|---|---|---|---|"]
 
     def pair(row: str, kind: str) -> str:
-        return " / ".join(f"{mean(values_of(results, row, kind, f)):{form}}" for f, form in (("psnr", ".2f"), ("ssim", ".3f")))
+        return " / ".join(
+            f"{mean(values_of(results, row, kind, f)):{form}}" for f, form in (("psnr", ".2f"), ("ssim", ".3f"))
+        )
 
     order = sorted(results["rows"], key=lambda row: mean(values_of(results, row, "identity", "unseen")))
     for row in order:

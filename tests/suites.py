@@ -192,6 +192,7 @@ TESTS = {
     "test_synthetic.py": ("test_a_sweep_takes_the_rate_with_the_highest_accuracy",),
     "test_testing.py": ("test_a_right_mixer_passes",),
     "test_text_files.py": ("test_a_large_file_is_unpacked_and_joined_in_chunks",),
+    "test_transhuman.py": ("test_the_commands",),
     "test_train.py": (
         "test_killed_three_times_it_gives_the_same_bits",
         "test_bf16_and_compile_train_like_fp32",

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-pytest.importorskip("sklearn")
-from examples.transhuman import reference  # noqa: E402
-from examples.transhuman.__main__ import ROWS  # noqa: E402
-from examples.transhuman.body import build_body, draw_pose, read_body, rotation_matrices  # noqa: E402
-from examples.transhuman.encodings import encode  # noqa: E402
-from examples.transhuman.model import (  # noqa: E402
+from tokenmix import MixerError
+from transhuman import reference
+from transhuman.__main__ import ROWS
+from transhuman.body import build_body, draw_pose, read_body, rotation_matrices
+from transhuman.encodings import encode
+from transhuman.model import (
     PAPER,
     TransHuman,
     TransHumanConfig,
@@ -25,12 +24,10 @@ from examples.transhuman.model import (  # noqa: E402
     count_parameters,
     make_clusters,
 )
-from examples.transhuman.renderer import Camera, find_visible, look_at, rasterize  # noqa: E402
-from examples.transhuman.scenes import PLAIN, View, draw_scene  # noqa: E402
-from examples.transhuman.training import TrainSettings, load, train  # noqa: E402
-from examples.transhuman.volume import composite, cross_box, draw_image  # noqa: E402
-
-from tokenmix import MixerError  # noqa: E402
+from transhuman.renderer import Camera, find_visible, look_at, rasterize
+from transhuman.scenes import PLAIN, View, draw_scene
+from transhuman.training import TrainSettings, load, loss_of, train
+from transhuman.volume import composite, cross_box, draw_image
 
 ROOT = Path(__file__).parent.parent
 SMALL = TransHumanConfig(
@@ -229,7 +226,7 @@ def test_a_run_is_gone_on_with_to_the_bit(tmp_path, capsys):
 
 def stop_after(steps, settings, folder):
     """Interrupt a run as Ctrl-C does, after some of its steps."""
-    import examples.transhuman.training as module
+    import transhuman.training as module
 
     seen, loss_of = [], module.loss_of
 
@@ -245,6 +242,15 @@ def stop_after(steps, settings, folder):
             train(SMALL, settings, folder / "cut", data=folder)
     finally:
         module.loss_of = loss_of
+
+
+def test_a_perceptual_loss_is_an_option(scene, model):
+    field = TransHuman(SMALL, model.labels, PLAIN.rest)
+    given = TrainSettings(size=16, side=4, samples=4, single=0)
+    plain, more = (
+        loss_of(field, scene, replace(given, perceptual=weight), torch.Generator().manual_seed(0)) for weight in (0, 1)
+    )
+    assert more > plain > 0
 
 
 def test_what_is_wrong_is_said_in_one_line(scene, tmp_path, model):
@@ -293,7 +299,7 @@ def test_the_commands(tmp_path):
     words = ["--out", str(tmp_path / "run"), "--data", str(tmp_path), "--steps", "2", "--people", "1", "--size", "16"]
     assert run("train", "--row", "hydra", *words).returncode == 0
     assert "identity  model" in run("score", str(tmp_path / "run"), "--scenes", "1").stdout
-    assert run("page", str(tmp_path / "run"), "--out", str(tmp_path / "page")).returncode == 0
+    assert run("page", str(tmp_path / "run"), "--people", "1", "--out", str(tmp_path / "page")).returncode == 0
     assert "colour error, unseen" in (tmp_path / "page" / "index.html").read_text()
     refused = run("score", str(tmp_path))
     assert refused.returncode == 2

@@ -8,8 +8,6 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import torch
-
 from tokenmix import MixerError
 
 from . import pictures
@@ -78,24 +76,27 @@ def mesh(out: Path, number: int, level: float) -> None:
     print(f"{out}/mesh.obj: {len(vertices):,} vertices, {len(faces):,} triangles; mesh.png shows it")
 
 
-def page(runs: list[Path], out: Path, number: int) -> None:
-    """Write one page that compares runs: the unseen back by each of them, and their scores."""
+def page(runs: list[Path], out: Path, people: int) -> None:
+    """Write one page that compares runs: the unseen backs of new people by each of them, and their scores."""
     out.mkdir(parents=True, exist_ok=True)
-    first, settings = load(runs[0])
-    scene = pick(runs[0], number)
-    back = pictures.back_view(scene)
-    pictures.save(torch.cat([view.colours for view in scene.references], 2), out / "references.png")
-    pictures.save(back.colours, out / "back.png")
-    parts = [("What the model is given", "references.png"), ("The back, which none of these views sees", "back.png")]
-    table = [["run", "new people: PSNR", "SSIM", "colour error, unseen", "seen"]]
+    loaded = {run.name: load(run)[0] for run in runs}
+    table, rows = [["run", "new people: PSNR", "SSIM", "colour error, unseen", "seen"]], []
+    for number in range(people):
+        scene = pick(runs[0], number)
+        back = pictures.back_view(scene)
+        drawn = [
+            pictures.draw_image(model, model.encode(scene), scene, back.camera).colours for model in loaded.values()
+        ]
+        front = pictures.crop_to_body([scene.references[len(scene.references) // 2].colours], scene.references[0].mask)
+        rows.append(front + pictures.crop_to_body([back.colours, *drawn], back.mask))
+        print(f"\rpeople: {number + 1} of {people}", end="", flush=True)
+    print()
     for run in runs:
-        model, _ = load(run)
-        drawn = pictures.draw_image(model, model.encode(scene), scene, back.camera)
-        pictures.save(drawn.colours, out / f"back-{run.name}.png")
-        parts.append((f"The back drawn by {run.name}", f"back-{run.name}.png"))
         if (run / "scores.json").is_file():
             s = json.loads((run / "scores.json").read_text())["identity, model"]
             table.append([run.name, f"{s['psnr']:.2f}", f"{s['ssim']:.3f}", f"{s['unseen']:.3f}", f"{s['seen']:.3f}"])
+    pictures.save_grid(rows, ["front (given)", "back (hidden)", *loaded], out / "backs.png")
+    parts = [("The front is given, the back is seen by no reference view; each run draws it", "backs.png")]
     pictures.write_page("A body seen from the front", parts, table, out / "index.html")
     print(f"{out}/index.html")
 
@@ -111,10 +112,8 @@ def counts() -> None:
     )
     rest = total - parts["images"]
     print(f"{'without images':14} {rest:10,}   of its code: 6,239,556")
-    print(
-        "The paper states the widths of the blocks (ViT-tiny), the trunk (ResNet-18), the lifted colours, the reduction,"
-    )
-    print("first layer of the body, keys and values. It does not state those of the layers after them.")
+    print("The paper states the widths of the blocks (ViT-tiny), the image trunk (ResNet-18), the lifted colours, the")
+    print("reduction, the first layer of the body, keys and values. It does not state those of the layers after them.")
 
 
 def main() -> int:
@@ -127,6 +126,7 @@ def main() -> int:
     one.add_argument("--data", type=Path, default=Path("runs/transhuman"), help="folder of the drawn scenes")
     one.add_argument("--steps", type=int, default=TrainSettings.steps)
     one.add_argument("--rate", type=float, default=TrainSettings.rate, help="highest learning rate")
+    one.add_argument("--perceptual", type=float, default=0.0, help="weight of the error of random features")
     one.add_argument("--scenes", type=int, default=TrainSettings.scenes, help="scenes of a step")
     one.add_argument("--patches", type=int, default=TrainSettings.patches, help="patches of a scene")
     one.add_argument("--seed", type=int, default=0)
@@ -145,7 +145,7 @@ def main() -> int:
     compared = commands.add_parser("page", help="compare runs on one page")
     compared.add_argument("runs", type=Path, nargs="+")
     compared.add_argument("--out", type=Path, default=Path("runs/transhuman/page"))
-    compared.add_argument("--scene", type=int, default=0)
+    compared.add_argument("--people", type=int, default=4)
     commands.add_parser("counts", help="parameters at the paper's sizes")
     given = parser.parse_args()
     try:
@@ -157,6 +157,7 @@ def main() -> int:
                 scenes=given.scenes,
                 patches=given.patches,
                 rate=given.rate,
+                perceptual=given.perceptual,
                 seed=given.seed,
                 people=given.people,
                 size=given.size,
@@ -172,7 +173,7 @@ def main() -> int:
         elif given.command == "mesh":
             mesh(given.run, given.scene, given.level)
         elif given.command == "page":
-            page(given.runs, given.out, given.scene)
+            page(given.runs, given.out, given.people)
         else:
             counts()
     except MixerError as error:

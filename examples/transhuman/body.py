@@ -150,21 +150,26 @@ class Shape:
     torso: float = 1.0
     head: float = 1.0
 
+    def width(self, joint: int) -> float:
+        """Return the factor of the radii of a joint's bone."""
+        if NAMES[joint] in ("neck", "head"):
+            return self.head
+        return self.torso if joint in MIDDLE or "collar" in NAMES[joint] else self.limbs
+
 
 def build_body(shape: Shape = Shape()) -> Body:  # noqa: B008  # a frozen value
     """Build the body of capsules in its canonical pose, with the arms to the sides."""
-    vertices, faces, owners = [], [], []
+    vertices: list[Tensor] = []
+    faces, owners = [], []
     for index, bone in enumerate(BONES):
-        wide = shape.head if index in (12, 15) else shape.torso if index in MIDDLE or index in (13, 14) else shape.limbs
-        points, triangles = _capsule(bone, wide)
-        faces.append(triangles + sum(len(v) for v in vertices))
+        points, triangles = _capsule(bone, shape.width(index))
+        faces.append(triangles + sum(map(len, vertices)))
         vertices.append(points)
         owners.append(torch.full((len(points),), index))
     rest, owner = torch.cat(vertices), torch.cat(owners)
     inside = torch.zeros(len(rest), dtype=torch.bool)
     for index, bone in enumerate(BONES):
-        wide = shape.head if index in (12, 15) else shape.torso if index in MIDDLE or index in (13, 14) else shape.limbs
-        inside |= (owner != index) & (_distance(rest, bone, wide) < -0.004)
+        inside |= (owner != index) & (_distance(rest, bone, shape.width(index)) < -0.004)
     joints = torch.tensor([bone.joint for bone in BONES])
     weights = _weights(rest, owner)
     return Body(rest * shape.height, torch.cat(faces), weights, joints * shape.height, ~inside)
@@ -324,7 +329,10 @@ def draw_identity(seed: int) -> Identity:
     return Identity(shape, clothes)
 
 
-SWINGS = {  # standard deviation and mean of the angles around x, y and z, in radians, of the left joint
+Triple = tuple[float, float, float]
+SWINGS: dict[
+    int, tuple[Triple, Triple]
+] = {  # standard deviation and mean of the angles around x, y and z, in radians, of the left joint
     1: ((0.35, 0.10, 0.08), (-0.10, 0.0, 0.05)),
     4: ((0.30, 0.0, 0.0), (0.35, 0.0, 0.0)),
     7: ((0.15, 0.05, 0.05), (0.0, 0.0, 0.0)),
@@ -340,8 +348,8 @@ def draw_pose(seed: int) -> Tensor:
     """Draw the angles (24, 3) of a person who moves: arms mostly down, knees that bend one way."""
     g = torch.Generator().manual_seed(seed)
     angles = torch.zeros(JOINTS, 3)
-    for joint, deviation in TURNS.items():
-        angles[joint] = torch.randn(3, generator=g) * deviation
+    for joint, turn in TURNS.items():
+        angles[joint] = torch.randn(3, generator=g) * turn
     mirror = torch.tensor([1.0, -1.0, -1.0])
     for joint, (deviation, mean) in SWINGS.items():
         for side in (0, 1):

@@ -36,6 +36,30 @@ def save(image: Tensor, path: Path) -> None:
         Image.fromarray(to_pixels(image).numpy()).save(f, "PNG")
 
 
+def save_grid(rows: list[list[Tensor]], names: list[str], path: Path) -> None:
+    """Write rows of images (3, H, W) as one PNG, with a name over each column."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    cells = to_pixels(torch.cat([torch.cat(row, 2) for row in rows], 1))
+    height, width = 26, cells.shape[1]
+    whole = Image.new("RGB", (width, cells.shape[0] + height), "white")
+    whole.paste(Image.fromarray(cells.numpy()), (0, height))
+    draw = ImageDraw.Draw(whole)
+    for i, name in enumerate(names):
+        middle = (i + 0.5) * width / len(names)
+        draw.text((middle, height / 2), name, fill="black", anchor="mm", font=ImageFont.load_default(15))
+    with whole_file(path) as f:
+        whole.save(f, "PNG")
+
+
+def crop_to_body(images: list[Tensor], mask: Tensor) -> list[Tensor]:
+    """Return the middle columns of images (3, H, W), half as wide, around a body."""
+    width = mask.shape[1]
+    middle = int(mask.any(0).nonzero().float().mean())
+    left = min(max(middle - width // 4, 0), width - width // 2)
+    return [image[:, :, left : left + width // 2] for image in images]
+
+
 def shade_depth(depth: Tensor, opacity: Tensor) -> Tensor:
     """Return depths as grey: the nearest of the body is white."""
     body = opacity > 0.5

@@ -127,7 +127,9 @@ def rasterize(vertices: Tensor, faces: Tensor, camera: Camera) -> Image:
     p = torch.stack([x, y], 1).to(points) + 0.5
     a, b, c = corners[triangle].unbind(1)
     areas = torch.stack([_cross(b - p, c - p), _cross(c - p, a - p), _cross(a - p, b - p)], 1)
-    whole = areas.sum(1)  # not from the corners alone: of a tiny triangle, rounding would leave weights that sum to less
+    whole = areas.sum(
+        1
+    )  # not from the corners alone: of a tiny triangle, rounding would leave weights that sum to less
     flat = areas / whole[:, None]
     inverse = flat / far[triangle]
     distance = 1 / inverse.sum(1)

@@ -34,6 +34,8 @@ class TrainSettings:
         patches, side: square patches of a target image of each of them, and their pixels along a side.
         samples: of a ray.
         single: share of the steps that see one reference view only, so that one model serves one view and several.
+        perceptual: weight of the squared error of features of a fixed random network of convolutions, beside that of
+            the colours; the paper's features are those of a trained one, whose weights are not at hand.
         rate: highest learning rate; it rises over the first 100 steps and falls by a cosine to a hundredth.
     """
 
@@ -48,6 +50,7 @@ class TrainSettings:
     side: int = 8
     samples: int = 20
     single: float = 0.25
+    perceptual: float = 0.0
     rate: float = 2e-3
     save_every: int = 250
     log_every: int = 25
@@ -93,7 +96,21 @@ def loss_of(model: TransHuman, scene: Scene, settings: TrainSettings, generator:
     drawn = draw_rays(
         model, model.encode(scene), scene, view.camera, pixels, samples=settings.samples, generator=generator
     )
-    return (drawn.colours - view.colours.flatten(1).T[picked]).square().mean()
+    truth = view.colours.flatten(1).T[picked]
+    loss = (drawn.colours - truth).square().mean()
+    if settings.perceptual:
+        side = settings.side
+        a, b = (random_features(t.reshape(-1, side, side, 3).permute(0, 3, 1, 2)) for t in (drawn.colours, truth))
+        loss = loss + settings.perceptual * (a - b).square().mean()
+    return loss
+
+
+def random_features(patches: Tensor, *, width: int = 32) -> Tensor:
+    """Return features (P, width, h, w) of patches (P, 3, h, w): two convolutions with fixed random weights."""
+    g = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(width, n, 3, 3, generator=g) * (2 / (9 * n)) ** 0.5 for n in (3, width))
+    x = torch.nn.functional.conv2d(patches, first.to(patches), padding=1).relu()
+    return torch.nn.functional.conv2d(x, second.to(patches), padding=1).relu()
 
 
 def rate_at(step: int, settings: TrainSettings) -> float:
