@@ -17,18 +17,20 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from examples.transhuman.model import PAPER, count_parameters
+from examples.transhuman.model import PAPER, PLACE, build_on_meta, count_parameters
+from examples.transhuman.training import read_log
 
 from tokenmix.lab.bench.roofline import machine
 from tokenmix.lab.sweep.evidence import student
 
 RESULTS = Path(__file__).parent / "results" / "transhuman_small.json"
 TUNED = ("attention", "aft_simple", "convolution", "appearance")
-RATES = (1e-3, 2e-3, 4e-3)
+RATES = (2e-3, 4e-3, 8e-3)
 STEPS = 2400
 SCENES = 16
 """Scenes of each kind that a run is scored on, with three target views each."""
@@ -57,7 +59,7 @@ def run(row: str, out: Path, seed: int, rate: float, steps: int) -> None:
 
 def last_loss(run: Path, steps: int = 100) -> float:
     """Return the mean loss of the last steps of a run."""
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    lines = read_log(run)
     return mean(line["loss"] for line in lines if line["step"] > lines[-1]["step"] - steps)
 
 
@@ -85,12 +87,14 @@ def train_all(out: Path, rows: list[str], seeds: list[int], jobs: int) -> None:
 def collect(out: Path) -> dict[str, Any]:
     """Collect what has finished."""
     rows: dict[str, Any] = {}
-    for folder in sorted((out / "runs").iterdir()):
+    floors, training = {}, {}
+    for folder in sorted((out / "runs").glob("*-*")):
         if (folder / "scores.json").exists():
             row, _, seed = folder.name.rpartition("-")
             scores = json.loads((folder / "scores.json").read_text())
-            log = json.loads((folder / "log.jsonl").read_text().splitlines()[-1])
+            log = read_log(folder)[-1]
             config = json.loads((folder / "config.json").read_text())
+            training = config["training"]
             entry = rows.setdefault(row, {"rate": config["training"]["rate"], "runs": {}})
             entry["runs"][seed] = {
                 "cpu_seconds": log["cpu_seconds"],
@@ -99,11 +103,20 @@ def collect(out: Path) -> dict[str, Any]:
             floors = {k: v for k, v in scores.items() if not k.endswith(", model")}
     return {
         "machine": machine(),
-        "training": config["training"],
+        "training": training,
         "tuning": {row: {f"{rate:g}": loss for rate, loss in tune(out, row).items()} for row in TUNED},
         "floors": floors,
         "rows": rows,
+        **describe_paper(),
+    }
+
+
+def describe_paper() -> dict[str, Any]:
+    """Return the sizes of the paper's model, and what a model of these sizes has on the meta device."""
+    return {
+        "paper": asdict(PAPER) | {"place": PLACE},
         "counts": count_parameters(PAPER),
+        "point_features": build_on_meta(PAPER).body.in_features,
     }
 
 

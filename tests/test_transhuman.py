@@ -26,7 +26,7 @@ from transhuman.model import (
 )
 from transhuman.renderer import Camera, find_visible, look_at, rasterize
 from transhuman.scenes import PLAIN, View, draw_scene
-from transhuman.training import TrainSettings, load, loss_of, train
+from transhuman.training import TrainSettings, load, loss_of, read_log, train
 from transhuman.volume import composite, cross_box, draw_image
 
 ROOT = Path(__file__).parent.parent
@@ -215,12 +215,17 @@ def test_every_row_has_gradients(scene, row):
 
 
 def test_a_run_is_gone_on_with_to_the_bit(tmp_path, capsys):
-    settings = TrainSettings(steps=6, people=1, poses=1, size=16, patches=2, side=4, samples=4, save_every=2)
+    settings = TrainSettings(
+        steps=6, people=1, poses=1, size=16, patches=2, side=4, samples=4, save_every=2, log_every=2
+    )
+    settings = replace(settings, log_every=2)
     train(SMALL, settings, tmp_path / "whole", data=tmp_path)
     stop_after(5, settings, tmp_path)
     train(SMALL, settings, tmp_path / "cut", data=tmp_path)
     whole, cut = (load(tmp_path / name)[0].state_dict() for name in ("whole", "cut"))
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    steps = [[line["step"] for line in read_log(tmp_path / name)] for name in ("whole", "cut")]
+    assert steps[0] == steps[1] == [2, 4, 6]
     assert "step 6 of 6" in capsys.readouterr().out
 
 

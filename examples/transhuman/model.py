@@ -363,10 +363,15 @@ def sample_grid(cells: Tensor, places: Tensor, low: Tensor, high: Tensor) -> Ten
     return found[..., 0, 0].mT
 
 
-def count_parameters(config: TransHumanConfig) -> dict[str, int]:
-    """Return the parameters of each part, from a model on the meta device."""
+def build_on_meta(config: TransHumanConfig) -> TransHuman:
+    """Return a model without memory for its tensors."""
     labels, rest = torch.arange(config.clusters), torch.zeros(config.clusters, 3)
     with torch.device("meta"):
-        model = TransHuman(config, labels, rest)
-    parts = {name: sum(p.numel() for p in child.parameters()) for name, child in model.named_children()}
+        return TransHuman(config, labels, rest)
+
+
+def count_parameters(config: TransHumanConfig) -> dict[str, int]:
+    """Return the parameters of each part, from a model on the meta device."""
+    children = build_on_meta(config).named_children()
+    parts = {name: sum(p.numel() for p in child.parameters()) for name, child in children}
     return {name: n for name, n in parts.items() if n}

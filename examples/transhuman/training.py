@@ -121,6 +121,14 @@ def rate_at(step: int, settings: TrainSettings) -> float:
     return settings.rate * (0.01 + 0.99 * (1 + math.cos(math.pi * share)) / 2)
 
 
+def read_log(out: Path) -> list[dict[str, float]]:
+    """Return the lines of a run's log; one that was being written when the run was stopped is left out."""
+    if not (out / LOG).exists():
+        return []
+    text = (out / LOG).read_text()
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
 def train(
     config: TransHumanConfig, settings: TrainSettings, out: Path, *, data: Path, quiet: bool = False
 ) -> TransHuman:
@@ -142,6 +150,9 @@ def train(
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         done, spent = saved["step"], saved["cpu_seconds"]
+    kept = [line for line in read_log(out) if line["step"] <= done]
+    with whole_file(out / LOG) as f:
+        f.write("".join(json.dumps(line) + "\n" for line in kept).encode())
     begin, last = time.process_time(), []
     for step in range(done, settings.steps):
         generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)

@@ -118,7 +118,7 @@ def as_json(paper: Paper, claims: tuple[Claim, ...], ours: dict[str, Value]) -> 
                 "section": claim.section,
                 "says": claim.says,
                 "equation": claim.equation,
-                "code": claim.code and f"tokenmix.{claim.code}",
+                "code": f"tokenmix.{claim.code}" if claim.code else claim.example,
                 "line": "{}:{}".format(*locate_code(claim.code)) if claim.code else "",
                 "command": paper.command(claim),
                 "numbers": numbers(claim),
@@ -149,6 +149,8 @@ def _claim_lines(paper: Paper, claim: Claim, ours: dict[str, Value]) -> list[str
         lines += wrap_text("    ", claim.equation, 6)
     if claim.code:
         lines += wrap_text("  code  ", "{}:{}".format(*locate_code(claim.code)), 8)
+    if claim.example:
+        lines += wrap_text("  code  ", claim.example, 8)
     if command := paper.command(claim):
         lines += wrap_text("  run   ", command, 8)
     from ..papers.claims_page import value_text, with_unit

@@ -115,6 +115,7 @@ class Claim:
         numbers: its numbers, at least one.
         equation: equation as text, "" where there is none.
         code: dotted path of what implements it below ``tokenmix``, such as "functional.hydra.hydra".
+        example: file below the project that implements it in an example, where the library does not.
         command: command of at most 90 seconds that shows it; None for that which computes the numbers.
         small: section of the documentation that has the same question at a small size: "page.md#section".
         trials: comparisons of small models that answer it by the protocol.
@@ -125,6 +126,7 @@ class Claim:
     numbers: tuple[Number, ...]
     equation: str = ""
     code: str = ""
+    example: str = ""
     command: str | None = None
     small: str = ""
     trials: tuple[Trial, ...] = ()

@@ -70,6 +70,7 @@ def _claim(paper: Paper, claim: Claim, ours: dict[str, Value]) -> list[str]:
     if claim.equation:
         parts.append(f"```text\n{claim.equation}\n```")
     where = [f"Code: `tokenmix.{claim.code}` in `src/{locate_code(claim.code)[0]}`."] if claim.code else []
+    where += [f"Code: `{claim.example}`."] if claim.example else []
     command = paper.command(claim)
     parts += [" ".join([*where, *([f"Run: `{command}`."] if command else [])])] if where or command else []
     rows = [row(claim, number, ours) for number in claim.numbers]
