@@ -281,6 +281,19 @@ def test_what_is_wrong_is_said_in_one_line(scene, tmp_path, model):
         draw_image(model, None, scene, view.camera, samples=0)
     with pytest.raises(MixerError, match=r"is no run of this example"):
         load(tmp_path)
+    with pytest.raises(MixerError, match=r"people must be positive, got 0"):
+        TrainSettings(people=0)
+    with pytest.raises(MixerError, match=r"patches of 8 pixels do not fit into images of 4"):
+        TrainSettings(size=4)
+
+
+def test_damaged_files_are_named(tmp_path):
+    settings = TrainSettings(steps=1, people=1, poses=1, size=16, patches=1, side=4, samples=2, scenes=1)
+    train(SMALL, settings, tmp_path / "run", data=tmp_path)
+    for file, said in ((tmp_path / "run/state.pt", "cannot be read"), (tmp_path / "scenes-1x1-16.pt", "is damaged")):
+        file.write_bytes(file.read_bytes()[:100])
+        with pytest.raises(MixerError, match=rf"{file.name} {said}"):
+            train(SMALL, settings, tmp_path / ("run" if file.name == "state.pt" else "other"), data=tmp_path)
 
 
 def test_a_body_is_read_from_a_file(tmp_path):

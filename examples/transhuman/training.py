@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,13 @@ class TrainSettings:
     save_every: int = 250
     log_every: int = 25
 
+    def __post_init__(self) -> None:
+        for name in ("steps", "people", "poses", "size", "scenes", "patches", "side", "samples", "rate"):
+            if not getattr(self, name) > 0:
+                raise MixerError(f"TrainSettings: {name} must be positive, got {getattr(self, name)}.")
+        if self.side > self.size:
+            raise MixerError(f"TrainSettings: patches of {self.side} pixels do not fit into images of {self.size}.")
+
 
 HELD_OUT = 10_000
 """Numbers of people and poses from here on are never trained on."""
@@ -64,7 +72,10 @@ def cached_scenes(settings: TrainSettings, folder: Path) -> list[Scene]:
     """Return the scenes of training, drawn once for all runs that share a folder."""
     file = folder / f"scenes-{settings.people}x{settings.poses}-{settings.size}.pt"
     if file.exists():
-        return torch.load(file, weights_only=False)  # written below by this program
+        try:
+            return torch.load(file, weights_only=False)  # written below by this program
+        except (RuntimeError, EOFError, OSError, pickle.UnpicklingError):
+            raise MixerError(f"{file} is damaged; delete it, and the scenes are drawn again.") from None
     found = []
     total = settings.people * settings.poses
     for person in range(settings.people):
@@ -146,7 +157,7 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.99), weight_decay=0.01)
     done, spent = 0, 0.0
     if (out / STATE).exists():
-        saved = torch.load(out / STATE, weights_only=True)
+        saved = read_state(out)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         done, spent = saved["step"], saved["cpu_seconds"]
@@ -189,6 +200,15 @@ def train(
     return model.eval()
 
 
+def read_state(out: Path) -> dict[str, Any]:
+    """Read the state of a run: weights, optimiser, steps."""
+    try:
+        state: dict[str, Any] = torch.load(out / STATE, weights_only=True)
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as why:
+        raise MixerError(f"{out / STATE} cannot be read: {str(why).splitlines()[0]}") from None
+    return state
+
+
 def load(out: Path) -> tuple[TransHuman, TrainSettings]:
     """Load the model of a run folder."""
     for name in (CONFIG, STATE):
@@ -197,5 +217,5 @@ def load(out: Path) -> tuple[TransHuman, TrainSettings]:
     described = json.loads((out / CONFIG).read_text())
     settings = TrainSettings(**described["training"] | {"references": tuple(described["training"]["references"])})
     model = build(TransHumanConfig(**described["model"]), settings.seed)
-    model.load_state_dict(torch.load(out / STATE, weights_only=True)["model"])
-    return model.eval(), replace(settings)
+    model.load_state_dict(read_state(out)["model"])
+    return model.eval(), settings
