@@ -231,6 +231,7 @@ def test_the_convolution_starts_as_the_identity():
         ({"half_lives": (0.0, 10.0)}, "half_lives must be a positive number, got 0.0"),
         ({"half_lives": (1.0, -4.0)}, "half_lives must be a positive number, got -4.0"),
         ({"half_lives": (1.0, float("inf"))}, "half_lives must be"),
+        ({"half_lives": (4096, 1)}, "half_lives must rise from the shortest to the longest"),
         ({"half_lives": 3.0}, "half_lives must be a pair"),
         ({"half_lives": (1e-4, 10.0)}, "half_lives must lie between 0.001 and 1e300 tokens, got 0.0001"),
         ({"half_lives": (1, 10**301)}, "half_lives must lie between 0.001 and 1e300 tokens"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import os
 import subprocess
 import sys
@@ -111,6 +112,14 @@ def test_outside_takes_what_its_type_says(name, learned, sizes, built_with, type
     form, q = getattr(functional, name), torch.ones(1, 4, 4)
     assert {word for word in WORDS if takes(form, q, q, q, *learned, **sizes, outside=word)} == set(get_args(type_))
     assert {word for word in WORDS if takes(build_mixer, name, 4, **built_with, outside=word)} == set(get_args(type_))
+
+
+@pytest.mark.parametrize("cls", MIXERS.values())
+def test_the_signature_of_a_mixer_is_that_of_its_constructor(cls):
+    """`help` and editors showed (*args, **options)."""
+    shown = inspect.signature(cls).parameters
+    assert list(shown) == list(inspect.signature(cls.__init__).parameters)[1:]
+    assert "dim" in shown
 
 
 def test_the_core_mixers_are_classes_of_the_package():

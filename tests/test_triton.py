@@ -57,8 +57,9 @@ def test_compiles_for_two_architectures():
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("module", ["aft_forget", "aft_simple", "hydra", "linear"])
-def test_every_configuration_compiles(module):
-    run("-m", "tokenmix.kernels.triton.aot", "--arch", "80", "90", "--only", module)
+@pytest.mark.parametrize("arch", ["80", "90"])  # apart, so that two workers share them
+def test_every_configuration_compiles(module, arch):
+    run("-m", "tokenmix.kernels.triton.aot", "--arch", arch, "--only", module)
 
 
 @pytest.fixture(scope="module")

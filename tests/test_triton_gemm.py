@@ -35,5 +35,7 @@ def test_every_kernel_compiles():
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_every_configuration_compiles():
-    run("-m", "tokenmix.kernels.triton.aot", "--only", "aft_full", "aft_band")
+@pytest.mark.parametrize("module", ["aft_full", "aft_band"])
+@pytest.mark.parametrize("arch", ["80", "90"])  # apart, so that two workers share them
+def test_every_configuration_compiles(module, arch):
+    run("-m", "tokenmix.kernels.triton.aot", "--arch", arch, "--only", module)

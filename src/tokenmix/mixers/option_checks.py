@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import typing
 from abc import ABCMeta
 from collections.abc import Sequence
@@ -48,6 +49,12 @@ class Checked(ABCMeta):
             built: Built = super().__call__(*args, **options)  # type: ignore[misc]  # as above
         check_names(cls.__name__, vars(built))
         return built
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """The signature of the constructor, for ``help`` and editors."""
+        whole = inspect.signature(cls.__init__)  # type: ignore[misc]  # of this very class
+        return whole.replace(parameters=list(whole.parameters.values())[1:], return_annotation=whole.empty)
 
     def __setattr__(cls, name: str, value: Any) -> None:
         """Refuse a fact as an attribute of the class, where nothing would read it."""

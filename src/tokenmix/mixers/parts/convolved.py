@@ -89,6 +89,8 @@ class ConvolvedAFT(Segmented):
             check_positive(self, half_lives=value)
             if not 1e-3 <= value <= 1e300:  # of a shorter one the rate, log(exp(log(2) / value) - 1), overflows
                 self.refuse(f"half_lives must lie between 0.001 and 1e300 tokens, got {value!r}")
+        if half_lives[0] > half_lives[1]:
+            self.refuse(f"half_lives must rise from the shortest to the longest, got {half_lives!r}")
         return half_lives[0], half_lives[1]
 
     @abstractmethod
