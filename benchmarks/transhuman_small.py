@@ -32,28 +32,32 @@ RESULTS = Path(__file__).parent / "results" / "transhuman_small.json"
 TUNED = ("attention", "aft_simple", "convolution", "appearance")
 RATES = (2e-3, 4e-3, 8e-3)
 STEPS = 2400
+VARIANTS: dict[str, tuple[str, tuple[object, ...]]] = {
+    "one_view": ("attention", ("--views", 1)),
+    "attention_long": ("attention", ("--steps", 3 * STEPS)),
+    "appearance_long": ("appearance", ("--steps", 3 * STEPS)),
+}
+"""Rows that are another one with other settings of training."""
 SCENES = 16
 """Scenes of each kind that a run is scored on, with three target views each."""
 MARKED = re.compile(r"(<!-- bodies: (\w+) -->\n).*?(<!-- /bodies -->)", re.DOTALL)
 
 
-def call(*words: object) -> None:
-    """Run a command of the example in a process of its own."""
+def call(*words: object) -> bool:
+    """Run a command of the example in a process of its own, and return whether it succeeded."""
     command = [sys.executable, "-m", "examples.transhuman", *map(str, words)]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    print(" ".join(map(str, words)), "done" if done.returncode == 0 else done.stderr.strip(), flush=True)
+    print(" ".join(map(str, words)), done.stderr.strip() if done.returncode else "done", flush=True)
+    return done.returncode == 0
 
 
 def run(row: str, out: Path, seed: int, rate: float, steps: int) -> None:
     """Train and score one run, unless it is there."""
     if not (out / "scores.json").exists():
-        data = out.parent.parent
-        views = ("--views", 1) if row == "one_view" else ()
-        of = "attention" if row == "one_view" else row
-        call(
-            "train", "--row", of, "--out", out, "--data", data, "--seed", seed, "--rate", rate, "--steps", steps, *views
-        )
-        if steps == STEPS:
+        name, more = VARIANTS.get(row, (row, ()))
+        given = ("--data", out.parent.parent, "--seed", seed, "--rate", rate, "--steps", steps)
+        trained = call("train", "--row", name, "--out", out, *given, *more)
+        if trained and steps == STEPS:
             call("score", out, "--scenes", SCENES)
 
 

@@ -26,7 +26,7 @@ from transhuman.model import (
 )
 from transhuman.renderer import Camera, find_visible, look_at, rasterize
 from transhuman.scenes import PLAIN, View, draw_scene
-from transhuman.training import TrainSettings, load, loss_of, read_log, train
+from transhuman.training import TrainSettings, build, load, loss_of, read_log, train
 from transhuman.volume import composite, cross_box, draw_image
 
 ROOT = Path(__file__).parent.parent
@@ -285,6 +285,16 @@ def test_what_is_wrong_is_said_in_one_line(scene, tmp_path, model):
         TrainSettings(people=0)
     with pytest.raises(MixerError, match=r"patches of 8 pixels do not fit into images of 4"):
         TrainSettings(size=4)
+
+
+def test_a_step_whose_rays_all_miss_the_body_learns_nothing(tmp_path, monkeypatch):
+    """With a fifth of the patches anywhere, that is one step in a thousand; it ended the run."""
+    import transhuman.training as module
+
+    monkeypatch.setattr(module, "draw_patches", lambda mask, **_: torch.arange(2))  # a corner of the image
+    settings = TrainSettings(steps=2, people=1, poses=1, size=16, samples=2, scenes=1)
+    trained = train(SMALL, settings, tmp_path / "run", data=tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(trained.parameters(), build(SMALL, 0).parameters(), strict=True))
 
 
 def test_damaged_files_are_named(tmp_path):

@@ -172,10 +172,11 @@ def train(
             group["lr"] = rate_at(step, settings)
         loss = torch.stack([loss_of(model, scenes[i], settings, generator) for i in picked]).mean()
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if not torch.isfinite(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)):
-            raise MixerError(f"train: the gradient of step {step} is not finite; lower the rate ({settings.rate}).")
-        optimizer.step()
+        if loss.requires_grad:  # else no ray of the step came near a body, and there is nothing to learn
+            loss.backward()
+            if not torch.isfinite(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)):
+                raise MixerError(f"train: the gradient of step {step} is not finite; lower the rate ({settings.rate}).")
+            optimizer.step()
         last.append(float(loss.detach()))
         if (step + 1) % settings.log_every == 0 or step + 1 == settings.steps:
             seconds = spent + time.process_time() - begin
