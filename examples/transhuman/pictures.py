@@ -65,6 +65,7 @@ def shade_depth(depth: Tensor, opacity: Tensor) -> Tensor:
     body = opacity > 0.5
     if not body.any():
         return torch.zeros_like(depth)
+    depth = depth / opacity.clamp_min(1e-6)  # of a ray that sees the body in part, too
     low, high = depth[body].min(), depth[body].max()
     return (1 - 0.8 * (depth - low) / (high - low + 1e-6)) * body
 
