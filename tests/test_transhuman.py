@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -199,6 +200,17 @@ def test_counts_of_the_papers_sizes():
     assert parts["body"] == 65_536
     assert parts["body_keys"] + parts["body_values"] == parts["pixel_keys"] + parts["pixel_values"] == 98_688
     assert sum(parts.values()) == 6_626_308  # Table 6 says 6.08 million, the layers that its code uses 6,922,628
+
+
+def test_the_page_shows_what_was_recorded():
+    from benchmarks import transhuman_small as small
+
+    results = json.loads(small.RESULTS.read_text())
+    page = (ROOT / "docs" / "bodies.md").read_text()
+    assert small.renew(page, results) == page
+    assert results["counts"] == count_parameters(PAPER)
+    described = small.describe_paper()
+    assert json.loads(json.dumps(described)) == {name: results[name] for name in described}
 
 
 @pytest.mark.parametrize("row", sorted(ROWS))
