@@ -58,11 +58,13 @@ def test_a_page_holds_its_chart_inline_in_the_colours_of_the_page():
 
 
 def test_the_gallery_lists_every_example_with_its_time():
-    programs = {path.stem for path in (ROOT / "examples").glob("*.py")}
+    folders = {path.parent for path in (ROOT / "examples").glob("*/__main__.py")}
+    files = {path.stem: path.name for path in (*(ROOT / "examples").glob("*.py"), *folders)}
+    programs = set(files)
     assert set(gallery.PROGRAMS) == programs
     assert set(gallery.SHOWS) == set(NOTEBOOKS)
     record = json.loads(gallery.RECORD.read_text())
     assert set(record["seconds"]) == programs | set(NOTEBOOKS.values()), "measure it: python benchmarks/gallery.py"
     shown = gallery.tables(record)
-    assert all(f"| `examples/{name}.py` |" in shown for name in programs)
+    assert all(f"| `examples/{file}` |" in shown for file in files.values())
     assert all(f"| `examples/{name}.ipynb` |" in shown for name in NOTEBOOKS.values())
