@@ -4,6 +4,7 @@ from .conversion_report import Report
 from .patch_grid import given_grid
 from .rotary import rotary_spec
 from .surgery import (
+    AttentionAdapter,
     Site,
     find_attention,
     load_converted,
@@ -18,6 +19,7 @@ from .vit.read import Weights, from_hf, from_timm
 from .vit.write import hf_options, timm_options, to_hf, to_timm
 
 __all__ = [
+    "AttentionAdapter",
     "MultiheadMixer",
     "Report",
     "Site",

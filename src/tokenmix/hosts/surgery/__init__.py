@@ -1,6 +1,7 @@
 """Model surgery: find a model's attention, replace it by mixers, restore it."""
 
 from ...export.inputs import PORT_FINDERS
+from .attention_adapter import AttentionAdapter
 from .families import FAMILIES
 from .ports import host_port
 from .replace import replace_mixers
@@ -10,6 +11,7 @@ from .sites import Site, find_attention
 
 __all__ = [
     "FAMILIES",
+    "AttentionAdapter",
     "Site",
     "convert_host",
     "find_attention",

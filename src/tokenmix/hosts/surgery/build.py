@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -16,9 +17,10 @@ from ...types import Options, Record, Spec
 from ..conversion_report import Entry
 from ..rotary import rotary_spec
 from .adapters import HFAdapter, TimmAdapter, torch_adapter
-from .families import FAMILIES, Family
+from .families import Family
+from .form_adapters import FormAdapter, T5Adapter, argument_names
 from .sites import Site
-from .weights import Weight, carry, dropped_entries, softmax_weights
+from .weights import Weight, bias_table, carry, carry_table, dropped_entries, softmax_weights
 
 MAX_PARAMETERS = 1 << 26
 """Parameters of a mixer beyond which its size is taken for a mistake, if attention has far fewer."""
@@ -28,16 +30,25 @@ def adapter_for(model: nn.Module, site: Site, spec: Spec, init: str) -> tuple[di
     """Return the replacement of each module, by ``id``, and the report on the tensors."""
     if site.obstacle is not None:
         raise MixerError(site.obstacle)
-    module, family = model.get_submodule(site.name), FAMILIES[site.family]
+    module, family = model.get_submodule(site.name), site.known
     found = softmax_weights(site, module)
     spec = spec_for_site(spec, site, module, found)
     mixer = _build_mixer(spec, site, found["v_proj.weight"].value)
     entries = carry(mixer, spec["name"], found, site) if init == "copy" else _all_new(mixer, found)
+    if init == "copy" and (table := bias_table(model, site)) is not None:
+        entries = carry_table(mixer, table, entries)
     parts = {path: module.get_submodule(path) for path in family.parts}
     origin = {path: _without_weights(part) for path, part in parts.items()}
     adapter: nn.Module
     if isinstance(module, nn.MultiheadAttention):
         adapter = torch_adapter(module, mixer, site, spec, origin)
+    elif family.form is not None:
+        made = T5Adapter if family.own else FormAdapter
+        names = argument_names(parts[family.parts[0]])
+        adapter = made(mixer, site, spec, origin, _residual_dropout(family, module), names)
+        for path in family.own:
+            if hasattr(module, path):
+                adapter.add_module(path, getattr(module, path))
     else:
         kind = TimmAdapter if family.library == "timm" else HFAdapter
         adapter = kind(mixer, site, spec, origin, _residual_dropout(family, module))
@@ -49,7 +60,10 @@ def adapter_for(model: nn.Module, site: Site, spec: Spec, init: str) -> tuple[di
 
 def _residual_dropout(family: Family, module: nn.Module) -> float:
     """Return the dropout rate that the module itself applies to its output; elsewhere the layer does that."""
-    kept = getattr(module, family.dropout, 0.0)
+    try:
+        kept = attrgetter(family.dropout)(module)
+    except AttributeError:
+        kept = 0.0
     return float(getattr(kept, "p", 0.0) if isinstance(kept, nn.Module) else kept)
 
 
@@ -71,16 +85,20 @@ def spec_for_site(spec: Spec, site: Site, module: Any, found: dict[str, Weight])
     wanted: Options = {"heads": site.heads}
     if site.grid is not None:
         wanted["ndim"] = 2
-    elif FAMILIES[site.family].library == "timm" and "ndim" in known and "ndim" not in spec:
+    elif site.known.library == "timm" and "ndim" in known and "ndim" not in spec:
         unknown = "mixes grids, and how the tokens of this model lie is unknown"
         raise MixerError(f"{name} {unknown}; ndim=1 in the spec mixes them as a sequence")
-    if "max_len" in required_options(MIXERS[name], spec) and site.max_len is not None:
+    bias = site.known.bias(module) if site.beyond is not None and site.known.bias is not None else None
+    place = next((option for option in ("bias", "pair_bias") if option in known), None)
+    if bias is not None and place is not None and not {place, "max_len"} & spec.keys():
+        wanted[place] = bias
+    if "max_len" in required_options(MIXERS[name], wanted | spec) and site.max_len is not None:
         wanted["max_len"] = site.max_len
     if not any(f"{part}.bias" in found for part in ("q_proj", "k_proj", "v_proj")):
         wanted["qkv_bias"] = False
     if "out_proj.bias" not in found:
         wanted["out_bias"] = False
-    scale = getattr(module, "scaling", None) or site.head_dim**-0.5
+    scale = site.scale or getattr(module, "scaling", None) or site.head_dim**-0.5
     if abs(scale * site.head_dim**0.5 - 1) > 1e-9:
         wanted["scale"] = scale
     if spec.get("heads", site.heads) == site.heads and site.kv_heads != site.heads:
@@ -89,7 +107,12 @@ def spec_for_site(spec: Spec, site: Site, module: Any, found: dict[str, Weight])
         wanted["head_dim"] = site.head_dim
     if site.qk_norm is not None:
         wanted |= {"qk_norm": site.qk_norm, "norm_eps": _eps(module.q_norm)}
-    if is_softmax(spec) and site.rotary and "positions" not in spec:
+    if is_softmax(spec):
+        wanted |= site.known.softmax(module)
+        if site.beyond is not None and bias is None:
+            keep = "keep this module, or give another mixer and train it"
+            raise MixerError(f"attention here has {site.beyond}, which the mixer attention has not; {keep}")
+    if is_softmax(spec) and site.rotary and "positions" not in wanted | spec:
         wanted["positions"] = rotary_spec(_rope(module), head_dim=site.head_dim, max_len=site.max_len)
     return {option: value for option, value in wanted.items() if option in known} | spec
 
@@ -112,7 +135,7 @@ def _eps(norm: Any) -> float:
 def _build_mixer(spec: Spec, site: Site, like: torch.Tensor) -> Mixer:
     """Build the mixer on the site's device and in its dtype."""
     options = {"causal": site.causal, **spec}
-    if FAMILIES[site.family].library != "torch" and bool(options["causal"]) != site.causal:
+    if site.known.library != "torch" and bool(options["causal"]) != site.causal:
         is_so = "causal, and another mixer would read the future" if site.causal else "not causal"
         raise MixerError(f"attention here is {is_so}; leave causal={spec['causal']!r} out of the spec")
     if MIXERS[spec["name"]].facts.causal_only and not options["causal"]:

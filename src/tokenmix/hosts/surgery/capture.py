@@ -15,7 +15,6 @@ from ...types import Options
 from ..cache_names import CACHE_NAMES
 from ..patch_grid import find_patch_embedding
 from .adapters import adapters_of, site_name
-from .families import FAMILIES
 from .masks import read_mask
 
 
@@ -105,7 +104,7 @@ def layer_losses(adapters: Mapping[str, Any], calls: Mapping[str, Call]) -> dict
 
 def _valid_tokens(adapter: Any, call: Call, y: Tensor) -> Tensor | None:
     """Return the mask of valid tokens (B, T); None: all are valid."""
-    library = FAMILIES[adapter.site.family].library
+    library = adapter.site.known.library
     if adapter.site.cross or adapter.site.grid is not None or library == "timm":
         return None
     if library == "torch":

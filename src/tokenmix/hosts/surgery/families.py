@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from ...types import Options
+from ..cache_names import CACHE_NAMES
 
 
 def _describe_separate(module: Any) -> Options:
@@ -24,6 +25,40 @@ def _describe_separate(module: Any) -> Options:
         "layer": getattr(module, "layer_idx", None),
         "max_len": None,
     }
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """State how a host calls an attention module that is not called as those of transformers are.
+
+    Args:
+        hidden, mask, context, positions: names of the arguments with the tokens, a mask, the other sequence of
+            cross-attention, and the positions of the tokens; None: it has none.
+        cache: names of arguments with keys and values of earlier tokens.
+        ignored: names of arguments without a meaning for a mixer.
+        returns: what the module returns: "output", or a tuple of "output", names of arguments that it passes on, and
+            constants.
+        mask_axes: of the mask: "BS" of keys, "TS", "BTS" or "B1TS" of pairs.
+        mask_means: "keep": True or 1 is attended; "hide": it is not; "add": numbers that are added to logits.
+        hidden_below: numbers of such a mask at or below this hide.
+        batch_first: tokens are (B, T, D), and not (T, B, D).
+        tokens: the only number of tokens that the module takes; None: any.
+        example: returns further arguments of a call with these tokens.
+    """
+
+    hidden: str
+    mask: str | None = None
+    context: str | None = None
+    positions: str | None = None
+    cache: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    returns: Any = "output"
+    mask_axes: str = "B1TS"
+    mask_means: str = "add"
+    hidden_below: float = -1e4
+    batch_first: bool = True
+    tokens: Callable[[Any], int | None] = field(default=lambda module: None)
+    example: Callable[[Any, Tensor], Options] = field(default=lambda module, x: {})
 
 
 @dataclass(frozen=True)
@@ -49,10 +84,16 @@ class Family:
         adds_positions: position_embeddings are added to the input of queries and keys; elsewhere they are rotary.
         context_mask: the argument with the mask of another sequence.
         prefix: model_type -> number of tokens before the patches of an image; other types have one.
+        form: how the modules are called; None: as those of transformers with the same arguments.
+        neutral: paths of what makes the terms of the logits that ``Site.beyond`` names; without these the rest is
+            verified.
+        own: paths of submodules that stay in the place of the module, because other layers read them.
+        bias: returns the bias of ours that equals such a term, which mixers with a bias take over; None: none does.
+        softmax: returns the options with which ``attention`` computes the same, where the weights do not show them.
     """
 
     classes: tuple[str, ...]
-    library: Literal["transformers", "timm", "torch"] = "transformers"
+    library: Literal["transformers", "timm", "torch", "own"] = "transformers"
     mark: str = "q_proj"
     describe: Callable[[Any], Options] = _describe_separate
     weights: tuple[str, str, str, str] = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight")
@@ -66,6 +107,11 @@ class Family:
     adds_positions: bool = False
     context_mask: str = "attention_mask"
     prefix: Mapping[str, int] = field(default_factory=dict)
+    form: CallForm | None = None
+    neutral: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+    bias: Callable[[Any], Options] | None = None
+    softmax: Callable[[Any], Options] = field(default=lambda module: {})
 
 
 def first_position(config: Any) -> int:
@@ -128,6 +174,58 @@ def _describe_llama(module: Any) -> Options:
     }
 
 
+def _describe_falcon_h1(module: Any) -> Options:
+    """Describe a module of Falcon-H1's, which multiplies its keys by a number."""
+    return _describe_llama(module) | {"scale": module.head_dim**-0.5 * module.key_multiplier}
+
+
+def _describe_gemma2(module: Any) -> Options:
+    """Describe a module of Gemma 2's, whose logits have a cap."""
+    cap = module.attn_logit_softcapping
+    return _describe_llama(module) | {"beyond": f"a cap of {cap:g} on its logits" if cap else None}
+
+
+def _describe_t5(module: Any) -> Options:
+    """Describe a module of T5's. The bias of the first layer of a stack serves all its self-attention."""
+    bias = getattr(module, "relative_attention_num_buckets", None)
+    return {
+        "dim": module.d_model,
+        "heads": module.n_heads,
+        "kv_heads": module.n_heads,
+        "head_dim": module.key_value_proj_dim,
+        "causal": bool(module.is_decoder),  # cross-attention is told apart by its name
+        "layer": module.layer_idx,
+        "scale": 1.0,
+        "beyond": "a bias of relative positions" if bias else None,
+    }
+
+
+def _t5_bias(module: Any) -> Options:
+    """Return the spec of the bias of T5's self-attention."""
+    return {
+        "name": "t5",
+        "buckets": module.relative_attention_num_buckets,
+        "max_distance": module.relative_attention_max_distance,
+        "two_sided": not module.is_decoder,
+    }
+
+
+def _describe_deberta(module: Any) -> Options:
+    """Describe a module of DeBERTa v2's and v3's."""
+    inner = module.self
+    terms = 1 + sum(kind in inner.pos_att_type for kind in ("c2p", "p2c"))
+    disentangled = "terms of relative positions with queries and keys"
+    return {
+        "dim": inner.query_proj.in_features,
+        "heads": inner.num_attention_heads,
+        "kv_heads": inner.num_attention_heads,
+        "head_dim": inner.attention_head_size,
+        "max_len": module.config.max_position_embeddings,
+        "scale": (inner.attention_head_size * terms) ** -0.5,
+        "beyond": disentangled if inner.relative_attention else None,
+    }
+
+
 def _describe_one_projection(module: Any) -> Options:
     """Describe a module with one projection for queries, keys and values: Phi-3, GPT-NeoX, ModernBERT."""
     config = module.config
@@ -185,14 +283,15 @@ def _describe_timm(module: Any) -> Options:
     }
 
 
-def head_norm(module: Any) -> str | None:
-    """Return the kind of the per-head norm of queries and keys: "layer", "rms", or None."""
+def head_norm(module: Any, head_dim: int | None = None) -> str | None:
+    """Return the kind of the norm of queries and keys in each head: "layer", "rms", or None."""
     norms = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
     kinds = {
         "rms" if "rms" in type(n).__name__.lower() else "layer" if isinstance(n, nn.LayerNorm) else None for n in norms
     }
     weights = [weight for n in norms if (weight := getattr(n, "weight", None)) is not None]
-    by_head = len(weights) == 2 and all(w.shape == (module.head_dim,) for w in weights)
+    width = head_dim or module.head_dim
+    by_head = len(weights) == 2 and all(w.shape == (width,) for w in weights)
     return kinds.pop() if by_head and len(kinds) == 1 else None
 
 
@@ -266,9 +365,47 @@ FAMILIES = {
             "GraniteMoeAttention",
             "GraniteMoeSharedAttention",
             "EuroBertAttention",
+            "BambaAttention",
         ),
         describe=_describe_llama,
         one_plus=("Gemma",),
+    ),
+    "jamba": Family(classes=("JambaAttention",)),
+    "falcon_h1": Family(classes=("FalconH1Attention",), describe=_describe_falcon_h1),
+    "gemma2": Family(classes=("Gemma2Attention",), describe=_describe_gemma2, neutral=("attn_logit_softcapping",)),
+    "t5": Family(
+        classes=("T5Attention", "MT5Attention"),
+        mark="q",
+        describe=_describe_t5,
+        weights=("q.weight", "k.weight", "v.weight", "o.weight"),
+        kept=("relative_attention_bias.",),
+        form=CallForm(
+            "hidden_states",
+            "mask",
+            "key_value_states",
+            cache=CACHE_NAMES,
+            ignored=("position_bias", "cache_position"),
+            returns=("output", "position_bias", None),
+        ),
+        neutral=("relative_attention_bias.weight",),
+        own=("relative_attention_bias",),
+        bias=_t5_bias,
+    ),
+    "deberta": Family(
+        classes=("DebertaV2Attention",),
+        mark="self.query_proj",
+        describe=_describe_deberta,
+        weights=("self.query_proj.weight", "self.key_proj.weight", "self.value_proj.weight", "output.dense.weight"),
+        parts=("self", "output.dense"),
+        kept=("output.LayerNorm.", "self.pos_key_proj.", "self.pos_query_proj."),
+        form=CallForm(
+            "hidden_states",
+            "attention_mask",
+            ignored=("relative_pos", "rel_embeddings"),
+            returns=("output", None),
+            mask_means="keep",
+        ),
+        neutral=("self.relative_attention",),
     ),
     "modernbert": Family(
         classes=("ModernBertAttention",),
@@ -350,9 +487,14 @@ FAMILIES = {
 """Family -> what is known of it."""
 
 
+def forward_class(module: nn.Module) -> type | None:
+    """Return the class that defines a module's ``forward``."""
+    return next((cls for cls in type(module).__mro__ if "forward" in vars(cls)), None)
+
+
 def family_of(module: nn.Module) -> str | None:
     """Return the family of an attention module, by the class that defines its ``forward``; None if unknown."""
-    owner = next((cls for cls in type(module).__mro__ if "forward" in vars(cls)), None)
+    owner = forward_class(module)
     if owner is None:
         return None
     for name, family in FAMILIES.items():

@@ -16,9 +16,10 @@ from ...errors import MixerError
 from ...types import Options
 from ..patch_grid import tensors_of
 from .build import adapter_for
-from .families import FAMILIES
 from .masks import window_mask
-from .sites import Site, unknown_attention
+from .families import CallForm
+from .form_adapters import probe_mask
+from .sites import Adapters, Site, unknown_attention
 from .swap import swap_modules
 from .weights import slots
 
@@ -34,11 +35,11 @@ CROSS = ("key_value_states", "encoder_hidden_states")
 class Proofs:
     """Cache the result for each kind of module: the reason why it could not be verified, or None."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, adapter: Adapters = None):
         self.model = model
         self.found: dict[object, str | None] = {}
         self.unproven: dict[str, list[str]] = {}
-        self.unknown = unknown_attention(model)
+        self.unknown = unknown_attention(model, adapter)
 
     def prove(self, site: Site) -> None:
         """Compare a module with softmax attention with its weights.
@@ -109,25 +110,28 @@ def _compare_module(model: nn.Module, site: Site, module: nn.Module) -> str | No
     with _isolate_computation(like.device):
         holder = nn.Module()
         holder.add_module("site", _drawn_anew(module, draw_tensor))
-        here = replace(site, name="site")
+        here = replace(site, name="site", beyond=None)
+        for path in site.known.neutral:
+            _set_neutral(holder.get_submodule("site"), path)
         try:
             pieces, _ = adapter_for(holder, here, {"name": "attention"}, "copy")
         except MixerError as why:
             return str(why).rstrip(".")
         ours = swap_modules(holder, pieces, inplace=False).get_submodule("site").eval()
         theirs = holder.get_submodule("site")
-        x, context = draw_tensor(2, TOKENS, site.dim), draw_tensor(2, TOKENS + 2, site.dim)
+        tokens = (site.known.form.tokens(module) if site.known.form else None) or TOKENS
+        x, context = draw_tensor(2, tokens, site.dim), draw_tensor(2, tokens + 2, site.dim)
         try:
             args, options, valid = _call(model, site, theirs, x, context, draw_tensor)
-            wanted = next(tensors_of(theirs(*args, **options)), None)
+            wanted = _first_output(theirs(*args, **options), site)
         except Exception as why:  # a forward of another kind can raise any error
             said = f"{type(why).__name__}: {' '.join(str(why).split())[:100]}"
             raise MixerError(f"its {_kind(module)} cannot be called as {site.family}'s attention is ({said})") from None
-        got = next(tensors_of(ours(*args, **options)), None)
+        got = _first_output(ours(*args, **options), site)
     if wanted is None or got is None or wanted.shape != got.shape:
         shape = None if wanted is None else tuple(wanted.shape)
         raise MixerError(f"its {_kind(module)} gives {shape} for tokens of shape {tuple(x.shape)}")
-    if FAMILIES[site.family].library == "torch" and not getattr(module, "batch_first", True):
+    if site.known.library == "torch" and not getattr(module, "batch_first", True):
         wanted, got = wanted.transpose(0, 1), got.transpose(0, 1)
     off = float((wanted - got)[valid].abs().max() / wanted[valid].abs().max().clamp_min(1e-30))
     if not off <= ALLOWED:
@@ -162,7 +166,7 @@ def _kind(module: nn.Module) -> str:
 def _difference(site: Site, module: nn.Module, off: float) -> str:
     """Describe how a module differs from softmax attention: extra parts, or the difference of its outputs."""
     used = {slot.tensor(leaf) for slot in slots(site, module).values() for leaf in ("weight", "bias")}
-    kept = FAMILIES[site.family].kept
+    kept = site.known.kept
     more = [n for n, _ in module.named_parameters() if n not in used and not n.startswith(kept)]
     if more:
         return f"it has {', '.join(more[:4])}"
@@ -212,28 +216,78 @@ def _call(
 ) -> tuple[list[Tensor], Options, Tensor]:
     """Return how the host calls such a module, and the tokens (2, T) whose outputs count."""
     known, options = inspect.signature(type(module).forward).parameters, dict[str, Any]()
-    valid = torch.ones(2, TOKENS, dtype=torch.bool, device=x.device)
-    family = FAMILIES[site.family]
+    valid = torch.ones(2, x.shape[1], dtype=torch.bool, device=x.device)
+    family = site.known
     if family.library == "torch":
         other = context if site.cross else x
         args = [x, other, other]
         return [a if module.batch_first else a.transpose(0, 1) for a in args], {"need_weights": False}, valid
+    if family.form is not None:
+        return [], _form_options(site, family.form, module, x, context, valid), valid
     if site.cross:
         options |= {name: context for name in CROSS if name in known}
     elif "attention_mask" in known or "attn_mask" in known:
-        allowed = window_mask(TOKENS, site.causal, site.window, x.device) if site.causal or site.window else valid[0]
-        allowed = allowed.expand(2, 1, TOKENS, TOKENS).clone()
-        if not site.causal and site.window is None:
-            valid[1, -1] = False
-            allowed = allowed & valid[:, None, None]
-        mask = torch.zeros(allowed.shape, device=x.device).masked_fill(~allowed, torch.finfo(torch.float32).min)
-        options["attention_mask" if "attention_mask" in known else "attn_mask"] = mask
+        options["attention_mask" if "attention_mask" in known else "attn_mask"] = _mask(site, valid)[1]
     for name, tokens in (("position_embeddings", x), ("encoder_position_embeddings", context)):
         if name in known and family.adds_positions:
             options[name] = drawn(*tokens.shape)
         elif name in known:
             options[name] = _rotary(model, site, x, module)
     return [x], options, valid
+
+
+def _mask(site: Site, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the pairs (2, 1, T, T) that may be attended, as booleans and as numbers to add.
+
+    Without an order, one token is padding: it is cleared in ``valid``.
+    """
+    n = valid.shape[1]
+    allowed = window_mask(n, site.causal, site.window, valid.device) if site.causal or site.window else valid[0]
+    allowed = allowed.expand(2, 1, n, n).clone()
+    if not site.causal and site.window is None:
+        valid[1, -1] = False
+        allowed = allowed & valid[:, None, None]
+    numbers = torch.zeros(allowed.shape, device=valid.device)
+    return allowed, numbers.masked_fill(~allowed, torch.finfo(torch.float32).min)
+
+
+def _form_options(site: Site, form: CallForm, module: Any, x: Tensor, context: Tensor, valid: Tensor) -> Options:
+    """Return the arguments of a module that a ``CallForm`` describes."""
+
+    def laid(tokens: Tensor) -> Tensor:
+        return tokens if form.batch_first else tokens.transpose(0, 1)
+
+    options: Options = {form.hidden: laid(x)}
+    if site.cross and form.context is not None:
+        options[form.context] = laid(context)
+    elif form.mask is not None and form.mask_axes != "TS" or site.causal and form.mask is not None:
+        allowed, numbers = _mask(site, valid)
+        options[form.mask] = probe_mask(form, allowed, valid, numbers)
+    return options | form.example(module, x)
+
+
+def _set_neutral(module: nn.Module, path: str) -> None:
+    """Clear a parameter or an attribute of a copy, if it is there."""
+    *parents, last = path.split(".")
+    try:
+        owner = module.get_submodule(".".join(parents))
+        found = getattr(owner, last)
+    except AttributeError:
+        return
+    if isinstance(found, Tensor):
+        found.zero_()
+    else:
+        setattr(owner, last, None)
+
+
+def _first_output(given: Any, site: Site) -> Tensor | None:
+    """Return the tokens among what a module returns."""
+    form = site.known.form
+    if form is not None:
+        if isinstance(form.returns, tuple):
+            given = given[form.returns.index("output")]
+        return given if form.batch_first else given.transpose(0, 1)
+    return next(tensors_of(given), None)
 
 
 def _rotary(model: nn.Module, site: Site, x: Tensor, module: nn.Module) -> Any:

@@ -17,10 +17,12 @@ from ..conversion_report import Entry, Report
 from ..patch_grid import PatchGrid, find_patch_embedding, unwatch
 from ..torch import MultiheadMixer
 from .adapters import adapters_of
+from .attention_adapter import AttentionAdapter
 from .build import adapter_for
+from .form_adapters import share_bias
 from .plan import plan_replacements
 from .probe import Proofs
-from .sites import Site, find_attention
+from .sites import Adapters, Site, as_adapters, find_attention
 from .swap import swap_modules
 
 NameOrSpec = str | Mapping[str, Any]
@@ -30,6 +32,7 @@ def replace_mixers(
     model: nn.Module,
     mixers: NameOrSpec | Sequence[NameOrSpec | None] | Mapping[str, NameOrSpec | Sequence[NameOrSpec | None]],
     *,
+    adapter: Adapters = None,
     init: str = "copy",
     keep: str | Iterable[str] = (),
     last: int | None = None,
@@ -52,6 +55,7 @@ def replace_mixers(
         mixers: a spec for all modules, ``"hydra"`` or ``{"name": "aft_local", "window": 32}``, or a list of specs,
             which repeats over them and in which None keeps a module; or glob patterns of dotted names with a spec or
             a list each. Where patterns overlap, the later one holds.
+        adapter: an ``AttentionAdapter``, or several, for attention of classes that no known family has.
         init: "copy", or "random": all weights of the mixers are new.
         keep: patterns of modules that stay as they are.
         last, every: of the modules that a pattern matches, only the last N, or every N-th, counting from the last.
@@ -69,11 +73,12 @@ def replace_mixers(
     """
     if init not in ("copy", "random"):
         raise MixerError(f"replace_mixers: init must be 'copy' or 'random', got {init!r}.")
-    sites = find_attention(model)
+    own = as_adapters(adapter)
+    sites = find_attention(model, own)
     plan = plan_replacements(model, sites, mixers, keep, last, every)
     found: dict[int, nn.Module] = {}
     entries_by_site: dict[str, list[Entry]] = {}
-    proofs = Proofs(model)
+    proofs = Proofs(model, own)
     with _seed_weights(seed):
         for site, spec in plan:
             try:
@@ -85,8 +90,9 @@ def replace_mixers(
             found |= pieces
     new = swap_modules(model, found, inplace)
     watch_patches(new)
+    share_bias(new)
     keep_padded(new)
-    return new, _report(model if not inplace else new, new, plan, entries_by_site, proofs)
+    return new, _report(model if not inplace else new, new, plan, entries_by_site, proofs, own)
 
 
 @contextmanager
@@ -131,6 +137,7 @@ def _report(
     plan: list[tuple[Site, Spec]],
     entries_by_site: dict[str, list[Entry]],
     proofs: Proofs,
+    own: tuple[AttentionAdapter, ...],
 ) -> Report:
     parameters = {name for name, _ in new.named_parameters()}
     inside = {
@@ -150,14 +157,16 @@ def _report(
         ]
     names = [spec["name"] for _, spec in plan]
     counts = ", ".join(f"{names.count(n)} x {n}" for n in dict.fromkeys(names))
-    rest = len(find_attention(new))
+    rest = len(find_attention(new, own))
     target = f"{type(new).__name__} with {counts}" + (f", {rest} x its own attention" if rest else "")
-    return Report(type(old).__name__, target, tuple(entries), (*_notes(plan), *proofs.notes()))
+    return Report(type(old).__name__, target, tuple(entries), (*_notes(plan, inside), *proofs.notes()))
 
 
-def _notes(plan: list[tuple[Site, Spec]]) -> Iterator[str]:
+def _notes(plan: list[tuple[Site, Spec]], inside: dict[str, Entry]) -> Iterator[str]:
     """Yield notes on differences that the shapes of tensors do not show."""
     others = [(site, spec) for site, spec in plan if not is_softmax(spec)]
+    tables = {name.partition(".mixer.")[0]: e.status for name, e in inside.items() if name.endswith("bias.table")}
+    beyond = [(site, spec["name"]) for site, spec in others if site.beyond]
     for what, those in (
         ("positions were rotary; {} does not rotate queries and keys", [t["name"] for s, t in others if s.rotary]),
         ("queries and keys were normalised; {} does not do that", [t["name"] for s, t in others if s.qk_norm]),
@@ -169,7 +178,13 @@ def _notes(plan: list[tuple[Site, Spec]]) -> Iterator[str]:
             "{} has no grouped keys: those of the host were repeated",
             [t["name"] for s, t in others if s.kv_heads != s.heads and "kv_heads" not in t],
         ),
+        (
+            "{} has one bias of relative positions, the mean of those of the host's heads",
+            [name for s, name in beyond if tables.get(s.name) == "new"],
+        ),
     ):
         windows = sorted({site.window for site, _ in plan if site.window})
         for name in dict.fromkeys(those):
             yield what.format(*((windows[0], name) if "{0}" in what else (name,)))
+    for told, name in dict.fromkeys((s.beyond, name) for s, name in beyond if s.name not in tables):
+        yield f"attention had {told}; {name} leaves that out"

@@ -16,6 +16,7 @@ from ...mixers import MIXERS, is_softmax
 from ...mixers.facts import QKVO
 from ..conversion_report import Entry, Report
 from .adapters import adapters_of, site_name
+from .form_adapters import share_bias
 from .replace import watch_patches
 from .swap import swap_modules
 from .weights import write_back
@@ -52,6 +53,7 @@ def restore(model: nn.Module, names: str | Iterable[str] = "*", *, inplace: bool
         news |= pieces
     new = swap_modules(model, news, inplace)
     watch_patches(new)
+    share_bias(new)
     for name in entries_by_site:
         for module in new.get_submodule(name).modules():
             if hasattr(module, "config"):
@@ -75,6 +77,9 @@ def _restore_module(model: nn.Module, name: str, adapter: Any) -> tuple[dict[int
         entries = write_back(mixer, site, whole)
     except MixerError as why:
         raise MixerError(f"restore: {name}: {why}.") from None
+    for path in site.known.own:
+        if hasattr(adapter, path):
+            whole.get_submodule(path).load_state_dict(adapter.get_submodule(path).state_dict())
     first = next(iter(parts))
     news = {
         id(adapter if path == first else model.get_submodule(f"{name}.{path}".strip("."))): part.train(adapter.training)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -11,7 +11,12 @@ from torch import nn
 from ...errors import MixerError
 from ...types import Options
 from ..patch_grid import find_patch_embedding
+from .attention_adapter import AttentionAdapter
 from .families import FAMILIES, Family, family_of, head_norm
+
+OWN = "own"
+"""The family of attention that an ``AttentionAdapter`` describes."""
+Adapters = AttentionAdapter | Sequence[AttentionAdapter] | None
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,7 @@ class Site:
 
     Args:
         name: dotted, as in ``model.get_submodule(name)``.
-        family: of ``FAMILIES``.
+        family: of ``FAMILIES``; "own" of a module that an ``AttentionAdapter`` describes.
         heads, kv_heads, head_dim: number of heads of queries, and of keys and values; features of each.
         causal: queries attend only themselves and earlier tokens. False for torch's, where each call decides.
         cross: keys and values come from another sequence.
@@ -33,6 +38,9 @@ class Site:
         window: only tokens less than this far away are attended, the token itself included; None: all.
         layer: the module's number in a cache; None: it has none.
         obstacle: why it cannot be replaced as it is; None: it can.
+        scale: factor on its logits; None: as the module says, or 1 / sqrt(head_dim).
+        beyond: what its logits have that is lost with it: a bias, a cap; None: nothing.
+        adapter: that describes it; None: it is of a known family.
     """
 
     name: str
@@ -52,33 +60,63 @@ class Site:
     window: int | None = None
     layer: int | None = None
     obstacle: str | None = None
+    scale: float | None = None
+    beyond: str | None = None
+    adapter: AttentionAdapter | None = field(default=None, repr=False)
+
+    @property
+    def known(self) -> Family:
+        """What is known of its family, or of its class by its adapter."""
+        return FAMILIES[self.family] if self.adapter is None else self.adapter.family
 
 
-def find_attention(model: nn.Module) -> list[Site]:
+def find_attention(model: nn.Module, adapter: Adapters = None) -> list[Site]:
     """Return every attention module of a known family, in the model's order.
 
-    Known are BERT, ModernBERT, DistilBERT, GPT-2, GPT-NeoX, Llama, Phi, BART, ViT, CLIP and DETR of transformers and
-    their relatives, timm's ``Attention``, and ``nn.MultiheadAttention``; see ``FAMILIES``. A class of another name,
-    or a subclass with its own ``forward``, is skipped, because what it computes is unknown.
+    Known are BERT, ModernBERT, DistilBERT, DeBERTa, GPT-2, GPT-NeoX, Llama, Phi, BART, T5, ViT, CLIP and DETR of
+    transformers and their relatives, timm's ``Attention``, and ``nn.MultiheadAttention``; see ``FAMILIES``. A class of
+    another name, or a subclass with its own ``forward``, is skipped, because what it computes is unknown.
+
+    Args:
+        adapter: describes attention of other classes; one or several.
 
     Raises:
-        MixerError: for anything but a module.
+        MixerError: for anything but a module, or a module that lacks what its adapter names.
     """
     if not isinstance(model, nn.Module):
         raise MixerError(f"find_attention: expects a model, an nn.Module, got {type(model).__name__}.")
-    return [site for site, _ in _attention(model)]
+    return [site for site, _ in _attention(model, as_adapters(adapter))]
 
 
-def unknown_attention(model: nn.Module) -> list[str]:
+def as_adapters(adapter: Adapters) -> tuple[AttentionAdapter, ...]:
+    """Return the adapters as a tuple.
+
+    Raises:
+        MixerError: for anything else.
+    """
+    given = () if adapter is None else (adapter,) if isinstance(adapter, AttentionAdapter) else adapter
+    if isinstance(given, (list, tuple)) and all(isinstance(each, AttentionAdapter) for each in given):
+        return tuple(given)
+    raise MixerError(f"adapter must be a tokenmix.hosts.AttentionAdapter or a list of them, got {adapter!r}.")
+
+
+def unknown_attention(model: nn.Module, adapter: Adapters = None) -> list[str]:
     """Return the class names of modules that look like attention and belong to no known family."""
-    known = tuple(site.name for site, _ in _attention(model))
+    known = tuple(site.name for site, _ in _attention(model, as_adapters(adapter)))
     inside = [name + "." for name in known]
     names = {
         n: f"{type(m).__module__}.Attention" if type(m).__name__ == "Attention" else type(m).__name__
         for n, m in model.named_modules()
         if "attention" in type(m).__name__.lower() and n not in known and not type(m).__module__.startswith("tokenmix.")
     }
-    return sorted({cls for n, cls in names.items() if not any(n.startswith(each) for each in inside)})
+    return sorted(
+        {
+            cls
+            for n, cls in names.items()
+            if not any(n.startswith(each) for each in inside)  # a part of known attention
+            and not any(each.startswith(f"{n}.") for each in known)  # a layer around it
+        }
+    )
 
 
 def unknown_hint(model: nn.Module) -> str:
@@ -87,12 +125,25 @@ def unknown_hint(model: nn.Module) -> str:
     seen = f"; it has {odd}, whose computation is unknown" if odd else ""
     return (
         f"{seen}; known are the families {', '.join(FAMILIES)}, whose classes tokenmix.hosts.surgery.FAMILIES lists. "
-        "In code of your own, assign tokenmix.build_mixer(NAME, dim=..., causal=...) in its place."
+        f"{OTHER_WAYS}"
     )
 
 
-def _attention(model: nn.Module) -> Iterator[tuple[Site, nn.Module]]:
+OTHER_WAYS = (
+    "Describe another class by adapter=tokenmix.hosts.AttentionAdapter(...); or assign a mixer by hand, "
+    "layer.attn = tokenmix.build_mixer(NAME, dim=..., causal=...)."
+)
+
+
+def _attention(model: nn.Module, adapters: tuple[AttentionAdapter, ...] = ()) -> Iterator[tuple[Site, nn.Module]]:
     for name, module in model.named_modules():
+        own = next((each for each in adapters if each.describes(module)), None)
+        if own is not None:
+            try:
+                yield Site(name, OWN, **own.read(module), adapter=own), module
+            except MixerError as why:
+                raise MixerError(f"AttentionAdapter: {name}: {why}.") from None
+            continue
         family = family_of(module)
         if family is not None:
             try:
@@ -107,11 +158,13 @@ def _describe_site(model: nn.Module, name: str, module: Any, family: str) -> Sit
     config = getattr(module, "config", None)
     if known.library == "timm" or (hasattr(config, "patch_size") and hasattr(config, "image_size")):
         facts |= _image(model, name, module, known)
-    facts["qk_norm"] = head_norm(module)
+    facts["qk_norm"] = head_norm(module, facts["head_dim"])
     if facts.get("grid") is not None:
         facts["max_len"] = facts["prefix"] + facts["grid"][0] * facts["grid"][1]
     if known.library == "torch":
         facts["cross"] = name.rpartition(".")[2] == "multihead_attn"  # of nn.TransformerDecoderLayer
+    if name.rpartition(".")[2] == "EncDecAttention":  # of T5, whose class serves both
+        facts |= {"cross": True, "causal": False, "beyond": None}
     return Site(name, family, **facts)
 
 

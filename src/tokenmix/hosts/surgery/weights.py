@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from ...errors import MixerError
 from ...mixers import MIXERS, Mixer
 from ...mixers.facts import QKVO
+from ...positions import T5Bias
 from ..conversion_report import Entry
-from .families import FAMILIES
 from .sites import Site
 
 NORMS = ("q_norm", "k_norm")
@@ -58,7 +58,7 @@ class Weight:
 
 def slots(site: Site, module: nn.Module) -> dict[str, Slot]:
     """Return where a site has q_proj, k_proj, v_proj, out_proj, and q_norm and k_norm if there are any."""
-    family = FAMILIES[site.family]
+    family = site.known
     names = family.context_weights if site.cross and family.context_weights is not None else family.weights
     keys = site.head_dim if family.by_head else site.kv_heads * site.head_dim
     rows = (site.head_dim if family.by_head else site.heads * site.head_dim, keys, keys)
@@ -140,6 +140,27 @@ def _fit_tensor(source: Weight, tensor: Tensor, ours: str, part: str, site: Site
         shapes = f"{source.origin} has the shape {tuple(source.value.shape)}, {ours} of the mixer {tuple(tensor.shape)}"
         raise MixerError(f"{shapes}; they cannot be mapped")
     return value
+
+
+def bias_table(model: nn.Module, site: Site) -> Tensor | None:
+    """Return the table (buckets, heads) of the bias that a stack of T5 adds to its logits; None for other models."""
+    if site.beyond is None or site.known.bias is None:
+        return None
+    stack = model.get_submodule(site.name.partition("block.")[0].rstrip("."))
+    found = (module for name, module in stack.named_modules() if name.endswith("relative_attention_bias"))
+    return next((module.weight for module in found if isinstance(module, nn.Embedding)), None)
+
+
+@torch.no_grad()
+def carry_table(mixer: Mixer, table: Tensor, entries: list[Entry]) -> list[Entry]:
+    """Fill the mixer's own tables of the same bias; one for all heads gets their mean, and counts as new."""
+    copied = set()
+    for name, part in mixer.named_modules():
+        if isinstance(part, T5Bias) and part.buckets == len(table):
+            alike = part.table.shape == table.shape
+            part.table.copy_(table if alike else table.mean(1, keepdim=True))
+            copied |= {f"{name}.table"} if alike else set()
+    return [replace(e, status="copied", origin="relative_attention_bias") if e.name in copied else e for e in entries]
 
 
 @torch.no_grad()
