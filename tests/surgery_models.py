@@ -83,6 +83,23 @@ DETR = {
     "encoder_ffn_dim": 48,
     "decoder_ffn_dim": 48,
 }
+T5 = {
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "vocab_size": 60,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+}
+MAMBA = {"mamba_d_state": 4, "mamba_d_conv": 4, "mamba_expand": 2}
+FALCON = {"head_dim": 8, "mamba_d_state": 4, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8}
 
 
 def built(model: type, config: type, **sizes: Any) -> Callable[..., nn.Module]:
@@ -130,6 +147,7 @@ ENCODERS = {
         local_attention=8,
         global_attn_every_n_layers=2,
     ),
+    "deberta_v2": built(tf.DebertaV2Model, tf.DebertaV2Config, **SHORT),
     "eurobert": built(tf.EuroBertModel, tf.EuroBertConfig, **EUROBERT),
     "embedding_gemma": built(
         tf.Gemma3TextModel,
@@ -154,6 +172,38 @@ DECODERS = {
     "qwen3_moe": built(tf.Qwen3MoeForCausalLM, tf.Qwen3MoeConfig, **GROUPED, **EXPERTS, head_dim=8),
     "gemma": built(tf.GemmaForCausalLM, tf.GemmaConfig, **GROUPED, head_dim=8),
     "gemma3": built(tf.Gemma3ForCausalLM, tf.Gemma3TextConfig, **GROUPED, **GEMMA3),
+    "gemma2": built(
+        tf.Gemma2ForCausalLM,
+        tf.Gemma2Config,
+        **GROUPED,
+        head_dim=8,
+        query_pre_attn_scalar=8,
+        sliding_window=32,
+        attn_logit_softcapping=None,
+    ),
+    "jamba": built(
+        tf.JambaForCausalLM,
+        tf.JambaConfig,
+        **GROUPED | {"num_hidden_layers": 4},
+        **MAMBA,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        num_experts=2,
+        num_experts_per_tok=1,
+    ),
+    "bamba": built(
+        tf.BambaForCausalLM,
+        tf.BambaConfig,
+        **GROUPED | {"num_hidden_layers": 4},
+        **MAMBA,
+        attn_layer_indices=[1, 3],
+        mamba_n_heads=8,
+        mamba_d_head=8,
+        mamba_n_groups=1,
+    ),
+    "falcon_h1": built(
+        tf.FalconH1ForCausalLM, tf.FalconH1Config, **GROUPED, **FALCON, mamba_n_groups=1, key_multiplier=0.5
+    ),
     "smollm3": built(tf.SmolLM3ForCausalLM, tf.SmolLM3Config, **GROUPED, no_rope_layers=[1, 0]),
     "arcee": built(tf.ArceeForCausalLM, tf.ArceeConfig, **GROUPED),
     "granite_moe": built(
@@ -174,6 +224,8 @@ DECODERS = {
     "opt": built(tf.OPTForCausalLM, tf.OPTConfig, **OPT),
 }
 TRANSLATORS = {
+    "t5": built(tf.T5ForConditionalGeneration, tf.T5Config, **T5),
+    "mt5": built(tf.MT5ForConditionalGeneration, tf.MT5Config, **T5, tie_word_embeddings=False),
     "bart": built(tf.BartForConditionalGeneration, tf.BartConfig, **SEQ2SEQ, max_position_embeddings=40),
     "mbart": built(tf.MBartForConditionalGeneration, tf.MBartConfig, **SEQ2SEQ, max_position_embeddings=40),
     "marian": built(tf.MarianMTModel, tf.MarianConfig, **SEQ2SEQ, max_position_embeddings=40),

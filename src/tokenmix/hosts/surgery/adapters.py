@@ -304,6 +304,14 @@ def adapters_of(model: nn.Module) -> dict[str, Any]:
     return {name: module for name, module in model.named_modules() if is_adapter(module)}
 
 
+def check_described(out: object, model: nn.Module) -> None:
+    """Refuse to write a folder of a model whose attention an ``AttentionAdapter`` describes."""
+    own = [adapter.site.name for adapter in adapters_of(model).values() if adapter.site.adapter is not None]
+    if own:
+        keep = "torch.save(model.state_dict(), FILE), and load it after the same replace_mixers(..., adapter=...)"
+        raise MixerError(f"{out}: a folder holds no AttentionAdapter, which {own[0]} needs; {keep}.")
+
+
 def site_name(name: str, adapter: Any) -> str:
     """Return the name of the module whose attention an adapter called ``name`` replaces, which may be around it."""
     first = next(iter(adapter.origin[0]))

@@ -96,6 +96,7 @@ class AttentionAdapter:
     example: Callable[[Any, Tensor], Options] = field(default=lambda module, x: {})
 
     def __post_init__(self) -> None:
+        parts = self.returns if isinstance(self.returns, tuple) else (self.returns,)
         for name, value, fine in (
             ("classes", self.classes, bool(self.names)),
             ("qkv", self.qkv, isinstance(self.qkv, str) or (isinstance(self.qkv, tuple) and len(self.qkv) == 3)),
@@ -103,16 +104,10 @@ class AttentionAdapter:
             ("mask_means", self.mask_means, self.mask_means in ("keep", "hide", "add")),
             ("cache", self.cache, isinstance(self.cache, tuple)),
             ("ignored", self.ignored, isinstance(self.ignored, tuple)),
-            (
-                "returns",
-                self.returns,
-                "output" in (self.returns if isinstance(self.returns, tuple) else (self.returns,)),
-            ),
+            ("returns", self.returns, "output" in parts),
         ):
             if not fine:
-                raise MixerError(
-                    f"AttentionAdapter: {name}={value!r} is none of the values that its documentation lists."
-                )
+                raise MixerError(f"AttentionAdapter: {name}={value!r} is none of the values that its docstring lists.")
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from .adapters import HFAdapter, TimmAdapter, torch_adapter
 from .families import Family
 from .form_adapters import FormAdapter, T5Adapter, argument_names
 from .sites import Site
-from .weights import Weight, bias_table, carry, carry_table, dropped_entries, softmax_weights
+from .weights import Weight, bias_table, carry, carry_table, dropped_entries, other_parameters, softmax_weights
 
 MAX_PARAMETERS = 1 << 26
 """Parameters of a mixer beyond which its size is taken for a mistake, if attention has far fewer."""
@@ -38,7 +38,8 @@ def adapter_for(model: nn.Module, site: Site, spec: Spec, init: str) -> tuple[di
     if init == "copy" and (table := bias_table(model, site)) is not None:
         entries = carry_table(mixer, table, entries)
     parts = {path: module.get_submodule(path) for path in family.parts}
-    origin = {path: _without_weights(part) for path, part in parts.items()}
+    kept = other_parameters(site, module) if init == "copy" else {}
+    origin = {path: _without_weights(part, kept) for path, part in parts.items()}
     adapter: nn.Module
     if isinstance(module, nn.MultiheadAttention):
         adapter = torch_adapter(module, mixer, site, spec, origin)
@@ -167,11 +168,13 @@ def _try_build(options: Options, site: Site) -> Mixer:
     return build_mixer(dim=site.dim, **{n: v for n, v in options.items() if n != "causal" or "causal" in known or v})
 
 
-def _without_weights(module: nn.Module) -> nn.Module:
-    """Copy a module to the meta device, without its numbers; configs are shared, not copied."""
+def _without_weights(module: nn.Module, kept: dict[str, nn.Parameter]) -> nn.Module:
+    """Copy a module without the numbers of its weights; its buffers and ``kept`` stay, configs are shared."""
+    real = {id(p) for p in kept.values()}
     memo: dict[int, object] = {
-        id(p): nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad) for p in module.parameters()
+        id(p): nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad)
+        for p in module.parameters()
+        if id(p) not in real
     }
-    memo |= {id(b): b.to("meta") for b in module.buffers()}
     memo |= {id(m.config): m.config for m in module.modules() if hasattr(m, "config")}
     return copy.deepcopy(module, memo)

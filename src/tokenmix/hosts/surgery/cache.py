@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
-from transformers.cache_utils import Cache, EncoderDecoderCache, StaticLayer
+from torch import Tensor
+from transformers.cache_utils import Cache, EncoderDecoderCache, LinearAttentionLayer, StaticLayer
 
 from ...errors import MixerError
 from ..huggingface.cache import TokenMixStateLayer
@@ -27,8 +28,47 @@ def state_layer(cache: Cache, index: int, where: str) -> TokenMixStateLayer:
     if layer.get_seq_length():
         held = f"this cache holds keys and values of another model's layer {index}"
         raise MixerError(f"{where}: {held}; use a new cache.")
-    layers[index] = TokenMixStateLayer()
+    layers[index] = SharedLayer(layer) if isinstance(layer, LinearAttentionLayer) else TokenMixStateLayer()
     return layers[index]
+
+
+class SharedLayer(LinearAttentionLayer, TokenMixStateLayer):
+    """Hold a mixer's state beside that of a Mamba which runs in parallel, as in Falcon-H1.
+
+    Args:
+        before: the layer of transformers with the state of that Mamba.
+    """
+
+    is_croppable = False
+
+    def __init__(self, before: LinearAttentionLayer):
+        TokenMixStateLayer.__init__(self)
+        LinearAttentionLayer.__init__(self, number_of_states=before.number_of_states)
+        self.__dict__ |= {name: value for name, value in vars(before).items() if name in vars(self)}
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """Prepare the state of Mamba; a mixer makes its own."""
+        LinearAttentionLayer.lazy_initialization(self, *args, **kwargs)
+
+    def reset(self) -> None:
+        """Return to the state before the first token."""
+        for kind in SharedLayer.__bases__:
+            kind.reset(self)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Move row beam_idx[i] to row i, for beam search."""
+        for kind in SharedLayer.__bases__:
+            kind.reorder_cache(self, beam_idx)
+
+    def crop(self, tokens_to_remove: int) -> NoReturn:
+        """Refuse: the state of Mamba cannot be taken back."""
+        raise MixerError("SharedLayer: the states of Mamba and a mixer cannot take tokens back; decode without it.")
+
+    def offload(self) -> None:
+        """Do nothing: the states are small."""
+
+    def prefetch(self) -> None:
+        """Do nothing: nothing was offloaded."""
 
 
 def context_layer(cache: Cache, index: int) -> TokenMixStateLayer | None:

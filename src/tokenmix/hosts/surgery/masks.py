@@ -113,7 +113,10 @@ def _read_columns(allowed: Tensor, where: str) -> Read:
     if allowed.shape[1] == 1 or allowed.stride(1) == 0:  # one row for all queries
         return Read(allowed[:, 0], None)
     key_mask = allowed.any(1)
-    return Read(key_mask, None if _holds_everywhere(allowed == key_mask[:, None], where) else allowed)
+    same = allowed == key_mask[:, None]
+    if allowed.shape[1] == allowed.shape[2]:  # DeBERTa's padding attends nothing itself
+        same = same | ~(key_mask[..., None] | allowed.any(2, keepdim=True))
+    return Read(key_mask, None if _holds_everywhere(same, where) else allowed)
 
 
 def _read_pairs(allowed: Tensor, queries: int, causal: bool, window: int | None, where: str) -> Read:

@@ -10,7 +10,7 @@ from torch import nn
 
 from ...errors import MixerError
 from ...types import Spec
-from .sites import Site, unknown_hint
+from .sites import OTHER_WAYS, Site, explain_class, unknown_hint
 
 
 def plan_replacements(
@@ -24,14 +24,14 @@ def plan_replacements(
         raise MixerError(f"replace_mixers: give last or every, got last={last}, every={every}.")
     chosen: dict[str, Spec | None] = {}
     for pattern, specs in _patterns(mixers).items():
-        matched = _schedule_sites(_match_sites(pattern, sites), pattern, last, every)
+        matched = _schedule_sites(_match_sites(pattern, sites, model), pattern, last, every)
         row = list(specs) if isinstance(specs, (list, tuple)) else [specs]
         if not row:
             hint = "give one spec, or several that repeat"
             raise MixerError(f"replace_mixers: the list of specs for {pattern!r} is empty; {hint}.")
         chosen |= {site.name: _as_spec(row[i % len(row)], pattern) for i, site in enumerate(matched)}
     for pattern in (keep,) if isinstance(keep, str) else keep:
-        for site in _match_sites(pattern, sites):
+        for site in _match_sites(pattern, sites, model):
             chosen.pop(site.name, None)
     plan = [(site, spec) for site in sites if (spec := chosen.get(site.name)) is not None]
     if not plan:
@@ -58,9 +58,13 @@ def _as_spec(spec: object, pattern: str) -> Spec | None:
     return dict(spec)
 
 
-def _match_sites(pattern: str, sites: list[Site]) -> list[Site]:
+def _match_sites(pattern: str, sites: list[Site], model: nn.Module) -> list[Site]:
     found = [site for site in sites if fnmatchcase(site.name, pattern)]
     if not found:
+        other = next((m for name, m in model.named_modules() if name and fnmatchcase(name, pattern)), None)
+        if other is not None:
+            of = f"the pattern {pattern!r} matches a {type(other).__name__}"
+            raise MixerError(f"replace_mixers: {of}, {explain_class(type(other).__name__)}. {OTHER_WAYS}")
         more = f" ... {sites[-1].name}, {len(sites)} in all" if len(sites) > 6 else ""
         some = ", ".join(site.name for site in sites[:6]) + more
         raise MixerError(f"replace_mixers: the pattern {pattern!r} matches no attention module; there are {some}.")

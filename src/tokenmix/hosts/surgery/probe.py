@@ -16,10 +16,10 @@ from ...errors import MixerError
 from ...types import Options
 from ..patch_grid import tensors_of
 from .build import adapter_for
-from .masks import window_mask
 from .families import CallForm
 from .form_adapters import probe_mask
-from .sites import Adapters, Site, unknown_attention
+from .masks import window_mask
+from .sites import Adapters, Site, modules_without_attention, unknown_attention
 from .swap import swap_modules
 from .weights import slots
 
@@ -66,6 +66,8 @@ class Proofs:
             yield f"unproven: {which} could not be probed ({why}); taken by class"
         if self.unknown:
             yield f"left alone: {', '.join(self.unknown)}, whose computation is unknown"
+        for cls, names in modules_without_attention(self.model).items():
+            yield f"no attention: {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else "") + f", a {cls}"
 
 
 def _obstacle(module: nn.Module) -> str | None:

@@ -19,7 +19,7 @@ from .adapters import adapters_of, site_name
 from .form_adapters import share_bias
 from .replace import watch_patches
 from .swap import swap_modules
-from .weights import write_back
+from .weights import other_parameters, write_back
 
 
 def restore(model: nn.Module, names: str | Iterable[str] = "*", *, inplace: bool = False) -> tuple[Any, Report]:
@@ -73,6 +73,10 @@ def _restore_module(model: nn.Module, name: str, adapter: Any) -> tuple[dict[int
     like = next(mixer.parameters())
     parts = {path: _materialise_copy(module, like) for path, module in adapter.origin[0].items()}
     whole = _assemble_parts(parts)
+    lost = [n for n, p in other_parameters(site, _assemble_parts(adapter.origin[0])).items() if p.is_meta]
+    if lost:
+        gone = f"{lost[0]} of its attention was not kept where its mixer was loaded or drawn anew"
+        raise MixerError(f"restore: {name}: {gone}; load the original model.")
     try:
         entries = write_back(mixer, site, whole)
     except MixerError as why:
@@ -89,7 +93,18 @@ def _restore_module(model: nn.Module, name: str, adapter: Any) -> tuple[dict[int
 
 
 def _materialise_copy(module: nn.Module, like: torch.Tensor) -> nn.Module:
-    return copy.deepcopy(module).to_empty(device=like.device).to(like.dtype)
+    """Copy a module with room for the weights that are on the meta device."""
+    new = copy.deepcopy(module)
+    for part in new.modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, old in tensors.items():
+                if old is None:
+                    continue
+                dtype = like.dtype if old.is_floating_point() else old.dtype
+                data = torch.empty(old.shape, device=like.device) if old.is_meta else old.detach().to(like.device)
+                data = data.to(dtype)
+                tensors[name] = nn.Parameter(data, old.requires_grad) if isinstance(old, nn.Parameter) else data
+    return new
 
 
 def _assemble_parts(parts: dict[str, nn.Module]) -> nn.Module:

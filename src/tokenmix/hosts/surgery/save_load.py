@@ -21,7 +21,7 @@ from ..conversion_report import Report
 from ..vit import checkpoints as files
 from ..vit.checkpoints import read_file
 from ..vit.convert import convert_command
-from .adapters import adapters_of
+from .adapters import adapters_of, check_described
 from .replace import replace_mixers
 
 if TYPE_CHECKING:
@@ -162,6 +162,7 @@ def save_replaced(
             ``load_converted`` loaded the model from, where there is one.
         tokenizer: a tokenizer or processor of transformers that is saved with the model, instead of these files.
     """
+    check_described(out, model)
     adapters = {adapter.site.name: adapter.spec for adapter in adapters_of(model).values()}
     config: Any = getattr(model, "config", None)
     if host is None and not hasattr(config, "to_dict"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -115,20 +116,45 @@ def unknown_attention(model: nn.Module, adapter: Adapters = None) -> list[str]:
             for n, cls in names.items()
             if not any(n.startswith(each) for each in inside)  # a part of known attention
             and not any(each.startswith(f"{n}.") for each in known)  # a layer around it
+            and not any(n.startswith(f"{each}.") for each in names)  # a part of unknown attention
         }
     )
 
 
 def unknown_hint(model: nn.Module) -> str:
     """Return the end of an error message: the unknown attention of a model, and the known families."""
-    odd = ", ".join(unknown_attention(model))
-    seen = f"; it has {odd}, whose computation is unknown" if odd else ""
+    odd, other = unknown_attention(model), modules_without_attention(model)
+    seen = f"; it has {', '.join(f'{cls}, {explain_class(cls)}' for cls in odd)}" if odd else ""
+    seen += f"; its layers mix by {', '.join(other)}, which is no attention" if other else ""
     return (
         f"{seen}; known are the families {', '.join(FAMILIES)}, whose classes tokenmix.hosts.surgery.FAMILIES lists. "
         f"{OTHER_WAYS}"
     )
 
 
+def explain_class(cls: str) -> str:
+    """Return why no family describes modules of a class."""
+    return UNSERVED.get(cls, "whose computation is unknown")
+
+
+def modules_without_attention(model: nn.Module) -> dict[str, list[str]]:
+    """Return the names of modules that mix tokens by a recurrence or a convolution, by their class."""
+    found: dict[str, list[str]] = {}
+    for name, module in model.named_modules():
+        if RECURRENT.search(type(module).__name__) and not type(module).__module__.startswith("tokenmix."):
+            found.setdefault(type(module).__name__, []).append(name)
+    return found
+
+
+RECURRENT = re.compile(r"(Mamba2?Mixer|MambaLayer|Mamba2?|SSM|GatedDeltaNet|ShortConv|RecurrentBlock|(Bamba|H1)Mixer)$")
+"""How the names of classes end that mix the tokens of hybrid and attention-free models."""
+UNSERVED = {
+    "Qwen3NextAttention": "which gates its output by half of q_proj, and no mixer has such a gate",
+    "DebertaAttention": "whose in_proj has biases of its own for queries and values",
+    "SwinAttention": "which attends within windows: an AttentionAdapter with tokens= serves it",
+    "WindowAttention": "which attends within windows: an AttentionAdapter with tokens= serves it",
+}
+"""Class -> why no family describes it."""
 OTHER_WAYS = (
     "Describe another class by adapter=tokenmix.hosts.AttentionAdapter(...); or assign a mixer by hand, "
     "layer.attn = tokenmix.build_mixer(NAME, dim=..., causal=...)."

@@ -142,6 +142,14 @@ def _fit_tensor(source: Weight, tensor: Tensor, ours: str, part: str, site: Site
     return value
 
 
+def other_parameters(site: Site, module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of a site that are no projection or norm and do not stay: those of ``Site.beyond``."""
+    family = site.known
+    used = {slot.tensor(leaf) for slot in slots(site, module).values() for leaf in ("weight", "bias")}
+    stay = tuple(f"{path}." for path in family.own)
+    return {n: p for n, p in module.named_parameters() if n not in used and not n.startswith(stay)}
+
+
 def bias_table(model: nn.Module, site: Site) -> Tensor | None:
     """Return the table (buckets, heads) of the bias that a stack of T5 adds to its logits; None for other models."""
     if site.beyond is None or site.known.bias is None:
