@@ -100,7 +100,8 @@ class T5Adapter(FormAdapter):
         with torch.device("meta"):
             buckets = T5Bias(self.site.heads, **spec)
         at = torch.arange(before + queries, device=table.weight.device)
-        return table(buckets.bucket(at[before:, None] - at)).permute(2, 0, 1)[None]
+        distance = at[before:, None] - at
+        return table(buckets.bucket(distance if buckets.two_sided else distance.clamp_min(0))).permute(2, 0, 1)[None]
 
 
 def share_bias(model: nn.Module) -> None:

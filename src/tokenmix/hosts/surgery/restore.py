@@ -19,7 +19,7 @@ from .adapters import adapters_of, site_name
 from .form_adapters import share_bias
 from .replace import watch_patches
 from .swap import swap_modules
-from .weights import other_parameters, write_back
+from .weights import bias_table, other_parameters, write_back
 
 
 def restore(model: nn.Module, names: str | Iterable[str] = "*", *, inplace: bool = False) -> tuple[Any, Report]:
@@ -81,6 +81,11 @@ def _restore_module(model: nn.Module, name: str, adapter: Any) -> tuple[dict[int
         entries = write_back(mixer, site, whole)
     except MixerError as why:
         raise MixerError(f"restore: {name}: {why}.") from None
+    table = bias_table(model, site)
+    if table is not None:  # a mixer's own table is lost only if it has become another
+        ours = mixer.state_dict()
+        same = {n for n, t in ours.items() if n.endswith(".table") and torch.equal(t, table.to(t))}
+        entries = [e for e in entries if e.status != "dropped" or e.name not in same]
     for path in site.known.own:
         if hasattr(adapter, path):
             whole.get_submodule(path).load_state_dict(adapter.get_submodule(path).state_dict())
