@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -13,7 +14,12 @@ import transformers
 from torch import Tensor, nn
 
 from tokenmix import MixerError
+from tokenmix.export import OnnxModel, export_onnx
 from tokenmix.hosts import AttentionAdapter, find_attention, replace_mixers, restore, save_replaced
+from tokenmix.hosts.surgery.capture import adapters_by_site, capture_calls, layer_losses
+from tokenmix.lab.advise.compare import compare
+from tokenmix.lab.advise.inputs import own_inputs
+from tokenmix.lab.train import distill
 
 
 class CausalSelfAttention(nn.Module):
@@ -349,3 +355,42 @@ def test_a_folder_cannot_describe_an_adapter(tmp_path):
     new, report = replace_mixers(library(), "linear", adapter=adapter, seed=0)
     with pytest.raises(MixerError, match="holds no AttentionAdapter"):
         save_replaced(new, report, tmp_path / "out")
+
+
+def test_a_described_model_is_distilled_compared_and_exported(tmp_path):
+    teacher = gpt()
+    student, _ = replace_mixers(teacher, "linear", adapter=GPT, init="random", seed=0)
+    data = [torch.randint(60, (4, 12), generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    found = distill(teacher, student, data, out=tmp_path / "run", layer_steps=60, steps=1, valid=data[:1], lr=1e-2)
+    first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    for name in ("blocks.0.attn", "blocks.1.attn"):
+        assert found["valid"]["layer_loss"][name] < 0.9 * first["layer_loss"][name]
+    models = {"teacher": teacher, "student": student.eval()}
+    inputs = own_inputs(lambda length, batch: torch.zeros(batch, length, dtype=torch.long), teacher, "here")
+    told = compare(models, data[:2], [16], inputs=inputs, seconds=0.2)
+    assert [row[0] for row in told.table().rows] == ["teacher", "student"]
+
+    def example(batch: int, length: int) -> tuple[Tensor]:
+        return (torch.randint(60, (batch, length), generator=torch.Generator().manual_seed(length)),)
+
+    report = export_onnx(student, tmp_path / "model.onnx", example=example, length=12)
+    ids = example(2, 12)
+    given = OnnxModel(tmp_path / "model.onnx")(*ids)
+    assert report.difference < 1e-4
+    assert torch.allclose(given, student(*ids), atol=1e-4)
+
+
+@pytest.mark.parametrize("cross", [False, True])
+@torch.no_grad()
+def test_layers_of_any_form_are_compared_on_the_teachers_inputs(cross):
+    torch.manual_seed(0)
+    teacher = nn.ModuleList([Reader(cross=cross)]).eval()
+    x, memory = torch.randn(7, 3, 32), torch.randn(5, 3, 32)
+    padding = torch.zeros(3, 5 if cross else 7, dtype=torch.bool)
+    padding[1, 3:] = True
+    for spec, same in (("attention", True), ("linear", False)):
+        adapters = adapters_by_site(replace_mixers(teacher, spec, adapter=READER, seed=0)[0])
+        with capture_calls(teacher, adapters) as calls:
+            teacher[0](x, memory if cross else None, padding)
+        (loss,) = layer_losses(adapters, calls).values()
+        assert (float(loss) < 1e-9) == same

@@ -50,7 +50,7 @@ def programs(port: Port, length: int | None, fixed: bool) -> Iterator[tuple[torc
     if port.decodes:
         why = f"a step of {port.who} depends on how many tokens came before it"
         raise MixerError(f"export: {why}, so no single program can be its decode step.")
-    if port.size is None and not fixed and most > 2:
+    if port.size is None and not fixed and most > 2 and port.pads:
         program = _export(replace(port, module=Padded(port.module, most, port.tokenwise)), most - 1, free=True)
         yield program, replace(_sizes(program, port, most - 1), length=(1, most), padded=True)
     only = most if port.size is None else port.size

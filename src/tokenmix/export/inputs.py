@@ -59,6 +59,7 @@ class Port:
         size: the only length accepted; None: any.
         masked: the second argument is a mask (batch, length) of the first; outputs of masked tokens are undefined.
         tokenwise: for each output of a whole input, whether its second axis is that of the tokens.
+        pads: shorter inputs may be padded, because the model takes a mask or later tokens do not matter to it.
         config: what the file says about the model; None: the model's own config.
     """
 
@@ -71,6 +72,7 @@ class Port:
     size: int | None = None
     masked: bool = False
     tokenwise: tuple[bool, ...] = (True,)
+    pads: bool = True
     config: Record | None = None
 
     @property
@@ -87,10 +89,21 @@ PORT_FINDERS: list[PortFinder] = []
 """
 
 
+Example = Callable[[int, int], tuple[Tensor, ...]]
+"""A function of (batch, length) that makes the arguments of a model."""
+
+
 def find_port(
-    model: nn.Module, *, decode: bool, key_mask: bool, chunk: int, grid: tuple[int, ...] | None, prefix: int
+    model: nn.Module,
+    *,
+    decode: bool,
+    key_mask: bool,
+    chunk: int,
+    grid: tuple[int, ...] | None,
+    prefix: int,
+    example: Example | None = None,
 ) -> Port:
-    """Return how to call a mixer or a model of tokenmix.
+    """Return how to call a mixer, a model of tokenmix, or any other with an ``example`` of its arguments.
 
     Raises:
         MixerError: if it cannot be exported with these options.
@@ -100,6 +113,10 @@ def find_port(
         raise MixerError(f"export: chunk must be an integer >= 1, got {chunk!r}.")
     if decode and (key_mask or grid is not None):
         raise MixerError("export: the decode step takes neither key_mask nor grid; leave them out.")
+    if example is not None:
+        if decode or key_mask or grid is not None:
+            raise MixerError("export: example gives all arguments; leave decode, key_mask and grid out.")
+        return _own_port(model, example)
     for find in PORT_FINDERS:
         port = find(model, decode, key_mask, chunk)
         if port is not None and grid is not None:
@@ -172,6 +189,46 @@ def _decode_port(model: nn.Module, chunk: int) -> Port:
         left = f"leaves nothing of max_len={model.max_len} to decode"
         raise MixerError(f"export: chunk={chunk} {left} after it; make it smaller.")
     return Port(who, Step(model), names, ("y" if isinstance(model, Mixer) else "logits", "new_state"), example, longest)
+
+
+def _own_port(model: nn.Module, example: Example) -> Port:
+    """Return the port of a model of the user's own, called with the arguments that ``example`` makes."""
+    who, lengths = type(model).__name__, (6, 5)
+    shapes = []
+    for length in lengths:
+        args = example(2, length)
+        if not isinstance(args, tuple) or not args or not all(isinstance(a, Tensor) for a in args):
+            raise MixerError(
+                f"export: example(2, {length}) must return a tuple of tensors, got a {type(args).__name__}."
+            )
+        mode = model.training
+        try:
+            with torch.no_grad():
+                given = model.eval()(*args)
+        except Exception as why:  # a model of the user's own can raise any error
+            said = " ".join(str(why).split())[:160]
+            raise MixerError(f"export: {who} cannot be called with example(2, {length}): {said}.") from None
+        finally:
+            model.train(mode)
+        outputs = given if isinstance(given, (tuple, list)) else (given,)
+        if not all(isinstance(y, Tensor) for y in outputs):
+            kinds = ", ".join(type(y).__name__ for y in outputs)
+            raise MixerError(f"export: {who} returns {kinds}; let it return a tensor or a tuple of tensors.")
+        shapes.append([tuple(y.shape) for y in outputs])
+    names = list(signature(model.forward).parameters)[: len(args)]
+    one = len(shapes[0]) == 1
+    return Port(
+        who,
+        model,
+        tuple(names),
+        ("output",) if one else tuple(f"output_{i}" for i in range(len(shapes[0]))),
+        example,
+        tokenwise=tuple(
+            long[1:2] == (lengths[0],) and short[1:2] == (lengths[1],) for long, short in zip(*shapes, strict=True)
+        ),
+        pads=False,
+        config={"model": who},
+    )
 
 
 def _mixer_port(mixer: Mixer, key_mask: bool, grid: tuple[int, ...] | None, prefix: int) -> Port:

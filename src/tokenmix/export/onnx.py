@@ -24,7 +24,7 @@ from ..system.files import temporary_path
 from ..system.version import __version__
 from ..types import Record
 from .dynamic_shapes import Sizes, input_shapes, programs, short_length, varying_axes
-from .inputs import Port, find_port, silence_exporters
+from .inputs import Example, Port, find_port, silence_exporters
 from .onnx_model import KEY, OnnxModel, difference, encode_row
 
 OLDEST_OPSET = 18
@@ -81,6 +81,7 @@ def export_program(
     chunk: int = 1,
     grid: tuple[int, ...] | None = None,
     prefix: int = 0,
+    example: Example | None = None,
 ) -> torch.export.ExportedProgram:
     """Export a mixer or a model as a ``torch.export.ExportedProgram`` of standard operators.
 
@@ -97,11 +98,13 @@ def export_program(
         fixed: accept that length alone, which is also the fastest to trace.
         key_mask: take a mask (B, T) beside the input.
         grid, prefix: the fixed grid arguments of a mixer.
+        example: a function of (batch, length) that returns the tuple of a model's arguments, for a model of your own
+            with mixers in it.
 
     Raises:
         MixerError: if a mixer declares no export, or torch cannot trace it.
     """
-    port = find_port(model, decode=decode, key_mask=key_mask, chunk=chunk, grid=grid, prefix=prefix)
+    port = find_port(model, decode=decode, key_mask=key_mask, chunk=chunk, grid=grid, prefix=prefix, example=example)
     with evaluation_mode(model):
         return next(programs(port, length, fixed))[0]
 
@@ -117,6 +120,7 @@ def export_onnx(
     chunk: int = 1,
     grid: tuple[int, ...] | None = None,
     prefix: int = 0,
+    example: Example | None = None,
     opset: int | None = None,
     tolerance: float = TOLERANCE,
 ) -> OnnxReport:
@@ -135,7 +139,8 @@ def export_onnx(
         MixerError: as ``export_program``; if a package is missing; if the numbers differ, and then no file is written.
     """
     _check_onnx(opset)
-    port, path = find_port(model, decode=decode, key_mask=key_mask, chunk=chunk, grid=grid, prefix=prefix), Path(path)
+    port = find_port(model, decode=decode, key_mask=key_mask, chunk=chunk, grid=grid, prefix=prefix, example=example)
+    path = Path(path)
     if path.exists() or not path.parent.is_dir():
         problem = "exists already; give another path" if path.exists() else "lies in a folder that does not exist"
         raise MixerError(f"export_onnx: {path} {problem}.")

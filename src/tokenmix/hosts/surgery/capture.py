@@ -11,11 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import MixerError
+from ...mixers import Mixer
 from ...types import Options
 from ..cache_names import CACHE_NAMES
 from ..patch_grid import find_patch_embedding
-from .adapters import adapters_of, site_name
+from .adapters import adapters_of, is_adapter, site_name
+from .form_adapters import FormAdapter, output_tokens
 from .masks import read_mask
+from .sites import Site
 
 
 class Call(NamedTuple):
@@ -26,11 +29,53 @@ class Call(NamedTuple):
     output: Tensor
 
 
-def adapters_by_site(student: nn.Module) -> dict[str, Any]:
-    """Return the adapter at each site, in the model's order."""
+class ByHand:
+    """Stand for a module of a student that holds a mixer where the teacher has another class.
+
+    Args:
+        module: the student's.
+        theirs: the teacher's.
+    """
+
+    site = patches = None
+
+    def __init__(self, module: nn.Module, theirs: nn.Module):
+        self.module = self.mixer = module
+        mixers = {type(m).__name__: None for m in module.modules() if isinstance(m, Mixer)}
+        self.spec, self.origin = {"name": "+".join(mixers)}, ({"": theirs},)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Call the module."""
+        return self.module(*args, **options)
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Return the module and its parts."""
+        return self.module.modules()
+
+
+def adapters_by_site(student: nn.Module, teacher: nn.Module | None = None) -> dict[str, Any]:
+    """Return the adapter at each site, in the model's order, and modules with mixers that were assigned by hand."""
     found = {site_name(name, adapter): adapter for name, adapter in adapters_of(student).items()}
+    if teacher is not None:
+        found |= _find_assigned(student, teacher, "")
     if not found:
-        raise MixerError("distill: the student has no replaced attention; replace_mixers makes one.")
+        how = "replace_mixers makes one, or assign a mixer where the teacher has its attention"
+        raise MixerError(f"distill: the student has no replaced attention; {how}.")
+    return found
+
+
+def _find_assigned(student: nn.Module, teacher: nn.Module, prefix: str) -> dict[str, Any]:
+    """Return the outermost modules that hold a mixer and are of another class than the teacher's."""
+    found: dict[str, Any] = {}
+    for name, module in student.named_children():
+        theirs = teacher._modules.get(name)
+        if theirs is None or is_adapter(module):
+            continue
+        if type(module) is not type(theirs) and any(isinstance(m, Mixer) for m in module.modules()):
+            if not any(map(is_adapter, module.modules())):
+                found[prefix + name] = ByHand(module, theirs)
+        else:
+            found |= _find_assigned(module, theirs, f"{prefix}{name}.")
     return found
 
 
@@ -54,7 +99,9 @@ def capture_calls(teacher: nn.Module, adapters: Mapping[str, Any]) -> Iterator[d
             )
         )
         handles.append(
-            last.register_forward_hook(lambda m, args, y, name=name: calls.update({name: _call(entered[name], y)}))
+            last.register_forward_hook(
+                lambda m, args, y, name=name, site=adapter.site: calls.update({name: _call(entered[name], y, site)})
+            )
         )
     try:
         yield calls
@@ -76,11 +123,15 @@ def _module(teacher: nn.Module, name: str, path: str) -> nn.Module:
         raise MixerError(f"distill: the teacher has no module {name!r}; {hint}.") from None
 
 
-def _call(entered: tuple[tuple[Any, ...], Options], y: Tensor | tuple[Tensor, ...]) -> Call:
+def _call(entered: tuple[tuple[Any, ...], Options], y: Any, site: Site | None) -> Call:
     args, options = entered
+    form = None if site is None else site.known.form
+    caches = CACHE_NAMES if form is None else form.cache
+    output = output_tokens(y, form)
+    assert output is not None
     # whole sequences: the student needs no state
-    options = {k: None if k in CACHE_NAMES else v for k, v in options.items()}
-    return Call(args, options, (y[0] if isinstance(y, tuple) else y).detach())
+    options = {k: None if k in caches else v for k, v in options.items()}
+    return Call(args, options, output.detach())
 
 
 def layer_losses(adapters: Mapping[str, Any], calls: Mapping[str, Call]) -> dict[str, Tensor]:
@@ -94,8 +145,9 @@ def layer_losses(adapters: Mapping[str, Any], calls: Mapping[str, Call]) -> dict
         if name not in calls:  # cross-attention without a context, or a layer dropped at random
             continue
         call = calls[name]
-        y = adapter(*call.args, **call.options)
-        y = y[0] if isinstance(y, tuple) else y
+        form = None if adapter.site is None else adapter.site.known.form
+        y = output_tokens(adapter(*call.args, **call.options), form)
+        assert y is not None
         keep = _valid_tokens(adapter, call, y)
         mine, theirs = (y, call.output) if keep is None else (y[keep], call.output[keep])
         losses[name] = F.mse_loss(mine, theirs) / theirs.square().mean().clamp_min(torch.finfo(theirs.dtype).tiny)
@@ -104,6 +156,8 @@ def layer_losses(adapters: Mapping[str, Any], calls: Mapping[str, Call]) -> dict
 
 def _valid_tokens(adapter: Any, call: Call, y: Tensor) -> Tensor | None:
     """Return the mask of valid tokens (B, T); None: all are valid."""
+    if adapter.site is None:  # how the module is called is its own affair
+        return None
     library = adapter.site.known.library
     if adapter.site.cross or adapter.site.grid is not None or library == "timm":
         return None
@@ -113,7 +167,10 @@ def _valid_tokens(adapter: Any, call: Call, y: Tensor) -> Tensor | None:
             return None
         mask = ~mask if mask.dtype == torch.bool else mask == 0
         return mask if adapter.batch_first else mask.T
-    mask = call.options.get("attention_mask", call.args[1] if len(call.args) > 1 else None)
+    if isinstance(adapter, FormAdapter):
+        mask = adapter.read_tokens_mask(call.args, call.options)
+    else:
+        mask = call.options.get("attention_mask", call.args[1] if len(call.args) > 1 else None)
     return read_mask(
         mask, y.shape[0], y.shape[1], causal=adapter.mixer.causal, window=adapter.site.window, where=adapter.site.name
     ).key_mask

@@ -47,6 +47,12 @@ class FormAdapter(HFAdapter):
         )
         return self._returned(form.returns, y if form.batch_first else y.transpose(0, 1), given)
 
+    def read_tokens_mask(self, args: tuple[Any, ...], named: Options) -> Tensor | None:
+        """Return the mask of a call as transformers has it, or None."""
+        form, given = call_form(self.site), self._name_arguments(args, named)
+        rows = given[form.hidden].shape[0 if form.batch_first else 1]
+        return translate_mask(given.get(form.mask or ""), form, rows)
+
     def _name_arguments(self, args: tuple[Any, ...], named: Options) -> Options:
         form, given = call_form(self.site), dict(zip(self.names, args, strict=False)) | named
         known = (form.hidden, form.mask, form.context, form.positions, *form.cache, *form.ignored)
@@ -127,6 +133,15 @@ def argument_names(module: nn.Module) -> tuple[str, ...]:
     """Return the names of a module's arguments, in order."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return tuple(p.name for p in inspect.signature(module.forward).parameters.values() if p.kind in kinds)
+
+
+def output_tokens(given: Any, form: CallForm | None) -> Tensor | None:
+    """Return the tokens (B, T, D) among what a module returns; without a form the first tensor, as it lies."""
+    if form is None:
+        return next(tensors_of(given), None)
+    if isinstance(form.returns, tuple) and not isinstance(given, Tensor):
+        given = given[form.returns.index("output")]
+    return given if form.batch_first else given.transpose(0, 1)
 
 
 def translate_mask(mask: Tensor | None, form: CallForm, rows: int) -> Tensor | None:

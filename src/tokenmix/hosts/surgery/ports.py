@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ...errors import MixerError
 from ...export.inputs import Port, image_example, masked_example, token_example
+from ...mixers import Mixer
 from ...mixers.attention import Attention
 from ...types import Options, Record
 from ..cache_names import CACHE_NAMES
@@ -19,7 +20,7 @@ from .adapters import adapters_of
 from .families import first_position
 from .sites import find_attention
 
-OTHERWISE = "torch.onnx.export(model, args, 'model.onnx', dynamo=True) takes inputs of any kind"
+OTHERWISE = "give example=, a function of (batch, length) that returns the tuple of its arguments"
 SHORT = 5
 """Tokens of the calls that show a model's outputs."""
 
@@ -80,19 +81,27 @@ class HostStep(nn.Module):
 
 
 def host_port(model: nn.Module, decode: bool, key_mask: bool, chunk: int) -> Port | None:
-    """Return how to call a host whose attention was replaced; None for any other model.
+    """Return how to call a host whose attention was replaced, also by hand; None for any other model.
 
     Raises:
         MixerError: for a host whose inputs are not known, or that has no decode step, naming what works.
     """
-    if not (adapters := adapters_of(model)):
-        return None
     host: Any = model
-    who, about = type(model).__name__, {adapter.site.name: adapter.spec for adapter in adapters.values()}
+    adapters = adapters_of(model)
+    about: Record = {adapter.site.name: adapter.spec for adapter in adapters.values()}
+    if not adapters:
+        about = {n: {"name": type(m).__name__} for n, m in model.named_modules() if isinstance(m, Mixer)}
+        theirs = hasattr(model, "main_input_name") or hasattr(model, "default_cfg")
+        if not about or not theirs or type(model).__module__.startswith("tokenmix."):
+            return None
+    who = type(model).__name__
     config = {"host": who, "mixers": about}
     if "decoder_input_ids" in inspect.signature(host.forward).parameters:
         part = "export_onnx(model.get_encoder(), path) exports the half that reads whole inputs"
         raise MixerError(f"export: a {who} reads two sequences; {part}.")
+    if decode and not adapters:
+        kept = "its mixers were assigned by hand, and where their states are is not known"
+        raise MixerError(f"export: {who}: {kept}; leave decode out to export whole inputs.")
     if decode:
         return _step_port(host, adapters, chunk, config)
     if hasattr(host, "patch_embed") and hasattr(host, "default_cfg"):

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from ...errors import MixerError
 from ...types import Options
-from ..patch_grid import tensors_of
 from .build import adapter_for
 from .families import CallForm
-from .form_adapters import probe_mask
+from .form_adapters import output_tokens, probe_mask
 from .masks import window_mask
 from .sites import Adapters, Site, modules_without_attention, unknown_attention
 from .swap import swap_modules
@@ -125,11 +124,11 @@ def _compare_module(model: nn.Module, site: Site, module: nn.Module) -> str | No
         x, context = draw_tensor(2, tokens, site.dim), draw_tensor(2, tokens + 2, site.dim)
         try:
             args, options, valid = _call(model, site, theirs, x, context, draw_tensor)
-            wanted = _first_output(theirs(*args, **options), site)
+            wanted = output_tokens(theirs(*args, **options), site.known.form)
         except Exception as why:  # a forward of another kind can raise any error
             said = f"{type(why).__name__}: {' '.join(str(why).split())[:100]}"
             raise MixerError(f"its {_kind(module)} cannot be called as {site.family}'s attention is ({said})") from None
-        got = _first_output(ours(*args, **options), site)
+        got = output_tokens(ours(*args, **options), site.known.form)
     if wanted is None or got is None or wanted.shape != got.shape:
         shape = None if wanted is None else tuple(wanted.shape)
         raise MixerError(f"its {_kind(module)} gives {shape} for tokens of shape {tuple(x.shape)}")
@@ -280,16 +279,6 @@ def _set_neutral(module: nn.Module, path: str) -> None:
         found.zero_()
     else:
         setattr(owner, last, None)
-
-
-def _first_output(given: Any, site: Site) -> Tensor | None:
-    """Return the tokens among what a module returns."""
-    form = site.known.form
-    if form is not None:
-        if isinstance(form.returns, tuple):
-            given = given[form.returns.index("output")]
-        return given if form.batch_first else given.transpose(0, 1)
-    return next(tensors_of(given), None)
 
 
 def _rotary(model: nn.Module, site: Site, x: Tensor, module: nn.Module) -> Any:

@@ -82,6 +82,9 @@ def distill(
 ) -> Record:
     """Teach ``student``, which ``replace_mixers`` made of ``teacher``, to reproduce its attention.
 
+    A student in which mixers were assigned by hand is taught too: its layers are the outermost modules that hold a
+    mixer and are of another class than the teacher's of the same name. Both are called with the same arguments.
+
     The student is changed in place; the run is stored in ``out``. First all replaced layers learn at once, each by
     itself: a layer gets the input of the teacher's layer and learns its output (mean squared error over the mean
     square of the target; attention transfer, Zhang et al. 2024, arXiv 2410.10254). Then the whole model learns: the
@@ -113,7 +116,7 @@ def distill(
     _check_batches("data", data)
     if valid is not None:
         _check_batches("valid", valid)
-    adapters = adapters_by_site(student)
+    adapters = adapters_by_site(student, teacher)
     if any(p.dtype == torch.float16 for adapter in adapters.values() for p in adapter.mixer.parameters()):
         wide = "give teacher.float() and student.float(), or both in bfloat16"
         raise MixerError(f"distill: the mixers are float16, in which Adam's eps is 0 and steps become NaN; {wide}.")
