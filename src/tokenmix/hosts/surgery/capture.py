@@ -93,6 +93,7 @@ def capture_calls(teacher: nn.Module, adapters: Mapping[str, Any]) -> Iterator[d
             handles.append(found.register_forward_hook(adapter.patches.note))
         parts = list(adapter.origin[0])
         first, last = (_module(teacher, name, path) for path in (parts[0], parts[-1]))
+        whole = adapter.site if len(parts) == 1 else None  # the last of several parts is a projection
         handles.append(
             first.register_forward_pre_hook(
                 lambda m, args, kw, name=name: entered.update({name: (args, kw)}), with_kwargs=True
@@ -100,7 +101,7 @@ def capture_calls(teacher: nn.Module, adapters: Mapping[str, Any]) -> Iterator[d
         )
         handles.append(
             last.register_forward_hook(
-                lambda m, args, y, name=name, site=adapter.site: calls.update({name: _call(entered[name], y, site)})
+                lambda m, args, y, name=name, site=whole: calls.update({name: _call(entered[name], y, site)})
             )
         )
     try:

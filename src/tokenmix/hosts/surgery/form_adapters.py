@@ -136,12 +136,21 @@ def argument_names(module: nn.Module) -> tuple[str, ...]:
 
 
 def output_tokens(given: Any, form: CallForm | None) -> Tensor | None:
-    """Return the tokens (B, T, D) among what a module returns; without a form the first tensor, as it lies."""
+    """Return the tokens (B, T, D) among what a module returns; without a form the first tensor, as it lies.
+
+    Raises:
+        MixerError: if the module returns something else than its form says.
+    """
     if form is None:
         return next(tensors_of(given), None)
-    if isinstance(form.returns, tuple) and not isinstance(given, Tensor):
-        given = given[form.returns.index("output")]
-    return given if form.batch_first else given.transpose(0, 1)
+    tokens = given
+    if isinstance(form.returns, tuple):
+        alike = isinstance(given, (tuple, list)) and len(given) == len(form.returns)
+        tokens = given[form.returns.index("output")] if alike else None
+    if not isinstance(tokens, Tensor):
+        kind = f"a {type(given).__name__}" + (f" of {len(given)}" if isinstance(given, (tuple, list)) else "")
+        raise MixerError(f"its attention returns {kind}, and returns={form.returns!r} was expected")
+    return tokens if form.batch_first else tokens.transpose(0, 1)
 
 
 def translate_mask(mask: Tensor | None, form: CallForm, rows: int) -> Tensor | None:

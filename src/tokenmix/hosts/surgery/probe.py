@@ -124,10 +124,12 @@ def _compare_module(model: nn.Module, site: Site, module: nn.Module) -> str | No
         x, context = draw_tensor(2, tokens, site.dim), draw_tensor(2, tokens + 2, site.dim)
         try:
             args, options, valid = _call(model, site, theirs, x, context, draw_tensor)
-            wanted = output_tokens(theirs(*args, **options), site.known.form)
+            given = theirs(*args, **options)
         except Exception as why:  # a forward of another kind can raise any error
+            how = "its adapter says" if site.adapter is not None else f"{site.family}'s attention is"
             said = f"{type(why).__name__}: {' '.join(str(why).split())[:100]}"
-            raise MixerError(f"its {_kind(module)} cannot be called as {site.family}'s attention is ({said})") from None
+            raise MixerError(f"its {_kind(module)} cannot be called as {how} ({said})") from None
+        wanted = output_tokens(given, site.known.form)
         got = output_tokens(ours(*args, **options), site.known.form)
     if wanted is None or got is None or wanted.shape != got.shape:
         shape = None if wanted is None else tuple(wanted.shape)
