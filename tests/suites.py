@@ -174,6 +174,8 @@ TESTS = {
     "test_seq2seq.py": ("test_a_wide_beam_finds_what_a_search_of_everything_finds",),
     "test_sinkhorn.py": ("test_sortcut_keeps_every_promise",),
     "test_surgery.py": ("test_every_mixer_that_fits_runs_and_learns",),
+    "test_surgery_adapter.py": ("test_a_described_model_is_distilled_compared_and_exported",),
+    "test_surgery_by_hand.py": ("test_a_model_of_transformers_changed_by_hand",),
     "test_surgery_distil.py": ("test_both_phases_learn",),
     "test_sweep.py": (
         "test_every_row_of_the_projects_plans_can_be_built",

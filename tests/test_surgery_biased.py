@@ -11,6 +11,7 @@ from torch import Tensor
 
 from surgery_models import make, padded, shared
 from tokenmix import MixerError
+from tokenmix.export import export_onnx
 from tokenmix.hosts import find_attention, load_converted, replace_mixers, restore, save_replaced
 
 TARGETS = torch.randint(3, 60, (3, 20), generator=torch.Generator().manual_seed(2))
@@ -142,6 +143,12 @@ def test_hybrids_are_told_which_layers_have_no_attention(name):
     ids, mask = padded("left")
     options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
     assert torch.equal(new.generate(ids, **options), new.generate(ids, **options, use_cache=False))
+
+
+def test_a_decode_step_of_a_hybrid_is_refused(tmp_path):
+    new, _ = replace_mixers(shared("falcon_h1"), "linear", seed=0)
+    with pytest.raises(MixerError, match="also mixes by FalconH1Mixer, with states of its own; leave decode out"):
+        export_onnx(new, tmp_path / "step.onnx", decode=True)
 
 
 def test_models_without_attention_are_told_so():

@@ -10,8 +10,8 @@ from .save_load import convert_host, load_converted, open_host, save_replaced
 from .sites import Site, find_attention
 
 __all__ = [
-    "FAMILIES",
     "AttentionAdapter",
+    "FAMILIES",
     "Site",
     "convert_host",
     "find_attention",

@@ -18,7 +18,7 @@ from ...types import Options, Record
 from ..cache_names import CACHE_NAMES
 from .adapters import adapters_of
 from .families import first_position
-from .sites import find_attention
+from .sites import find_attention, modules_without_attention
 
 OTHERWISE = "give example=, a function of (batch, length) that returns the tuple of its arguments"
 SHORT = 5
@@ -220,6 +220,8 @@ def _check_decoder(host: nn.Module, layers: list[Any]) -> str:
         some = ", ".join(rest[:3]) + (", ..." if len(rest) > 3 else "")
         every = "replace them too (also by 'attention', whose state is a tensor)"
         raise MixerError(f"export: {some} keep the host's attention, whose cache is no tensor; {every}, or {whole}.")
+    if other := modules_without_attention(host):
+        raise MixerError(f"export: {who} also mixes by {', '.join(other)}, with states of its own; {whole}.")
     for adapter in layers:
         spec, where = adapter.spec["name"], adapter.site.name
         if adapter.site.cross or not adapter.mixer.capabilities.streaming:
