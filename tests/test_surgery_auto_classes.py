@@ -173,7 +173,7 @@ def test_a_model_inside_another_module(tmp_path):
 @pytest.mark.parametrize("name", ["gpt2", "vit"])
 def test_our_folders_open_by_auto_classes(name, tmp_path):
     new, report = replace_mixers(shared(name), "hydra", seed=0)
-    save_replaced(new, report, tmp_path / "out")
+    save_replaced(new, tmp_path / "out", report)
     same(AUTO[name].from_pretrained(tmp_path / "out"), new)
     config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
     built = AUTO[name].from_config(config)
