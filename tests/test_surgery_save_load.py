@@ -313,3 +313,40 @@ def test_a_loaded_model_of_timm_knows_its_host(tmp_path):
     assert torch.equal(load_converted(tmp_path / "two")(x), more(x))
     convert_host(str(tmp_path / "one"), "linear", tmp_path / "three")
     assert torch.equal(load_converted(tmp_path / "three")(x), more(x))
+
+
+def test_what_takes_no_host_says_so(tmp_path, capsys):
+    """Verbs for runs refuse a converted folder in one line; advise refuses one without attention, or with options."""
+    half, all_of_it = tmp_path / "half", tmp_path / "all"
+    save_replaced(replace_mixers(shared("gpt2"), {"*.1.*": "hydra"}, seed=0)[0], half)
+    save_replaced(replace_mixers(shared("gpt2"), "hydra", seed=0)[0], all_of_it)
+    no_run = "is no run but a host's folder, which advise, convert, eval, "
+    for words, said in (
+        (["export", half, tmp_path / "hf"], no_run),
+        (["look", "sentence", half, "--text", "a b"], no_run),
+        (["resume", half], no_run),
+        (
+            ["look", "images", half, tmp_path / "a.png", "--out", tmp_path / "out"],
+            "tokenmix.hosts.load_converted opens",
+        ),
+    ):
+        assert main(list(map(str, words))) == 2
+        errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1
+        assert said in errors[0]
+    host = load_host(str(half))
+    assert [site.name for site in find_attention(host.model)] == ["transformer.h.0.attn"]
+    assert host.trained
+    with pytest.raises(MixerError, match="was converted, and is measured as it is; leave out n_layer"):
+        load_host(str(half), {"n_layer": 3})
+    with pytest.raises(MixerError, match="its attention was replaced already, all of it; advise takes the folder"):
+        load_host(str(all_of_it))
+
+
+def test_look_tokens_takes_a_converted_folder(tmp_path):
+    from tokenmix.lab.anatomy.loading import open_subject
+
+    new = replace_mixers(shared("vit"), {"*.1.*": "hydra"}, seed=0)[0]
+    save_replaced(new, tmp_path / "vit")
+    subject = open_subject(str(tmp_path / "vit"))
+    assert find_attention(subject.model)[0].name == find_attention(new)[0].name

@@ -168,6 +168,7 @@ def save_replaced(
             "save_replaced(model, report, folder)", "save_replaced(model, folder, report)", removed_in="0.4"
         )
         out, report = cast("tuple[str, Report]", (report, out))
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
     adapters = {adapter.site.name: adapter.spec for adapter in adapters_of(model).values()}
     host = _check_host(model, host, out)
     check_out(out)
@@ -176,7 +177,10 @@ def save_replaced(
         beside = loaded_from
     out, tensors = Path(out), model.state_dict()
     if odd := [name for name, tensor in tensors.items() if not is_plain(tensor)]:
-        fix = "save the model before it is quantised or split over processes"
+        fix = "save the model before it is quantised"
+        if isinstance(tensors[odd[0]], torch.Tensor) and not tensors[odd[0]].is_quantized:  # split over processes
+            gather = "torch.distributed.checkpoint.state_dict.get_model_state_dict with full_state_dict=True"
+            fix = f"gather it by {gather}, and model.save_pretrained(FOLDER, state_dict=...)"
         raise MixerError(f"{out}: {odd[0]} is no plain tensor but a {type(tensors[odd[0]]).__name__}; {fix}.")
     if any(tensor.is_meta for tensor in tensors.values()):
         raise MixerError(f"{out}: the model is on the meta device and has no weights to write; load them first.")
