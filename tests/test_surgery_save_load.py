@@ -339,7 +339,7 @@ def test_what_takes_no_host_says_so(tmp_path, capsys):
     assert host.trained
     with pytest.raises(MixerError, match="was converted, and is measured as it is; leave out n_layer"):
         load_host(str(half), {"n_layer": 3})
-    with pytest.raises(MixerError, match="its attention was replaced already, all of it; advise takes the folder"):
+    with pytest.raises(MixerError, match="its attention was replaced already; advise takes the folder"):
         load_host(str(all_of_it))
 
 

@@ -296,7 +296,7 @@ def _load_partly_converted(folder: Path, options: Options) -> Host:
         raise MixerError(f"advise: {folder}: was converted, and is measured as it is; leave out {given}.")
     model, host, _ = open_host(str(folder))
     if not find_attention(model):
-        was = "its attention was replaced already, all of it; advise takes the folder it was converted from"
+        was = "its attention was replaced already; advise takes the folder it was converted from"
         raise MixerError(f"advise: {folder} was written by `tokenmix convert`: {was}.")
     if host["library"] == "transformers":
         return _their_host(str(folder), model)
