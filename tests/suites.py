@@ -31,6 +31,7 @@ FILES = {
     "test_surgery_across.py": "every mixer in every family of hosts",
     "test_surgery_compile.py": "compiles hosts of several families",
     "test_surgery_export.py": "exports hosts of several families",
+    "test_surgery_journeys.py": "saves hosts of every kind; trains, compiles and starts processes",
     "test_surgery_quality.py": "trains and compares three models",
     "test_triton.py": "interprets the Triton kernels",
     "test_triton_gemm.py": "interprets the Triton kernels",
@@ -176,6 +177,7 @@ TESTS = {
     "test_surgery.py": ("test_every_mixer_that_fits_runs_and_learns",),
     "test_surgery_adapter.py": ("test_a_described_model_is_distilled_compared_and_exported",),
     "test_surgery_by_hand.py": ("test_a_model_of_transformers_changed_by_hand",),
+    "test_surgery_auto_classes.py": ("test_a_fresh_process_loads_what_another_saved",),
     "test_surgery_distil.py": ("test_both_phases_learn",),
     "test_sweep.py": (
         "test_every_row_of_the_projects_plans_can_be_built",

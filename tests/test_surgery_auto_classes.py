@@ -7,16 +7,17 @@ import json
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from torch import nn
 
-import tokenmix.hosts.huggingface  # noqa: F401  (registers converted hosts with the Auto classes)
 from surgery_models import make, shared
 from tokenmix import MixerError
 from tokenmix.hosts.surgery import load_converted, replace_mixers, restore, save_replaced
+from tokenmix.system import torchvision as system_torchvision
 
 AUTO = {
     "llama": transformers.AutoModelForCausalLM,
@@ -78,13 +79,80 @@ def test_a_class_of_the_host_refuses_the_folder(name, tmp_path):
         type(shared(name)).from_pretrained(tmp_path, config=config)
 
 
-def test_without_tokenmix_the_message_names_it(tmp_path, monkeypatch):
-    converted("bert").save_pretrained(tmp_path)
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+def fresh(code, *words):
+    """What a new process prints, of which torchvision may have been built for another torch."""
+    shim = Path(system_torchvision.__file__)  # which runs without the package
+    begin = f"import runpy, sys; runpy.run_path({str(shim)!r})['ensure_torchvision']()\n"
+    command = [sys.executable, "-W", "ignore", "-c", begin + code, *map(str, words)]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
 
-    monkeypatch.delitem(CONFIG_MAPPING._extra_content, "tokenmix_converted")
-    with pytest.raises(ValueError, match="model type `tokenmix_converted` but Transformers does not recognize"):
-        transformers.AutoModel.from_pretrained(tmp_path)
+
+OPEN = """
+import torch
+def answer(load):
+    for folder in sys.argv[1:]:
+        print(repr(load(folder)(torch.arange(3, 12)[None])[0].flatten().tolist()))
+"""
+BY_AUTO = "answer(lambda folder: transformers.AutoModel.from_pretrained(folder, trust_remote_code=False))"
+WITHOUT = """
+import transformers
+for load in (transformers.AutoModel, transformers.BertModel):
+    for folder in sys.argv[1:]:
+        try:
+            load.from_pretrained(folder, ignore_mismatched_sizes=True)
+            print("loaded")
+        except Exception as why:
+            print(" ".join(str(why).split()))
+"""
+
+
+@torch.no_grad()
+def test_a_fresh_process_loads_what_another_saved(tmp_path):
+    """After any import of tokenmix, before or after that of transformers; without one, transformers refuses."""
+    model, folders = converted("bert"), [tmp_path / "one", tmp_path / "two"]
+    model.save_pretrained(folders[0])
+    save_replaced(model, folders[1])
+    for code in (
+        f"{OPEN}\nimport tokenmix, transformers\n{BY_AUTO}\nanswer(tokenmix.hosts.load_converted)",
+        f"{OPEN}\nimport transformers; from transformers import AutoModel; import tokenmix\n{BY_AUTO}",
+    ):
+        for line in fresh(code, *folders).splitlines():
+            assert (torch.tensor(json.loads(line)) - model(given("bert"))[0].flatten()).abs().max() <= 1e-6
+    refused = fresh(WITHOUT, *folders).splitlines()
+    assert all("model type `tokenmix.hosts.load_converted`" in line for line in refused[:2])
+    assert all("tokenmix.hosts.load_converted(folder) opens it" in line for line in refused[2:])
+
+
+def test_folders_of_version_0_2_open(tmp_path):
+    model = converted("bert")
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "tokenmix_converted"}))
+    same(transformers.AutoModel.from_pretrained(tmp_path), model)
+    same(load_converted(tmp_path), model)
+    transformers.AutoModel.from_pretrained(tmp_path).save_pretrained(tmp_path / "new")
+    same(load_converted(tmp_path / "new"), model)
+
+
+@pytest.mark.parametrize("name", AUTO)
+def test_the_config_of_a_converted_model_builds_a_converted_one(name, tmp_path):
+    """By the Auto classes; a class of the host, which would build plain attention, refuses it."""
+    model = converted(name)
+    model.save_pretrained(tmp_path)
+    for of in (model, load_converted(tmp_path), copy.deepcopy(model)):
+        built = AUTO[name].from_config(of.config)
+        assert {n: t.shape for n, t in built.state_dict().items()} == {
+            n: t.shape for n, t in model.state_dict().items()
+        }
+        assert type(built) is type(model)
+        with pytest.raises(MixerError, match=r"this config is of a model whose attention was replaced by [^\n]*$"):
+            type(of)(of.config)
+    same(AUTO[name].from_pretrained(tmp_path, config=model.config), model)
+    if name != "vit":
+        with pytest.raises(MixerError, match="AutoModelForImageClassification has no class for that"):
+            transformers.AutoModelForImageClassification.from_config(model.config)
 
 
 @torch.no_grad()
@@ -173,7 +241,7 @@ def test_a_model_inside_another_module(tmp_path):
 @pytest.mark.parametrize("name", ["gpt2", "vit"])
 def test_our_folders_open_by_auto_classes(name, tmp_path):
     new, report = replace_mixers(shared(name), "hydra", seed=0)
-    save_replaced(new, report, tmp_path / "out")
+    save_replaced(new, tmp_path / "out", report)
     same(AUTO[name].from_pretrained(tmp_path / "out"), new)
     config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
     built = AUTO[name].from_config(config)
@@ -238,13 +306,3 @@ def test_the_models_own_config_opens_no_folder_for_a_class_of_the_host(name, tmp
         with pytest.raises(MixerError, match=r"^from_pretrained: config= is that of a model whose attention [^\n]*$"):
             type(shared(name)).from_pretrained(tmp_path, config=config)
     same(AUTO[name].from_pretrained(tmp_path), model)
-
-
-def test_load_converted_needs_no_other_import(tmp_path):
-    model = converted("bert")
-    model.save_pretrained(tmp_path)
-    code = "import sys, torch; from tokenmix.hosts import load_converted; model = load_converted(sys.argv[1]); "
-    code += "print(model(torch.arange(3, 12)[None]).last_hidden_state.sum().item())"
-    run = subprocess.run([sys.executable, "-W", "ignore", "-c", code, str(tmp_path)], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert abs(float(run.stdout) - model(given("bert")).last_hidden_state.sum().item()) < 1e-3

@@ -296,9 +296,9 @@ def test_the_tokenizer_goes_along_on_every_way(gpt2_folder, tmp_path):
     """Through convert, from the folder a model was loaded from, and as an object."""
     again = load_converted(gpt2_folder)
     report = replace_mixers(make("gpt2"), "linear")[1]
-    save_replaced(again, report, tmp_path / "again")
+    save_replaced(again, tmp_path / "again", report)
     plain = replace_mixers(make("gpt2"), "linear")[0]
-    save_replaced(plain, report, tmp_path / "object", tokenizer=words(None))
+    save_replaced(plain, tmp_path / "object", report, tokenizer=words(None))
     for folder in (gpt2_folder, tmp_path / "again", tmp_path / "object"):
         assert (folder / "tokenizer.json").is_file(), folder
         assert json.loads((folder / "config.json").read_text())["kind"] == "surgery"

@@ -44,8 +44,12 @@ with collection_paused():  # which saves a fourth of this import
     from .system.malloc import keep_memory
     from .system.moved import MOVED, answer_old_names
     from .system.version import __version__
+    from .system.when_imported import import_after
 
 answer_old_names()
+# so that transformers' Auto classes open models whose attention was replaced
+import_after("transformers.models.auto.configuration_auto", "tokenmix.hosts.surgery.register_config")
+import_after("transformers.models.auto.modeling_auto", "tokenmix.hosts.surgery.auto_classes")
 
 __all__ = [
     "AFTConv",

@@ -1,6 +1,6 @@
 """Connect other libraries: read and write their weights, and put our mixers inside their models."""
 
-from .conversion_report import Report
+from .conversion_report import Report, read_report
 from .patch_grid import given_grid
 from .rotary import rotary_spec
 from .surgery import (
@@ -32,6 +32,7 @@ __all__ = [
     "given_grid",
     "hf_options",
     "load_converted",
+    "read_report",
     "read_weights",
     "replace_mixers",
     "restore",

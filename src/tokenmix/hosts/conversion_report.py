@@ -7,9 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
+from pathlib import Path
+from typing import Self
 
+from ..errors import MixerError
+from ..system.files import read_json
 from ..types import Record
 
+REPORT = "report.json"
+"""The file of a converted folder in which its report lies."""
 STATUSES = ("copied", "split", "new", "dropped")
 # the first number in a name counts the layers of the stack before it
 LAYER = re.compile(r"(?:(?P<stack>.*?)\.)?(?P<number>\d+)\.")
@@ -65,7 +71,9 @@ class Report:
         """Return plain JSON values."""
         counts = {s: {"tensors": len(self.names(s)), "parameters": self.parameters(s)} for s in STATUSES}
         tensors = [
-            {"name": e.name, "status": e.status, "shape": list(e.shape), "origin": e.origin} for e in self.entries
+            {"name": e.name, "status": e.status, "shape": list(e.shape), "origin": e.origin}
+            | ({} if e.parameter else {"parameter": False})
+            for e in self.entries
         ]
         return {
             "source": self.source,
@@ -75,6 +83,15 @@ class Report:
             "notes": list(self.notes),
             "tensors": tensors,
         }
+
+    @classmethod
+    def from_json(cls, given: Record) -> Self:
+        """Invert ``to_json``."""
+        entries = tuple(
+            Entry(t["name"], t["status"], tuple(t["shape"]), t["origin"], t.get("parameter", True))
+            for t in given["tensors"]
+        )
+        return cls(given["source"], given["target"], entries, tuple(given["notes"]))
 
     def __str__(self) -> str:
         whole = self.parameters("copied", "split", "new")
@@ -87,6 +104,22 @@ class Report:
             lines.append(title)
             lines += [f"  {status:8} {', '.join(names)}" for status, names in _by_status(entries)]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def read_report(folder: Path | str) -> Report:
+    """Read the report of a folder that ``tokenmix convert`` or ``save_replaced`` wrote.
+
+    Raises:
+        MixerError: if the folder has none, as where it was saved without one, or it cannot be read.
+    """
+    file = Path(folder) / REPORT
+    if not file.is_file():
+        without = "a model saved by save_pretrained, or by save_replaced without a report, has none"
+        raise MixerError(f"{folder}: holds no {REPORT}; {without}.")
+    try:
+        return Report.from_json(read_json(file))
+    except (KeyError, TypeError, AttributeError) as why:
+        raise MixerError(f"{file}: is not the report of a conversion ({type(why).__name__}: {why}).") from None
 
 
 def _layers(entries: Iterable[Entry]) -> list[tuple[str, list[Entry]]]:

@@ -35,7 +35,11 @@ def load_model(path: Path | str) -> tuple[Model, Any]:
             f"{folder} contains no model; it must be a run directory, or have config.json and {WEIGHTS} as written by "
             + "`tokenmix convert`."
         )
-    config = config_from_json(read_json(folder / CONFIG))
+    given = read_json(folder / CONFIG)
+    if given.get("kind") == "surgery":
+        host = "holds a host whose attention was replaced, not a model of tokenmix"
+        raise MixerError(f"{folder} {host}; tokenmix.hosts.load_converted opens it.")
+    config = config_from_json(given)
     return KINDS[config.kind][1].from_pretrained(folder), config
 
 

@@ -9,11 +9,13 @@ from typing import Any
 import transformers
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
 
 from ...errors import MixerError
 from ...types import Record, Spec
 from .adapters import adapters_of
-from .converted_config import CONVERTED, ConvertedConfig
+from .converted_config import ANNOUNCE, ConvertedConfig, WithMixers, classes_with_mixers
+from .register_config import register_config
 from .replace import replace_mixers
 from .sites import find_attention
 
@@ -37,6 +39,7 @@ def load_with_mixers(
     Replaced.__name__ = host_class.__name__
     wanted = options.pop("output_loading_info", False)
     model, info = Replaced.from_pretrained(folder, *args, config=config.host, output_loading_info=True, **options)
+    model.name_or_path = str(folder)
     _refuse_new_weights(model, info, config, folder, bool(options.get("ignore_mismatched_sizes")))
     return (model, info) if wanted else model
 
@@ -75,11 +78,13 @@ class _Opened:
     @classmethod
     def from_pretrained(cls, folder: Path | str, *args: object, config: Any = None, **options: object) -> Any:
         """Load the model that the Auto class would load if nothing had been replaced."""
+        config = config.apart() if isinstance(config, WithMixers) else config
         return load_with_mixers(cls._host_class(config, folder), folder, config, *args, **options)
 
     @classmethod
     def _from_config(cls, config: Any, **options: object) -> PreTrainedModel:
         """Build the host and replace its attention; all weights are new."""
+        config = config.apart() if isinstance(config, WithMixers) else config
         host_class = cls._host_class(config, "from_config")
         return _put_back(host_class._from_config(config.host, **options), config.mixers)
 
@@ -95,13 +100,28 @@ class _Opened:
         return next((each for each in found if each.__name__ in (config.architectures or ())), found[0])
 
 
+_AUTO: dict[Any, type] = {}
+"""Auto class -> what it finds for a model whose attention was replaced."""
+
+
 def register_converted() -> None:
     """Register converted hosts with all Auto classes of models."""
-    AutoConfig.register(CONVERTED, ConvertedConfig, exist_ok=True)
-    for name in dir(transformers):
-        auto: Any = getattr(transformers, name) if name.startswith("AutoModel") else None
-        if getattr(auto, "_model_mapping", None) is not None and ConvertedConfig not in auto._model_mapping:
-            auto.register(ConvertedConfig, type(f"Converted{name}", (_Opened,), {"auto": auto}), exist_ok=True)
+    register_config()
+    if _AUTO:
+        return
+    for name in dir(modeling_auto):
+        auto: Any = getattr(modeling_auto, name) if name.startswith("AutoModel") else None
+        if getattr(auto, "_model_mapping", None) is not None:
+            _AUTO[auto] = type(f"Converted{name}", (_Opened,), {"auto": auto})
+    ANNOUNCE.append(_register_class)
+    for kind in (ConvertedConfig, *classes_with_mixers()):
+        _register_class(kind)
+
+
+def _register_class(kind: type) -> None:
+    """Let all Auto classes know one class of configs."""
+    for auto, opened in _AUTO.items():
+        auto._model_mapping.register(kind, opened, exist_ok=True)
 
 
 def load_saved(folder: Path) -> PreTrainedModel:
@@ -113,3 +133,6 @@ def load_saved(folder: Path) -> PreTrainedModel:
     if host_class is None:
         raise MixerError(f"{folder / 'config.json'}: transformers {transformers.__version__} has no class {named!r}.")
     return load_with_mixers(host_class, folder, config)
+
+
+register_converted()

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.configuration_utils import PreTrainedConfig
 
 from ...errors import MixerError
 from ...types import Record, Spec
 from .adapters import adapters_of, site_name
 
-CONVERTED = "tokenmix_converted"
-"""The model_type in the config.json of such a folder; transformers refuses it where nobody has registered it."""
-NOTE = "attention was replaced by tokenmix; import tokenmix.hosts.huggingface and load the folder by an Auto class"
+CONVERTED = "tokenmix.hosts.load_converted"
+"""The model_type in the config.json of such a folder: where nobody has registered it, transformers refuses it by this
+name, which says what opens the folder."""
+BEFORE = "tokenmix_converted"
+"""The same in folders of version 0.2."""
+NOTE = "attention was replaced by tokenmix; tokenmix.hosts.load_converted(folder) opens it"
 HOST, MIXERS_KEY = "host", "mixers"
 
 
@@ -45,6 +49,8 @@ class ConvertedConfig(PreTrainedConfig):
         given = copy.deepcopy(found.get("config")) if isinstance(found, dict) else None
         if not isinstance(given, dict) or "model_type" not in given or not isinstance(mixers, dict):
             raise MixerError(f"config.json: model_type is {CONVERTED!r}, but host and mixers are not described in it.")
+        from transformers import AutoConfig
+
         unused, kind = kwargs.pop("return_unused_kwargs", False), type(AutoConfig.for_model(given["model_type"]))
         host, rest = kind.from_dict(given, return_unused_kwargs=True, **kwargs)
         config = cls(host, mixers, architectures=config_dict.get("architectures"))
@@ -83,6 +89,22 @@ class WithMixers:
 
     replaced_attention: dict[str, Spec]
 
+    @property
+    def base_model_pp_plan(self) -> None:
+        """Refuse a class of the host: transformers' own ask for this plan when they have built attention anew."""
+        raise MixerError(
+            f"this config is of a model whose attention was replaced by tokenmix, which {type(self).__name__}'s own "
+            "classes do not build; AutoModel.from_config (or AutoModelForCausalLM ...) does."
+        )
+
+    def apart(self) -> ConvertedConfig:
+        """Return the host's own config and the mixers, as the Auto classes build a model from them."""
+        host = copy.copy(self)
+        host.__dict__.pop("replaced_attention")
+        host.__class__ = type(self).__mro__[2]
+        own: Any = self
+        return ConvertedConfig(cast(PreTrainedConfig, host), own.replaced_attention, architectures=own.architectures)
+
     def to_dict(self) -> Record:
         """Return the host's own config."""
         own: Any = super()
@@ -115,12 +137,21 @@ class WithMixers:
 
 
 _CLASSES: dict[type, type] = {}
+ANNOUNCE: list[Callable[[type], object]] = []
+"""Called with each new class of configs that have mixers."""
+
+
+def classes_with_mixers() -> list[type]:
+    """Return all classes of configs that have mixers."""
+    return list(_CLASSES.values())
 
 
 def with_mixers(kind: type) -> type:
     """Return the class of this config with ``WithMixers``."""
     if kind not in _CLASSES:
         _CLASSES[kind] = type(kind.__name__, (WithMixers, kind), {"__module__": __name__, "__doc__": kind.__doc__})
+        for announce in ANNOUNCE:
+            announce(_CLASSES[kind])
     return _CLASSES[kind]
 
 
@@ -131,10 +162,12 @@ def _rebuilt_config(kind: type) -> Any:
 
 def describe_mixers(model: Any) -> None:
     """Let the configs of all models of transformers in ``model`` name the mixers that replace their attention."""
+    from transformers import PreTrainedModel
+
     done: set[int] = set()
     adapters = {site_name(name, adapter): adapter for name, adapter in adapters_of(model).items()}
     for path, module in list(model.named_modules()):
-        config = getattr(module, "config", None)
+        config: Any = getattr(module, "config", None)
         if not isinstance(module, PreTrainedModel) or id(config) in done:
             continue
         start = f"{path}." if path else ""
@@ -149,3 +182,5 @@ def describe_mixers(model: Any) -> None:
             if part.__dict__.get("config") is config:
                 part.config = new
         done.add(id(new))
+        # LoRA notes this name as the model that its weights belong to
+        module.name_or_path = "" if mixers else new._name_or_path

@@ -10,6 +10,7 @@ from torch import nn
 
 from ...errors import MixerError
 from ...types import Spec
+from .adapters import adapters_of
 from .sites import OTHER_WAYS, Site, explain_class, unknown_hint
 
 
@@ -17,6 +18,11 @@ def plan_replacements(
     model: nn.Module, sites: list[Site], mixers: object, keep: str | Iterable[str], last: int | None, every: int | None
 ) -> list[tuple[Site, Spec]]:
     """Return the sites to replace with their specs, in the model's order."""
+    if not sites and (replaced := len(adapters_of(model))):
+        fix = "tokenmix.hosts.restore puts it back"
+        raise MixerError(
+            f"replace_mixers: {type(model).__name__} has no attention left: all {replaced} were replaced; {fix}."
+        )
     if not sites:
         odd = unknown_hint(model)
         raise MixerError(f"replace_mixers: {type(model).__name__} has no attention of a known family{odd}")

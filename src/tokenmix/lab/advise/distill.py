@@ -89,7 +89,7 @@ def distill_fastest(
     }
     distill(teacher, student, train, valid=valid, out=run, lr=LEARNING_RATE, verbose=False, **settings)
     took = time.perf_counter() - began
-    save_replaced(student.eval(), report, out, beside=Path(advice.host.name.removeprefix("hf:")))
+    save_replaced(student.eval(), out, report, beside=Path(advice.host.name.removeprefix("hf:")))
     losses = [line["output_loss"] for line in RunDir.open(run).read_metrics() if line["kind"] == "eval"]
     found = {
         "mixer": spec["name"],

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ...errors import MixerError
+from ...hosts.surgery import find_attention, open_host
 from ...models import KINDS, MODELS, ModelConfig, build_model, config_from_json
 from ...system.config import nearest
 from ...system.modules import here_on_path
@@ -152,8 +153,7 @@ def _folder(folder: Path, options: Options) -> Host:
     if not isinstance(config, dict):
         raise MixerError(f"advise: {folder / 'config.json'} holds no JSON object.")
     if config.get("kind") == "surgery":
-        was = "its attention was replaced already; advise takes the folder it was converted from"
-        raise MixerError(f"advise: {folder} was written by `tokenmix convert`: {was}.")
+        return _load_partly_converted(folder, options)
     if str(config.get("model_type")).startswith("tokenmix"):
         raise MixerError(
             f"advise: {folder} was exported from tokenmix; give the run or the model that it was exported from."
@@ -287,6 +287,20 @@ def _load_saved(folder: Path, config: Record, options: Options) -> Host:
         model,
         f"{'the config was changed' if weights else 'it holds no weights'}, so its weights are random",
     )
+
+
+def _load_partly_converted(folder: Path, options: Options) -> Host:
+    """Load a converted folder that has attention left, to be replaced as well."""
+    if options:
+        given = ", ".join(options)
+        raise MixerError(f"advise: {folder}: was converted, and is measured as it is; leave out {given}.")
+    model, host, _ = open_host(str(folder))
+    if not find_attention(model):
+        was = "its attention was replaced already; advise takes the folder it was converted from"
+        raise MixerError(f"advise: {folder} was written by `tokenmix convert`: {was}.")
+    if host["library"] == "transformers":
+        return _their_host(str(folder), model)
+    return Host(str(folder), model, "timm", inputs_of(model, str(folder)))
 
 
 def _their_host(name: str, model: nn.Module, *random: str) -> Host:

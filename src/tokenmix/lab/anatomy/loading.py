@@ -61,9 +61,10 @@ def _folder(folder: Path) -> ProbedModel:
     config = _call_for_anatomy(read_json, folder / "config.json")
     if "architecture" in config:
         return _timm_folder(folder, config)
-    if str(config.get("model_type")).startswith("tokenmix") and config.get("kind") != "surgery":
+    host = config.get("kind") == "surgery"
+    if str(config.get("model_type")).startswith("tokenmix") and not host:
         raise MixerError(f"look tokens: {folder} was exported from tokenmix; give the run that it was exported from.")
-    if "model_type" in config and config.get("kind") != "surgery":
+    if "model_type" in config or host:
         model, _, _ = _call_for_anatomy(open_host, str(folder))
         return their_vit(str(folder), model, *_moments(folder))
     return _load_ours(folder, config)

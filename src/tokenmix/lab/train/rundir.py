@@ -71,8 +71,16 @@ class RunDir:
         return run
 
     def config(self) -> RunConfig:
-        """Read the run's config."""
-        return RunConfig.from_json(self.read("config.json"))
+        """Read the run's config.
+
+        Raises:
+            MixerError: for the folder of a host, which is no run.
+        """
+        found = self.read("config.json")
+        if isinstance(found, dict) and ("model_type" in found or found.get("kind") == "surgery"):
+            verbs = "advise, convert, eval, look tokens, sample and export to ONNX"
+            raise MixerError(f"{self.path} is no run but a host's folder, which {verbs} take.")
+        return RunConfig.from_json(found)
 
     def env(self) -> Record:
         """Read the software, machine and data that the run was made with."""
