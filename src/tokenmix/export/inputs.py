@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
@@ -22,6 +22,9 @@ from ..errors import MixerError
 from ..mixers import MIXERS, Mixer, State
 from ..models import LM, ImageDensity
 from ..types import Record
+
+SHOWN = 7
+"""The length of a call that shows a model's outputs."""
 
 
 class Call(nn.Module):
@@ -60,6 +63,7 @@ class Port:
         masked: the second argument is a mask (batch, length) of the first; outputs of masked tokens are undefined.
         tokenwise: for each output of a whole input, whether its second axis is that of the tokens.
         config: what the file says about the model; None: the model's own config.
+        paddable: a mask of the second argument can hide padding.
     """
 
     who: str
@@ -72,6 +76,7 @@ class Port:
     masked: bool = False
     tokenwise: tuple[bool, ...] = (True,)
     config: Record | None = None
+    paddable: bool = True
 
     @property
     def decodes(self) -> bool:
@@ -132,6 +137,73 @@ def find_port(
             size=model.max_len,
         )
     return _image_port(model)
+
+
+class OwnCall(nn.Module):
+    """Call a model with its tensors, in order, in the places that they have among its arguments."""
+
+    def __init__(self, model: nn.Module, given: object):
+        super().__init__()
+        self.model, self.given = model, given
+
+    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensors among the outputs."""
+        rest = iter(values)
+        args, named = _arguments(self.given)
+        args = tuple(next(rest) if isinstance(a, Tensor) else a for a in args)
+        named = {name: next(rest) if isinstance(a, Tensor) else a for name, a in named.items()}
+        return tuple(_named_outputs(self.model(*args, **named)).values())
+
+
+def own_port(model: nn.Module, inputs: Callable[[int, int], object], size: int | None) -> Port:
+    """Return how to call a model by the inputs that its user gives: a function of (length, batch).
+
+    Args:
+        size: the only length that is asked for; None: any.
+    """
+    check_exportable(model)
+    who = type(model).__name__
+    given = inputs(size or SHOWN, 1)
+    args, named = _arguments(given)
+    keys = [f"input_{i}" for i, a in enumerate(args) if isinstance(a, Tensor)]
+    keys += [name for name, a in named.items() if isinstance(a, Tensor)]
+    if not keys:
+        raise MixerError(f"export: inputs({size or SHOWN}, 1) holds no tensor; return what {who} is called with.")
+
+    def example(batch: int, length: int) -> tuple[Tensor, ...]:
+        args, named = _arguments(inputs(size or length, batch))
+        return tuple(a for a in (*args, *named.values()) if isinstance(a, Tensor))
+
+    call = OwnCall(model, pytree.tree_map(lambda a: a[:0] if isinstance(a, Tensor) and a.ndim else a, given))
+    with torch.no_grad():
+        results = _named_outputs(model(*args, **named))
+    config: Record = {"host": who}
+    return Port(who, call, tuple(keys), tuple(results), example, size=size, config=config, paddable=False)
+
+
+def _arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return positional and named arguments of a tensor, a tuple, a dict, or a pair of a tuple and a dict."""
+    if isinstance(given, Tensor):
+        return (given,), {}
+    if isinstance(given, Mapping):
+        return (), dict(given)
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], tuple) and isinstance(given[1], Mapping):
+        return given[0], dict(given[1])
+    if isinstance(given, tuple):
+        return given, {}
+    raise MixerError(f"export: inputs must return a tensor, a tuple or a dict, got {type(given).__name__}.")
+
+
+def _named_outputs(outputs: object) -> dict[str, Tensor]:
+    """Return the tensors among a model's outputs, by name, the first one's first."""
+    if isinstance(outputs, Tensor):
+        return {"y": outputs}
+    named = outputs.items() if isinstance(outputs, Mapping) else ((f"y_{i}", y) for i, y in enumerate(_tuple(outputs)))
+    return {name: y for name, y in named if isinstance(y, Tensor)}
+
+
+def _tuple(outputs: object) -> tuple[Any, ...]:
+    return tuple(outputs) if isinstance(outputs, (tuple, list)) else ()
 
 
 def check_exportable(model: object) -> None:

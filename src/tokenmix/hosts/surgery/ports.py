@@ -80,14 +80,14 @@ class HostStep(nn.Module):
 
 
 def host_port(model: nn.Module, decode: bool, key_mask: bool, chunk: int) -> Port | None:
-    """Return how to call a host whose attention was replaced; None for any other model.
+    """Return how to call a host, with its own attention or replaced; None for any other model.
 
     Raises:
         MixerError: for a host whose inputs are not known, or that has no decode step, naming what works.
     """
-    if not (adapters := adapters_of(model)):
-        return None
     host: Any = model
+    if not (adapters := adapters_of(model)) and not (hasattr(host, "main_input_name") or hasattr(host, "default_cfg")):
+        return None
     who, about = type(model).__name__, {adapter.site.name: adapter.spec for adapter in adapters.values()}
     config = {"host": who, "mixers": about}
     if "decoder_input_ids" in inspect.signature(host.forward).parameters:

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -15,13 +16,13 @@ import torch
 from torch import nn
 
 from ...errors import MixerError
-from ...models import KINDS, MODELS, ModelConfig, build_model, config_from_json
+from ...models import KINDS, LM, MODELS, ModelConfig, ViT, build_model, config_from_json
 from ...system.config import nearest
 from ...system.modules import here_on_path
 from ...system.torchvision import ensure_torchvision, torchvision_hint
 from ...testing.loading import place_of
 from ...types import Options, Record
-from .inputs import Inputs, inputs_of, own_inputs
+from .inputs import FACTORY, Inputs, inputs_of, own_inputs
 
 FORMS = "a run directory, a folder of transformers, a name of `tokenmix list`, "
 FORMS += "a class or model type of transformers, a model of timm, or package:factory"
@@ -66,6 +67,33 @@ def load_host(name: str, options: Options | None = None, *, device: torch.device
     with torch.random.fork_rng():
         host = _find_model(name, options)
     return replace(host, model=host.model.eval().to(device))
+
+
+def host_of(
+    model: nn.Module, inputs: Callable[[int, int], object] | None = None, *, device: torch.device | str = "cpu"
+) -> Host:
+    """Return a module as a host: of this library, transformers or timm, also one changed by hand, or any other.
+
+    Args:
+        model: in eval mode, on ``device``.
+        inputs: (length, batch) -> what it is called with; None: as models of its library are.
+
+    Raises:
+        MixerError: a part is in training mode, it lies elsewhere, or how to call it is not known.
+    """
+    who = type(model).__name__
+    if any(m.training for m in model.modules()):
+        raise MixerError(f"advise: the {who} is in training mode; call its eval() first.")
+    if (place := next((p.device.type for p in model.parameters()), str(device))) != torch.device(device).type:
+        raise MixerError(f"advise: the {who} lies on {place}, and device={str(device)!r} was given; give that device.")
+    if inputs is not None:
+        return Host(who, model, "module", own_inputs(inputs, model, who))
+    origin = "tokenmix" if isinstance(model, (LM, ViT)) else "timm" if hasattr(model, "patch_embed") else "transformers"
+    try:
+        return Host(who, model, origin, inputs_of(model, who))
+    except MixerError as why:
+        said = str(why).replace("let the factory return (model, inputs), where", "give inputs=, where")
+        raise MixerError(said.replace(FACTORY, "give inputs=")) from None
 
 
 def _find_model(name: str, options: Options) -> Host:
@@ -152,8 +180,7 @@ def _folder(folder: Path, options: Options) -> Host:
     if not isinstance(config, dict):
         raise MixerError(f"advise: {folder / 'config.json'} holds no JSON object.")
     if config.get("kind") == "surgery":
-        was = "its attention was replaced already; advise takes the folder it was converted from"
-        raise MixerError(f"advise: {folder} was written by `tokenmix convert`: {was}.")
+        return _load_converted(folder, options)
     if str(config.get("model_type")).startswith("tokenmix"):
         raise MixerError(
             f"advise: {folder} was exported from tokenmix; give the run or the model that it was exported from."
@@ -287,6 +314,18 @@ def _load_saved(folder: Path, config: Record, options: Options) -> Host:
         model,
         f"{'the config was changed' if weights else 'it holds no weights'}, so its weights are random",
     )
+
+
+def _load_converted(folder: Path, options: Options) -> Host:
+    """Load a folder of `tokenmix convert`: the layers that kept their attention are measured."""
+    if options:
+        given = "--options takes no fields of a converted model"
+        raise MixerError(f"advise: {folder} was written by `tokenmix convert`; {given}.")
+    from ...hosts.surgery import load_converted
+
+    model = load_converted(folder)
+    origin = "timm" if hasattr(model, "patch_embed") else "transformers"
+    return Host(str(folder), model, origin, inputs_of(model, str(folder)))
 
 
 def _their_host(name: str, model: nn.Module, *random: str) -> Host:
