@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -46,6 +46,7 @@ class Host:
     notes: tuple[str, ...] = ()
     size: int | None = None  # of the images it was built for
     trained: bool = True
+    options: Options = field(default_factory=dict)  # of its config, or of its factory
 
 
 def load_host(name: str, options: Options | None = None, *, device: torch.device | str = "cpu") -> Host:
@@ -66,7 +67,7 @@ def load_host(name: str, options: Options | None = None, *, device: torch.device
     options = dict(options or {})
     with torch.random.fork_rng():
         host = _find_model(name, options)
-    return replace(host, model=host.model.eval().to(device))
+    return replace(host, model=host.model.eval().to(device), options=options)
 
 
 def host_of(

@@ -35,6 +35,7 @@ def as_json(advice: Advice) -> Record:
             "host": host.origin,
             "parameters": parameters(advice),
             "notes": list(host.notes),
+            "options": host.options,
         },
         "attention": [
             {"name": m.name, "family": m.family, "heads": m.heads, "dim": m.dim, "causal": m.causal, "cross": m.cross}
