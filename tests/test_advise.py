@@ -9,6 +9,8 @@ import math
 import re
 import sys
 import types
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +28,7 @@ from tokenmix.lab.advise.advice import Advice, Skipped, expected_peak
 from tokenmix.lab.advise.amdahl import expected_seconds, share_for
 from tokenmix.lab.advise.attention_modules import modules_of, torch_projections
 from tokenmix.lab.advise.candidates import OWN, Candidate, parse_candidates
+from tokenmix.lab.advise.choice import RULE
 from tokenmix.lab.advise.compare import Comparison, Speed
 from tokenmix.lab.advise.decoding import decode
 from tokenmix.lab.advise.distill import check_distillation, chosen_spec
@@ -33,7 +36,7 @@ from tokenmix.lab.advise.inputs import Inputs, inputs_of
 from tokenmix.lab.advise.loading import Host
 from tokenmix.lab.advise.measuring import Clock, measure_share
 from tokenmix.lab.advise.probe import Nearness, probe
-from tokenmix.lab.advise.text import above_bound, answer, as_json, candidate_tables, findings, text
+from tokenmix.lab.advise.text import above_bound, answer, as_json, candidate_tables, describe_bound, findings, text
 from tokenmix.lab.cli.arguments import parse_lengths
 from tokenmix.mixers.attention import Attention
 from tokenmix.models import LMConfig, ViTConfig, build_model
@@ -303,21 +306,55 @@ def test_parse_lengths():
 # the answer
 
 
-def test_no_is_said_with_its_share():
-    said = answer(found(share(128, 0.02), share(512, 0.042)))
-    assert said.startswith("No: 4.2 % here.")
-    assert "at 512 mixing takes 4.2 % of the time; even a mixer that took none would give 1.04x" in said
-    assert "is reached at about 2,920" in said
-    assert "more than the 600 the model takes" in answer(found(share(512, 0.042), limit=600))
-    assert "Nothing here says" in answer(found(share(512, 0.0)))
+def test_a_bound_cannot_say_yes():
+    a = found(share(256, exact(256)), share(1024, exact(1024)))
+    assert a.verdict == "open"
+    assert answer(a).startswith("Open: no candidate was measured in eager torch (--candidates auto measures some)")
+    said = describe_bound(a)
+    assert said.startswith("Bound: at 1,024 mixing takes 25 % of the time")
+    assert "The bound reaches 1.25x (mixing at 20 % of the time) at about 750 (between measured lengths" in said
+    assert "at 256 already" in describe_bound(found(share(256, 0.5)))
+    assert a.says_no == "no candidate was measured"
 
 
-def test_yes_is_said_with_its_beginning():
-    said = answer(found(share(256, exact(256)), share(1024, exact(1024))))
-    assert said.startswith("Yes, from about 750 on")
-    assert "We call 1.25x (mixing at 20 % of the time) worth it" in said
-    assert "at 256 already" in answer(found(share(256, 0.5)))
-    assert answer(found(share(256, 0.5), worth=3.0)).startswith("No: 50 % here.")
+def test_no_is_said_without_candidates_only_where_nothing_could_reach_the_bar():
+    a = found(share(128, 0.02, attention=0.1), share(512, 0.042, attention=0.15))
+    assert (a.verdict, a.says_no) == ("no", "not even a model without attention reaches the bar of 1.25x")
+    assert answer(a) == (
+        "No: not even a model without attention reaches the bar of 1.25x: at 512 without any attention it would be "
+        "1.18x as fast."
+    )
+    assert found(share(512, 0.042, attention=0.3)).verdict == "open", "a mixer with fewer projections may reach it"
+    elsewhere = found(share(128, 0.02))
+    elsewhere.runtime = "onnx"
+    assert elsewhere.verdict == "open", "shares of eager torch say nothing of another runtime"
+    assert "is reached at about 2,920" not in describe_bound(a)
+    assert "reaches 1.25x (mixing at 20 % of the time) at about 2,920" in describe_bound(a)
+    assert "more than the 600 the model takes" in describe_bound(found(share(512, 0.042), limit=600))
+    assert "Nothing here says" in describe_bound(found(share(512, 0.0)))
+
+
+def test_yes_is_a_measured_candidate_at_a_length_in_the_runtime_asked_for():
+    rows = [timed("hydra", 1.1, 1.05, 1.15), timed("linear", 1.4, 1.3, 1.5)]
+    a = found(share(256, 0.01), rows=rows)
+    assert (a.verdict, a.says_no) == ("yes", None)
+    assert answer(a) == (
+        "Yes, at 256: linear makes the model 1.40x (1.30 to 1.50) as fast at 256 in eager torch, the bar of 1.25x or "
+        "more."
+    )
+    a.rows = [replace(r, runtime="onnx") for r in rows]
+    assert a.verdict != "yes", "another runtime than the one asked for"
+    a.runtime = "onnx"
+    assert (a.verdict, "in ONNX Runtime" in answer(a)) == ("yes", True)
+    a.rows.append(replace(timed("linear", 1.0, 0.9, 1.1), length=512, runtime="onnx"))
+    assert "; at 512 none reaches it." in answer(a)
+    a.rows = [replace(rows[0], runtime="onnx")]
+    assert (a.verdict, a.says_no) == ("no", "no candidate measured reaches the bar of 1.25x")
+    assert answer(a).startswith("No: no candidate measured reaches the bar of 1.25x in ONNX Runtime. The best: hydra")
+    a.rows = [replace(timed("hydra", 1.3, 1.2, 1.4), runtime="onnx")]
+    assert (a.verdict, answer(a).startswith("Open: hydra makes the model 1.30x (1.20 to 1.40)")) == ("open", True)
+    a.rows = [Candidate("hydra", 256, why="it cannot be exported", runtime="onnx")]
+    assert "every one fails, the first with: it cannot be exported" in answer(a)
 
 
 def test_findings_follow_from_the_rows():
@@ -326,39 +363,37 @@ def test_findings_follow_from_the_rows():
         Candidate("hydra", 256, 0.8, 1.25, 9),
         Candidate("linear", 256, 0.5, 2.0, 9),
     ]
-    assert "linear makes the model 2.00x as fast at 256" in findings(found(share(256, 0.5), rows=rows))[2]
+    assert "linear makes the model 2.00x as fast at 256" in findings(found(share(256, 0.5), rows=rows))[3]
     slow = [rows[0], Candidate("hydra", 256, 2.0, 0.5, 9)]
-    assert findings(found(share(256, 0.5), rows=slow))[2].startswith("None of the candidates")
-    assert findings(found(share(256, 0.5)))[1].startswith("Memory: at 256 the peak of a pass would be up to 40 % lower")
+    said = findings(found(share(256, 0.5), rows=slow))[3]
+    assert said.startswith("Choice: hydra, the fastest of the candidates measured, none of which reaches 1.25x")
+    assert findings(found(share(256, 0.5)))[2].startswith("Memory: at 256 the peak of a pass would be up to 40 % lower")
     small = share(256, 0.5, peak=1 << 19, without=1 << 18)
-    assert len(findings(found(small))) == 1, "a quarter of a MiB is the noise of resident memory, no saving"
+    assert len(findings(found(small))) == 2, "a quarter of a MiB is the noise of resident memory, no saving"
 
 
 def timed(mixer: str, speedup: float, least: float, most: float, saved: int = 0) -> Candidate:
     return Candidate(mixer, 256, 1 / speedup, speedup, 9, least=least, most=most, saved=saved)
 
 
-def test_noise_is_no_speed_up():
-    a = found(share(256, 0.5), rows=[timed("hydra", 1.1, 0.95, 1.3)])
-    assert a.fastest is None
-    assert (
-        findings(a)[2] == "None of the candidates makes the model faster at the longest length measured, beyond noise."
-    )
-    assert a.says_no == "no candidate makes the model faster beyond the noise of the timings"
-    assert found(share(256, 0.02)).says_no == "replacing pays at no length measured (worth it is 1.25x)"
-    assert found(share(256, 0.5)).says_no is None
-
-
-def test_of_candidates_alike_in_speed_the_nearest_is_taken():
+def test_of_candidates_alike_in_speed_the_nearest_is_chosen():
     rows = [timed("linear", 1.9, 1.7, 2.1), timed("hydra", 1.8, 1.6, 2.0), timed("external", 1.3, 1.2, 1.4)]
     a = found(share(256, 0.5), rows=rows)
-    assert a.fastest.mixer == "linear"
+    a.specs |= {name: {"name": name} for name in ("linear", "hydra", "external")}
+    assert a.choice.row.mixer == "linear"
+    assert a.choice.why == (
+        "the fastest of the candidates that reach 1.25x; hydra as fast within the quartiles, quality not ranked"
+    )
     a.nearness |= {
         "linear": Nearness(0.9, 0.5, 20),
         "hydra": Nearness(0.9, 0.2, 20),
         "external": Nearness(0.9, 0.1, 20),
     }
-    assert a.fastest.mixer == "hydra"
+    assert a.choice.row.mixer == "hydra"
+    why = "the nearest to attention of the candidates that reach 1.25x; linear as fast within the quartiles"
+    assert a.choice.why == why
+    assert any(said.startswith(f"Choice: hydra, {why}:") for said in findings(a))
+    assert (as_json(a)["choice"]["mixer"], chosen_spec(a)) == ("hydra", {"name": "hydra"})
     table = candidate_tables(a)[-1]
     assert [row[:2] + [row[3]] for row in table.rows] == [
         ["linear", "1", "3"],
@@ -366,6 +401,34 @@ def test_of_candidates_alike_in_speed_the_nearest_is_taken():
         ["external", "3", "1"],
     ]
     assert "Nearest to its attention after a probe of 20 steps is external: error 0.100" in text(a)
+
+
+def test_the_choice_reaches_the_bar_at_the_longest_length_where_one_does():
+    rows = [timed("hydra", 2.0, 1.9, 2.1), replace(timed("hydra", 1.0, 0.9, 1.1), length=512)]
+    rows += [timed("linear", 1.4, 1.3, 1.5), replace(timed("linear", 1.2, 1.1, 1.24), length=512)]
+    a = found(share(256, 0.5), share(512, 0.5), rows=rows)
+    assert (a.choice.row.mixer, a.choice.row.length) == ("hydra", 256), "at 512 none reaches it"
+    a.rows.append(replace(timed("external", 1.5, 1.4, 1.6), length=512))
+    assert (a.choice.row.mixer, a.choice.row.length) == ("external", 512)
+
+
+def test_a_probe_of_fewer_than_20_steps_ranks_nothing():
+    rows = [timed("linear", 1.9, 1.7, 2.1), timed("hydra", 1.8, 1.6, 2.0)]
+    a = found(share(256, 0.5), rows=rows)
+    a.nearness |= {"linear": Nearness(0.9, 0.5, 19), "hydra": Nearness(0.9, 0.2, 19)}
+    assert a.choice.row.mixer == "linear", "the fastest"
+    table = candidate_tables(a)[-1]
+    assert [row[3] for row in table.rows] == ["not ranked", "not ranked"]
+    assert "Quality: not ranked: 19 steps of learning rank nothing, 20 are needed." in table.notes
+    said = "Quality: not ranked: the probe made 19 steps, and fewer than 20 rank nothing."
+    assert said in findings(a)
+    assert "Nearest" not in text(a)
+    assert not any(near["ranks"] for near in as_json(a)["nearness"].values())
+
+
+def test_the_page_states_the_rule():
+    page = (Path(__file__).parent.parent / "docs/hosts/advise.md").read_text()
+    assert RULE in page.replace("\n", " ")
 
 
 @pytest.mark.parametrize(
@@ -386,7 +449,7 @@ def test_faster_than_its_bound_says_why(row, said):
     assert ("hydra: above the bound of 2.00x" in notes) is (said is not None)
     if said is not None:
         assert said in notes
-        assert said in findings(a)[2]
+        assert said in findings(a)[3]
 
 
 def test_what_was_gained_and_lost_is_in_the_text():
@@ -401,12 +464,15 @@ def test_what_was_gained_and_lost_is_in_the_text():
     assert json.loads(json.dumps(as_json(a)["distilled"]))["comparison"]["speeds"][0]["seconds"] == 0.2
 
 
-def test_where_no_candidate_is_faster_the_nearest_is_distilled():
+def test_where_no_candidate_reaches_the_bar_the_rule_takes_all_that_were_measured():
     a = found(share(256, 0.5), rows=[timed("hydra", 1.0, 0.8, 1.2), timed("linear", 0.9, 0.7, 1.1)])
     a.specs |= {"hydra": {"name": "hydra"}, "linear": {"name": "linear"}}
     assert chosen_spec(a) == {"name": "hydra"}
     a.nearness |= {"hydra": Nearness(1.0, 0.5, 20), "linear": Nearness(1.0, 0.2, 20)}
     assert chosen_spec(a) == {"name": "linear"}
+    a.rows = [Candidate("hydra", 256, why="it has no causal form")]
+    with pytest.raises(MixerError, match="no candidate fits this model .it has no causal form"):
+        chosen_spec(a)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -478,6 +544,9 @@ def test_json_holds_everything(capsys):
         "lengths",
         "skipped",
         "answer",
+        "bound",
+        "choice",
+        "specs",
         "candidates",
         "distilled",
         "nearness",
@@ -490,7 +559,7 @@ def test_json_holds_everything(capsys):
     assert all(0 < s["mixing_share"] <= s["attention_share"] <= 1 and s["bound"] >= 1 for s in got["lengths"])
     assert got["skipped"] == [{"length": 1024, "why": "the model takes 512 tokens at most"}]
     assert {r["mixer"] for r in got["candidates"]} == {OWN, "hydra", "linear"}
-    assert isinstance(got["answer"]["pays"], bool)
+    assert got["answer"]["verdict"] in ("yes", "no", "open")
 
 
 def test_candidates_of_a_decoder_stream(monkeypatch):
@@ -660,7 +729,7 @@ def test_the_model_is_distilled_and_written(tmp_path, capsys):
     ]
     assert cli.main([*argv, "--write", str(out), "--worth", "1000", "--json"]) == 1
     got = json.loads(capsys.readouterr().out)
-    assert (got["distilled"], got["refused"]) == (None, "replacing pays at no length measured (worth it is 1000x)")
+    assert (got["distilled"], got["refused"]) == (None, "no candidate measured reaches the bar of 1000x")
     assert not out.exists()
     argv += ["--anyway"]
     assert cli.main([*argv, "--write", str(out), "--last", "1", "--json"]) == 0
@@ -716,6 +785,17 @@ def test_what_cannot_be_distilled_is_refused_before_it_is_measured(tmp_path, cap
         check_distillation(Host(host.name, host.model.half(), host.origin, host.inputs), text, tmp_path / "out")
 
 
-def test_a_model_without_its_host_is_refused_in_one_line():
-    with pytest.raises(MixerError, match=r"advise: give a Linear as Host\(name, model, library, inputs_of"):
-        ask(torch.nn.Linear(2, 2), [8])
+def test_a_module_is_taken_as_it_is():
+    with pytest.raises(MixerError, match="advise: Linear: how to call a Linear is not known; give inputs="):
+        ask(torch.nn.Linear(2, 2).eval(), [8])
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 16, batch_first=True), 1)
+    with pytest.raises(MixerError, match="the TransformerEncoder is in training mode; call its eval"):
+        ask(encoder, [8])
+    a = ask(encoder.eval(), [8], seconds=3, inputs=lambda n, b: torch.zeros(b, n, 16))
+    assert (a.host.origin, [s.length for s in a.shares]) == ("module", [8])
+    changed = make("bert")
+    changed.encoder.layer[1].output.dense = nn.Sequential(nn.Linear(48, 8), nn.Linear(8, 32)).eval()
+    a = ask(changed, [8], seconds=3, candidates="linear")
+    assert (a.host.origin, [r.mixer for r in a.rows]) == ("transformers", [OWN, "linear"])
+    with pytest.raises(MixerError, match="inputs are for a module"):
+        ask("BertModel", [8], inputs=lambda n, b: torch.zeros(b, n))

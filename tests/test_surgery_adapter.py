@@ -371,14 +371,14 @@ def test_a_described_model_is_distilled_compared_and_exported(tmp_path):
     told = compare(models, data[:2], [16], inputs=inputs, seconds=0.2)
     assert [row[0] for row in told.table().rows] == ["teacher", "student"]
 
-    def example(batch: int, length: int) -> tuple[Tensor]:
-        return (torch.randint(60, (batch, length), generator=torch.Generator().manual_seed(length)),)
+    def tokens(length: int, batch: int) -> Tensor:
+        return torch.randint(60, (batch, length), generator=torch.Generator().manual_seed(length))
 
-    report = export_onnx(student, tmp_path / "model.onnx", example=example, length=12)
-    ids = example(2, 12)
-    given = OnnxModel(tmp_path / "model.onnx")(*ids)
+    report = export_onnx(student, tmp_path / "model.onnx", inputs=tokens, length=12)
+    ids = tokens(12, 2)
+    given = OnnxModel(tmp_path / "model.onnx")(ids)
     assert report.difference < 1e-4
-    assert torch.allclose(given, student(*ids), atol=1e-4)
+    assert torch.allclose(given, student(ids), atol=1e-4)
 
 
 @pytest.mark.parametrize("cross", [False, True])

@@ -78,11 +78,11 @@ def test_a_mixer_assigned_by_hand_is_distilled_compared_and_exported(tmp_path):
     told = compare({"teacher": teacher, "by hand": student}, data, [8], inputs=inputs, seconds=0.2)
     assert told.table().columns[:2] == ["model", "cosine"]
 
-    def example(batch: int, length: int) -> tuple[Tensor]:
-        return (torch.randint(30, (batch, length), generator=torch.Generator().manual_seed(length)),)
+    def tokens(length: int, batch: int) -> Tensor:
+        return torch.randint(30, (batch, length), generator=torch.Generator().manual_seed(length))
 
-    export_onnx(student, tmp_path / "net.onnx", example=example, length=16)
-    ids = example(3, 5)[0]
+    export_onnx(student, tmp_path / "net.onnx", inputs=tokens, length=16)
+    ids = tokens(5, 3)
     given = OnnxModel(tmp_path / "net.onnx")(ids)
     assert torch.allclose(given, student(ids), atol=1e-4)
 
@@ -113,15 +113,16 @@ def test_a_model_of_transformers_changed_by_hand(name, tmp_path):
 
 
 WRONG = [
-    (lambda b, n: torch.zeros(b, n), r"example\(2, 6\) must return a tuple of tensors, got a Tensor"),
-    (lambda b, n: (torch.zeros(b, n, 3),), r"Net cannot be called with example\(2, 6\): Expected tensor for argument"),
+    (lambda n, b: [torch.zeros(b, n)], "inputs must return a tensor, a tuple or a dict, got list"),
+    (lambda n, b: (torch.zeros(b, n, 3),), r"Net cannot be called with inputs\(7, 1\): Expected tensor for argument"),
+    (lambda n, b: (n, b), r"inputs\(7, 1\) holds no tensor; return what Net is called with"),
 ]
 
 
-@pytest.mark.parametrize(("example", "message"), WRONG)
-def test_a_wrong_example_is_one_line(example, message, tmp_path):
+@pytest.mark.parametrize(("inputs", "message"), WRONG)
+def test_wrong_inputs_are_one_line(inputs, message, tmp_path):
     with pytest.raises(MixerError, match=message) as why:
-        export_onnx(own()[1], tmp_path / "x.onnx", example=example)
+        export_onnx(own()[1], tmp_path / "x.onnx", inputs=inputs, length=8)
     assert "\n" not in str(why.value)
 
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import MixerError
 from ..functional import use_backend
 from ..types import Options
-from .inputs import Port, silence_exporters
+from .inputs import OwnCall, Port, silence_exporters
 
 BATCH, LONG, SHORT = 3, 256, 7
 
@@ -50,7 +50,7 @@ def programs(port: Port, length: int | None, fixed: bool) -> Iterator[tuple[torc
     if port.decodes:
         why = f"a step of {port.who} depends on how many tokens came before it"
         raise MixerError(f"export: {why}, so no single program can be its decode step.")
-    if port.size is None and not fixed and most > 2 and port.pads:
+    if port.size is None and not fixed and most > 2 and port.paddable:
         program = _export(replace(port, module=Padded(port.module, most, port.tokenwise)), most - 1, free=True)
         yield program, replace(_sizes(program, port, most - 1), length=(1, most), padded=True)
     only = most if port.size is None else port.size
@@ -166,9 +166,15 @@ def _export(port: Port, length: int, *, free: bool) -> torch.export.ExportedProg
     shapes = [dict.fromkeys(batch | (along if free else set()), torch.export.Dim.AUTO) for batch, along in axes]
     leaves, tree = pytree.tree_flatten(args)
     assert len(leaves) == len(shapes)
+    free_axes = pytree.tree_unflatten(shapes, tree)
     try:
         with silence_exporters():
-            return torch.export.export(port.module, args, dynamic_shapes=pytree.tree_unflatten(shapes, tree))
+            return torch.export.export(
+                port.module,
+                args,
+                # torch sees the arguments of *values as one
+                dynamic_shapes=(free_axes,) if isinstance(port.module, OwnCall) else free_axes,
+            )
     except MixerError:
         raise
     except Exception as why:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
@@ -22,6 +22,9 @@ from ..errors import MixerError
 from ..mixers import MIXERS, Mixer, State
 from ..models import LM, ImageDensity
 from ..types import Record
+
+SHOWN = 7
+"""The length of a call that shows a model's outputs."""
 
 
 class Call(nn.Module):
@@ -59,8 +62,8 @@ class Port:
         size: the only length accepted; None: any.
         masked: the second argument is a mask (batch, length) of the first; outputs of masked tokens are undefined.
         tokenwise: for each output of a whole input, whether its second axis is that of the tokens.
-        pads: shorter inputs may be padded, because the model takes a mask or later tokens do not matter to it.
         config: what the file says about the model; None: the model's own config.
+        paddable: a mask of the second argument can hide padding.
     """
 
     who: str
@@ -72,8 +75,8 @@ class Port:
     size: int | None = None
     masked: bool = False
     tokenwise: tuple[bool, ...] = (True,)
-    pads: bool = True
     config: Record | None = None
+    paddable: bool = True
 
     @property
     def decodes(self) -> bool:
@@ -89,21 +92,10 @@ PORT_FINDERS: list[PortFinder] = []
 """
 
 
-Example = Callable[[int, int], tuple[Tensor, ...]]
-"""A function of (batch, length) that makes the arguments of a model."""
-
-
 def find_port(
-    model: nn.Module,
-    *,
-    decode: bool,
-    key_mask: bool,
-    chunk: int,
-    grid: tuple[int, ...] | None,
-    prefix: int,
-    example: Example | None = None,
+    model: nn.Module, *, decode: bool, key_mask: bool, chunk: int, grid: tuple[int, ...] | None, prefix: int
 ) -> Port:
-    """Return how to call a mixer, a model of tokenmix, or any other with an ``example`` of its arguments.
+    """Return how to call a mixer or a model of tokenmix.
 
     Raises:
         MixerError: if it cannot be exported with these options.
@@ -113,10 +105,6 @@ def find_port(
         raise MixerError(f"export: chunk must be an integer >= 1, got {chunk!r}.")
     if decode and (key_mask or grid is not None):
         raise MixerError("export: the decode step takes neither key_mask nor grid; leave them out.")
-    if example is not None:
-        if decode or key_mask or grid is not None:
-            raise MixerError("export: example gives all arguments; leave decode, key_mask and grid out.")
-        return _own_port(model, example)
     for find in PORT_FINDERS:
         port = find(model, decode, key_mask, chunk)
         if port is not None and grid is not None:
@@ -149,6 +137,82 @@ def find_port(
             size=model.max_len,
         )
     return _image_port(model)
+
+
+class OwnCall(nn.Module):
+    """Call a model with its tensors, in order, in the places that they have among its arguments."""
+
+    def __init__(self, model: nn.Module, given: object):
+        super().__init__()
+        self.model, self.given = model, given
+
+    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensors among the outputs."""
+        rest = iter(values)
+        args, named = _arguments(self.given)
+        args = tuple(next(rest) if isinstance(a, Tensor) else a for a in args)
+        named = {name: next(rest) if isinstance(a, Tensor) else a for name, a in named.items()}
+        return tuple(_named_outputs(self.model(*args, **named)).values())
+
+
+def own_port(model: nn.Module, inputs: Callable[[int, int], object], size: int | None) -> Port:
+    """Return how to call a model by the inputs that its user gives: a function of (length, batch).
+
+    Args:
+        size: the only length that is asked for; None: any.
+    """
+    check_exportable(model)
+    who = type(model).__name__
+    given = inputs(size or SHOWN, 1)
+    args, named = _arguments(given)
+    keys = [f"input_{i}" for i, a in enumerate(args) if isinstance(a, Tensor)]
+    keys += [name for name, a in named.items() if isinstance(a, Tensor)]
+    if not keys:
+        raise MixerError(f"export: inputs({size or SHOWN}, 1) holds no tensor; return what {who} is called with.")
+
+    def example(batch: int, length: int) -> tuple[Tensor, ...]:
+        args, named = _arguments(inputs(size or length, batch))
+        return tuple(a for a in (*args, *named.values()) if isinstance(a, Tensor))
+
+    call = OwnCall(model, pytree.tree_map(lambda a: a[:0] if isinstance(a, Tensor) and a.ndim else a, given))
+    mode = model.training
+    try:
+        with torch.no_grad():
+            results = _named_outputs(model.eval()(*args, **named))
+    except Exception as why:  # a model of the user's own can raise any error
+        said = " ".join(str(why).split())[:160]
+        raise MixerError(f"export: {who} cannot be called with inputs({size or SHOWN}, 1): {said}.") from None
+    finally:
+        model.train(mode)
+    if not results:
+        raise MixerError(f"export: {who} returns no tensor; let it return one, a tuple or a dict of tensors.")
+    config: Record = {"host": who}
+    return Port(who, call, tuple(keys), tuple(results), example, size=size, config=config, paddable=False)
+
+
+def _arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return positional and named arguments of a tensor, a tuple, a dict, or a pair of a tuple and a dict."""
+    if isinstance(given, Tensor):
+        return (given,), {}
+    if isinstance(given, Mapping):
+        return (), dict(given)
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], tuple) and isinstance(given[1], Mapping):
+        return given[0], dict(given[1])
+    if isinstance(given, tuple):
+        return given, {}
+    raise MixerError(f"export: inputs must return a tensor, a tuple or a dict, got {type(given).__name__}.")
+
+
+def _named_outputs(outputs: object) -> dict[str, Tensor]:
+    """Return the tensors among a model's outputs, by name, the first one's first."""
+    if isinstance(outputs, Tensor):
+        return {"y": outputs}
+    named = outputs.items() if isinstance(outputs, Mapping) else ((f"y_{i}", y) for i, y in enumerate(_tuple(outputs)))
+    return {name: y for name, y in named if isinstance(y, Tensor)}
+
+
+def _tuple(outputs: object) -> tuple[Any, ...]:
+    return tuple(outputs) if isinstance(outputs, (tuple, list)) else ()
 
 
 def check_exportable(model: object) -> None:
@@ -189,46 +253,6 @@ def _decode_port(model: nn.Module, chunk: int) -> Port:
         left = f"leaves nothing of max_len={model.max_len} to decode"
         raise MixerError(f"export: chunk={chunk} {left} after it; make it smaller.")
     return Port(who, Step(model), names, ("y" if isinstance(model, Mixer) else "logits", "new_state"), example, longest)
-
-
-def _own_port(model: nn.Module, example: Example) -> Port:
-    """Return the port of a model of the user's own, called with the arguments that ``example`` makes."""
-    who, lengths = type(model).__name__, (6, 5)
-    shapes = []
-    for length in lengths:
-        args = example(2, length)
-        if not isinstance(args, tuple) or not args or not all(isinstance(a, Tensor) for a in args):
-            raise MixerError(
-                f"export: example(2, {length}) must return a tuple of tensors, got a {type(args).__name__}."
-            )
-        mode = model.training
-        try:
-            with torch.no_grad():
-                given = model.eval()(*args)
-        except Exception as why:  # a model of the user's own can raise any error
-            said = " ".join(str(why).split())[:160]
-            raise MixerError(f"export: {who} cannot be called with example(2, {length}): {said}.") from None
-        finally:
-            model.train(mode)
-        outputs = given if isinstance(given, (tuple, list)) else (given,)
-        if not all(isinstance(y, Tensor) for y in outputs):
-            kinds = ", ".join(type(y).__name__ for y in outputs)
-            raise MixerError(f"export: {who} returns {kinds}; let it return a tensor or a tuple of tensors.")
-        shapes.append([tuple(y.shape) for y in outputs])
-    names = list(signature(model.forward).parameters)[: len(args)]
-    one = len(shapes[0]) == 1
-    return Port(
-        who,
-        model,
-        tuple(names),
-        ("output",) if one else tuple(f"output_{i}" for i in range(len(shapes[0]))),
-        example,
-        tokenwise=tuple(
-            long[1:2] == (lengths[0],) and short[1:2] == (lengths[1],) for long, short in zip(*shapes, strict=True)
-        ),
-        pads=False,
-        config={"model": who},
-    )
 
 
 def _mixer_port(mixer: Mixer, key_mask: bool, grid: tuple[int, ...] | None, prefix: int) -> Port:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -24,7 +24,7 @@ from ..system.files import temporary_path
 from ..system.version import __version__
 from ..types import Record
 from .dynamic_shapes import Sizes, input_shapes, programs, short_length, varying_axes
-from .inputs import Example, Port, find_port, silence_exporters
+from .inputs import Port, find_port, own_port, silence_exporters
 from .onnx_model import KEY, OnnxModel, difference, encode_row
 
 OLDEST_OPSET = 18
@@ -81,7 +81,6 @@ def export_program(
     chunk: int = 1,
     grid: tuple[int, ...] | None = None,
     prefix: int = 0,
-    example: Example | None = None,
 ) -> torch.export.ExportedProgram:
     """Export a mixer or a model as a ``torch.export.ExportedProgram`` of standard operators.
 
@@ -98,13 +97,11 @@ def export_program(
         fixed: accept that length alone, which is also the fastest to trace.
         key_mask: take a mask (B, T) beside the input.
         grid, prefix: the fixed grid arguments of a mixer.
-        example: a function of (batch, length) that returns the tuple of a model's arguments, for a model of your own
-            with mixers in it.
 
     Raises:
         MixerError: if a mixer declares no export, or torch cannot trace it.
     """
-    port = find_port(model, decode=decode, key_mask=key_mask, chunk=chunk, grid=grid, prefix=prefix, example=example)
+    port = find_port(model, decode=decode, key_mask=key_mask, chunk=chunk, grid=grid, prefix=prefix)
     with evaluation_mode(model):
         return next(programs(port, length, fixed))[0]
 
@@ -120,7 +117,7 @@ def export_onnx(
     chunk: int = 1,
     grid: tuple[int, ...] | None = None,
     prefix: int = 0,
-    example: Example | None = None,
+    inputs: Callable[[int, int], object] | None = None,
     opset: int | None = None,
     tolerance: float = TOLERANCE,
 ) -> OnnxReport:
@@ -132,6 +129,8 @@ def export_onnx(
     before the first token, which ``OnnxModel.init_state`` reads.
 
     Args:
+        inputs: for any other module: (length, batch) -> what it is called with, a tensor, a tuple or a dict, whose
+            tensors become the file's inputs; ``length`` is then needed.
         opset: version of the ONNX operators, 18 or above; default the exporter's.
         tolerance: the largest difference accepted, relative to the largest number of an output where that is above 1.
 
@@ -139,8 +138,13 @@ def export_onnx(
         MixerError: as ``export_program``; if a package is missing; if the numbers differ, and then no file is written.
     """
     _check_onnx(opset)
-    port = find_port(model, decode=decode, key_mask=key_mask, chunk=chunk, grid=grid, prefix=prefix, example=example)
     path = Path(path)
+    if inputs is None:
+        port = find_port(model, decode=decode, key_mask=key_mask, chunk=chunk, grid=grid, prefix=prefix)
+    elif length is None or decode or key_mask or grid is not None:
+        raise MixerError("export_onnx: inputs= needs length=, and takes no decode, key_mask or grid.")
+    else:
+        port, length = own_port(model, inputs, length if fixed else None), None if fixed else length
     if path.exists() or not path.parent.is_dir():
         problem = "exists already; give another path" if path.exists() else "lies in a folder that does not exist"
         raise MixerError(f"export_onnx: {path} {problem}.")

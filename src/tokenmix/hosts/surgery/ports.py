@@ -81,19 +81,19 @@ class HostStep(nn.Module):
 
 
 def host_port(model: nn.Module, decode: bool, key_mask: bool, chunk: int) -> Port | None:
-    """Return how to call a host whose attention was replaced, also by hand; None for any other model.
+    """Return how to call a host, with its own attention or replaced, also by hand; None for any other model.
 
     Raises:
         MixerError: for a host whose inputs are not known, or that has no decode step, naming what works.
     """
     host: Any = model
     adapters = adapters_of(model)
+    theirs = hasattr(model, "main_input_name") or hasattr(model, "default_cfg")
+    if not adapters and (not theirs or type(model).__module__.startswith("tokenmix.")):
+        return None
     about: Record = {adapter.site.name: adapter.spec for adapter in adapters.values()}
     if not adapters:
         about = {n: {"name": type(m).__name__} for n, m in model.named_modules() if isinstance(m, Mixer)}
-        theirs = hasattr(model, "main_input_name") or hasattr(model, "default_cfg")
-        if not about or not theirs or type(model).__module__.startswith("tokenmix."):
-            return None
     who = type(model).__name__
     config = {"host": who, "mixers": about}
     if "decoder_input_ids" in inspect.signature(host.forward).parameters:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf, log
+from pathlib import Path
 
 from torch import nn
 
@@ -14,16 +16,20 @@ from ...system.machine import memory_available
 from ...types import Options, Record, Spec
 from ..bench.cases import BenchSubject
 from ..bench.roofline import machine
+from ..bench.timing import expected_seconds as expected_turns
 from .amdahl import Crossing, expected_seconds, first_length, share_for
 from .attention_modules import AttentionModule, modules_of
-from .candidates import OWN, Candidate, Tell, measure_candidates, parse_candidates, usual_mixers
+from .candidates import Candidate, Tell, measure_candidates, parse_candidates, usual_mixers
+from .choice import NO, YES, Choice, at_longest, choose, decide, rows_in
 from .inputs import Inputs
-from .loading import Host, load_host
+from .loading import Host, host_of, load_host
 from .measuring import FAILURES, Share, measure_share
 from .probe import STEPS, Nearness, probe
+from .runtimes import Runtime, check_runtime
 
 PROBE = 64  # tokens, or about as many patches: run first, to estimate the rest
 ROOM = 0.8  # the part of the free memory that a pass may take
+CANDIDATES = 3  # times the seconds of the shares
 SPARE = 0.05  # the part of the seconds that a length may still take where others used them up
 
 
@@ -51,51 +57,45 @@ class Advice:
     nearness: dict[str, Nearness] = field(default_factory=dict)  # of the candidates that were probed, by label
     distilled: Record | None = None
     refused: str | None = None  # why nothing was replaced although it was asked for
+    runtime: str = "eager"  # where the model will run
 
     @property
     def crossover(self) -> Crossing:
-        """The length from which replacing pays: where the bound reaches ``worth``."""
+        """The length from which the bound reaches ``worth``."""
         return first_length(
             [s.tokens for s in self.shares], [s.mixing_share for s in self.shares], share_for(self.worth)
         )
 
     @property
-    def pays(self) -> bool:
-        """Whether replacing pays at a length that was measured."""
-        return any(s.bound >= self.worth for s in self.shares)
+    def verdict(self) -> str:
+        """Whether to replace: "yes", "no" or "open", as ``choice.decide`` says."""
+        return decide(self.shares, self.rows, self.worth, self.runtime)
+
+    @property
+    def choice(self) -> Choice | None:
+        """The candidate that the rule of the page selects, and why; None where none was measured."""
+        return choose(self.rows, self.nearness, self.worth, self.runtime)
 
     @property
     def longest(self) -> list[Candidate]:
         """The candidates with times at the longest length that has any, the fastest first."""
-        known = [r for r in self.rows if r.speedup is not None and r.mixer != OWN]
-        last = max((r.length for r in known), default=None)
-        return sorted((r for r in known if r.length == last), key=lambda r: -(r.speedup or 0.0))
-
-    @property
-    def fastest(self) -> Candidate | None:
-        """The fastest candidate at the longest length, if it beats attention beyond the noise.
-
-        Where the quartiles of others overlap with its own, the one nearest to the teacher is taken.
-        """
-        faster = [r for r in self.longest if r.faster]
-        if not faster:
-            return None
-        alike = [r for r in faster if (r.most or r.speedup or 0.0) >= (faster[0].least or faster[0].speedup or 0.0)]
-        near = [r for r in alike if r.mixer in self.nearness]
-        return min(near, key=lambda r: self.nearness[r.mixer].after) if len(near) == len(alike) else faster[0]
+        return at_longest(rows_in(self.rows, self.runtime))
 
     @property
     def says_no(self) -> str | None:
         """Why nothing should be replaced, by what was measured; None where replacing pays."""
-        if not self.pays:
-            return f"replacing pays at no length measured (worth it is {self.worth:g}x)"
-        if self.rows and self.fastest is None:
-            return "no candidate makes the model faster beyond the noise of the timings"
-        return None
+        if self.verdict == YES:
+            return None
+        bar = f"the bar of {self.worth:g}x"
+        if self.longest:
+            return f"no candidate measured reaches {bar}"
+        return (
+            f"not even a model without attention reaches {bar}" if self.verdict == NO else "no candidate was measured"
+        )
 
 
 def advise(
-    model: str | Host,
+    model: str | Host | nn.Module,
     lengths: Sequence[int] | None = None,
     *,
     batch: int = 1,
@@ -106,21 +106,28 @@ def advise(
     options: Options | None = None,
     steps: int = STEPS,
     data: Sequence[object] | None = None,
+    runtime: str = "eager",
+    inputs: Callable[[int, int], object] | None = None,
     tell: Tell = lambda _: None,
 ) -> Advice:
     """Measure attention's share of a model's forward pass at some lengths, the largest gain of replacing it, and
     candidates: how fast they are, and how near they come to attention after a short probe.
 
     Args:
-        model: as in ``load_host``, or its result.
+        model: as in ``load_host``, or its result, or a module in eval mode: of a known host, perhaps changed by hand,
+            or any other with ``inputs``.
         lengths: tokens; for a vision model, sides of square images. Default: some that the model takes.
         seconds: approximate time for the shares; the candidates take up to three times as long. Lengths that do not fit
             are skipped and reported.
-        worth: the speed-up that must be possible for replacing to pay.
+        worth: the bar: the measured speed-up from which replacing pays.
         candidates: "auto", or mixers such as "hydra,aft_local:window=32"; None measures none.
         options: as in ``load_host``.
         steps: of the probe, at most; it takes up to ``seconds`` more. 0: none.
         data: batches for the probe; None: random inputs.
+        runtime: "eager", "compile" or "onnx": where the model will run. Model and candidates are measured there first,
+            by ``torch.compile`` for each length, or in ONNX Runtime from the file of ``export_onnx``, and then in
+            eager torch.
+        inputs: (length, batch) -> what a module is called with: a tensor, a tuple or a dict.
 
     Raises:
         MixerError: for a model that cannot be loaded or has no known attention, for bad arguments, and where no length
@@ -131,12 +138,8 @@ def advise(
     if batch < 1 or not 0 < seconds < inf or not 1 < worth < inf:
         given = f"got {batch}, {seconds} and {worth}"
         raise MixerError(f"advise: batch and seconds must be positive and worth larger than 1, all finite, {given}.")
-    if isinstance(model, nn.Module):
-        raise MixerError(
-            f"advise: give a {type(model).__name__} as Host(name, model, library, inputs_of(model, name)) of "
-            "tokenmix.lab.advise, or the name of its folder."
-        )
-    host = load_host(model, options, device=device) if isinstance(model, str) else model
+    check_runtime(runtime, device)
+    host = _open(model, inputs, options, device)
     chosen = list(dict.fromkeys(sorted(lengths or host.inputs.usual_lengths(host.size))))
     if not chosen or chosen[0] < 1:
         raise MixerError(f"advise: lengths must be positive, got {list(lengths or [])}.")
@@ -154,6 +157,7 @@ def advise(
         batch,
         worth,
         machine(device),
+        runtime=runtime,
         specs={s.label: {"name": s.name, **s.options} for s in subjects or ()},
     )
     _measure_shares(advice, chosen, seconds, device, tell)
@@ -163,26 +167,66 @@ def advise(
             + "; ".join(f"{s.length:,}: {s.why}" for s in advice.skipped)
             + "."
         )
-    _measure_candidates(advice, subjects or [], seconds, device, tell)
+    for name in dict.fromkeys((runtime, "eager")) if subjects else ():
+        _measure_candidates(advice, subjects or [], name, seconds, device, tell)
     if subjects and steps and host.origin != "tokenmix":  # one of ours has new weights: nothing to be near to
-        tell("probing how near the candidates come")
+        tell(f"probing how near the candidates come, {seconds:.0f} s at most")
         length = advice.shares[0].length
         advice.nearness = probe(host, subjects, length, seconds=seconds, steps=steps, data=data)
     return advice
 
 
-def _measure_candidates(advice: Advice, subjects: list[BenchSubject], seconds: float, device: str, tell: Tell) -> None:
+def _open(
+    model: str | Host | nn.Module, inputs: Callable[[int, int], object] | None, options: Options | None, device: str
+) -> Host:
+    if isinstance(model, nn.Module):
+        return host_of(model, inputs, device=device)
+    if inputs is not None:
+        raise MixerError("advise: inputs are for a module; a name or a Host has its own.")
+    return load_host(model, options, device=device) if isinstance(model, str) else model
+
+
+def _measure_candidates(
+    advice: Advice, subjects: list[BenchSubject], runtime: str, seconds: float, device: str, tell: Tell
+) -> None:
     """Fill in the rows of the candidates at each length; those for which no time is left say so."""
-    for share in advice.shares if subjects else ():
-        budget = 3 * seconds / len(advice.shares)
-        if share.seconds * 5 * (len(subjects) + 1) > max(budget, 1.0) * 2:
-            tell(f"candidates at {share.length:,}: skipped, no time left")
-            why = f"one pass of each takes about {share.seconds * (len(subjects) + 1):.0f} s; give more --seconds"
-            advice.rows += [Candidate(s.label, share.length, why=why) for s in subjects]
-            continue
-        advice.rows += measure_candidates(
-            advice.host, subjects, share.length, batch=advice.batch, budget=budget / 2, device=device, tell=tell
-        )
+    budgets = plan_budgets([s.seconds for s in advice.shares], len(subjects) + 1, CANDIDATES * seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        prepared = Runtime(runtime, advice.host.inputs, advice.shares[-1].length, Path(folder))
+        for share, budget in zip(advice.shares, budgets, strict=True):
+            if budget is None:
+                tell(f"candidates at {share.length:,}: skipped, no time left")
+                why = f"one pass of each takes about {share.seconds * (len(subjects) + 1):.0f} s; give more --seconds"
+                advice.rows += [Candidate(s.label, share.length, why=why, runtime=runtime) for s in subjects]
+                continue
+            advice.rows += measure_candidates(
+                advice.host,
+                subjects,
+                share.length,
+                batch=advice.batch,
+                budget=budget,
+                runtime=prepared,
+                device=device,
+                tell=tell,
+            )
+
+
+def plan_budgets(passes: Sequence[float], count: int, seconds: float) -> list[float | None]:
+    """Divide the seconds among lengths, by the seconds of a pass there: each gets what it needs, the short ones first,
+    and an equal part of what is left; None for a length that no time is left for.
+
+    Half of it is for timing, as timings that do not settle take longer.
+
+    Args:
+        count: how many models take turns.
+    """
+    left, needs = max(seconds, 1.0), []
+    for each in passes:
+        need = expected_turns([each] * count, 0.0)[0]
+        needs.append(need if need <= left else None)
+        left -= need if need <= left else 0.0
+    kept = sum(need is not None for need in needs)
+    return [None if need is None else left / (2 * kept) for need in needs]
 
 
 def _measure_shares(advice: Advice, lengths: list[int], seconds: float, device: str, tell: Tell) -> None:

@@ -15,14 +15,14 @@ from ...errors import MixerError
 from ...hosts.surgery import replace_mixers
 from ...mixers import MIXERS, is_softmax
 from ...models import build_model
-from ...types import Record, Spec
+from ...types import Options, Record, Spec
 from ..bench.cases import BenchSubject, parse_subjects
-from ..bench.timing import measure, peak_memory, sampler
+from ..bench.timing import expected_seconds, measure, peak_memory, sampler
 from .attention_modules import AttentionModule
 from .decoding import Decoded, decode
-from .inputs import Given
 from .loading import Host
-from .measuring import FAILURES
+from .measuring import FAILURES, SPREAD
+from .runtimes import RUNTIMES, Prepared, Runtime
 
 OWN = "its own attention"
 CAUSAL = "aft_simple,aft_local:window=32,rank=32,linear,local:window=64"
@@ -37,8 +37,12 @@ class Candidate:
     none.
 
     Args:
+        seconds, high: the lower and the upper quartile of a pass.
         least, most: the speed-up by the quartiles that are worst and best for the candidate; None: not known.
         saved: how many parameters fewer than with attention the model has.
+        runtime: of ``RUNTIMES``.
+        note: what else its user should know.
+        turns: how many samples were timed.
     """
 
     mixer: str
@@ -51,11 +55,29 @@ class Candidate:
     least: float | None = None
     most: float | None = None
     saved: int | None = None
+    runtime: str = "eager"
+    high: float | None = None
+    note: str | None = None
+    turns: int | None = None
 
     @property
-    def faster(self) -> bool:
-        """Whether the model is faster with it, beyond the noise of the timings."""
-        return self.mixer != OWN and self.speedup is not None and (self.least or self.speedup) > 1
+    def spread(self) -> float | None:
+        """By how much the upper quartile of the passes is above the lower one, relative to it."""
+        return None if self.seconds is None or self.high is None else self.high / self.seconds - 1
+
+    @property
+    def low_speedup(self) -> float:
+        """The speed-up by the quartiles that are worst for the candidate."""
+        return self.least or self.speedup or 0.0
+
+    @property
+    def high_speedup(self) -> float:
+        """The speed-up by the quartiles that are best for the candidate."""
+        return self.most or self.speedup or 0.0
+
+    def reaches(self, worth: float) -> bool:
+        """Return whether it was measured to make the model ``worth`` times as fast, by the worst quartiles too."""
+        return self.mixer != OWN and self.speedup is not None and self.low_speedup >= worth
 
     def to_json(self) -> Record:
         """Return plain JSON values."""
@@ -64,7 +86,7 @@ class Candidate:
             if self.decoded is None
             else {"state_bytes": self.decoded.state_bytes, "ms_per_token": self.decoded.ms_per_token}
         )
-        return {k: v for k, v in vars(self).items() if k != "decoded"} | decoded
+        return {k: v for k, v in vars(self).items() if k != "decoded"} | {"spread": self.spread} | decoded
 
 
 def usual_mixers(modules: list[AttentionModule], *, images: bool) -> str:
@@ -91,29 +113,57 @@ def measure_candidates(
     *,
     batch: int,
     budget: float,
+    runtime: Runtime,
     device: str = "cpu",
     tell: Tell = lambda _: None,
 ) -> list[Candidate]:
-    """Measure all candidates at one length, timed in turns in one process with the unchanged model."""
+    """Measure all candidates at one length in one runtime, timed in turns in one process with the unchanged model."""
     models, rows = build_candidates(host, subjects, length)
-    given = host.inputs.make(length, batch)
-    calls = {label: _call(model, given) for label, model in models.items()}
-    for label, call in list(calls.items()):
-        tell(f"{label} at {length:,}")
+    given, at = host.inputs.make(length, batch), f"at {length:,}, {RUNTIMES[runtime.name]}"
+    passes: dict[str, Prepared] = {}
+    first: dict[str, float] = {}
+    for i, (label, model) in enumerate(models.items()):
+        tell(f"preparing {label} {at}{_preparing_left(runtime, len(models) - i)}")
         try:
-            call()
+            passes[label] = runtime.prepare(label, model, length, given)
+            passes[label].call()
+            first[label] = sampler(passes[label].call, device=device)(1)[0]
         except FAILURES as why:
             rows.append(Candidate(label, length, why=_line(why)))
-            del calls[label]
-    timed = measure({label: sampler(call, device=device) for label, call in calls.items()}, budget=budget, tell=tell)
-    own, weights = timed[OWN], _parameters(host.model)
-    for label, call in calls.items():
-        t, peak = timed[label], peak_memory(call, device=device)
-        decoded, saved = decode(models[label], host.inputs, length, batch), weights - _parameters(models[label])
-        bounds = (1.0, 1.0) if label == OWN else (own.wall / t.wall_high, own.wall_high / t.wall)
-        rows.append(Candidate(label, length, t.wall, own.wall / t.wall, peak, decoded, None, *bounds, saved))
+            passes.pop(label, None)
+    least, most = expected_seconds(list(first.values()), budget)
+    tell(f"timing {len(passes)} models {at}: {least:.0f} to {most:.0f} s")
+    timed = measure(
+        {label: sampler(made.call, device=device) for label, made in passes.items()},
+        budget=budget,
+        known=first,
+        warm=runtime.name == "onnx",  # sessions wait for work by spinning, which slows whatever comes next
+        settle=SPREAD,
+        tell=tell,
+    )
+    own, weights = timed.get(OWN), _parameters(host.model)
+    for label, t in timed.items():
+        fields = (
+            {} if runtime.name != "eager" else _beside_time(host, models[label], passes[label], length, batch, device)
+        )
+        bounds = (None, None) if own is None else (own.wall / t.wall_high, own.wall_high / t.wall)
+        least, most = (1.0, 1.0) if label == OWN else bounds
+        speedup, saved = None if own is None else own.wall / t.wall, weights - _parameters(models[label])
+        row = Candidate(label, length, t.wall, speedup, least=least, most=most, saved=saved, note=passes[label].note)
+        rows.append(replace(row, high=t.wall_high, turns=t.samples, **fields))
     order = [OWN, *(s.label for s in subjects)]
-    return sorted(rows, key=lambda r: order.index(r.mixer))
+    return sorted((replace(r, runtime=runtime.name) for r in rows), key=lambda r: order.index(r.mixer))
+
+
+def _beside_time(host: Host, model: nn.Module, made: Prepared, length: int, batch: int, device: str) -> Options:
+    """Measure the memory of a pass, and the state and time of one more token."""
+    return {"peak": peak_memory(made.call, device=device), "decoded": decode(model, host.inputs, length, batch)}
+
+
+def _preparing_left(runtime: Runtime, count: int) -> str:
+    """Say about how long preparing the rest takes, by the slowest so far, where that is seconds."""
+    slowest = max(runtime.prepare_seconds, default=0.0)
+    return f", {count} models in about {slowest * count:.0f} s" if slowest > 1 else ""
 
 
 def _parameters(model: nn.Module) -> int:
@@ -149,11 +199,6 @@ def replace_attention(host: Host, spec: Spec) -> nn.Module:
     mixers = tuple(spec if is_softmax(old) else old for old in config.specs())
     with torch.random.fork_rng():
         return build_model(replace(config, mixers=mixers)).to(next(host.model.parameters()).device)
-
-
-def _call(model: nn.Module, given: Given) -> Callable[[], object]:
-    args, named = given
-    return lambda: model(*args, **named)
 
 
 def _line(why: BaseException) -> str:

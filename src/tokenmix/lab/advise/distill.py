@@ -17,7 +17,6 @@ from ...types import Options, Record, Spec
 from ..train.distill_mixers import distill
 from ..train.rundir import RunDir
 from .advice import Advice
-from .candidates import OWN
 from .compare import compare
 from .loading import Host
 
@@ -53,7 +52,7 @@ def check_distillation(host: Host, data: Path, out: Path | None, last: int | Non
         raise MixerError(f"advise: --write {out}: exists already; give another folder.")
 
 
-def distill_fastest(
+def distill_choice(
     advice: Advice,
     batches: tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]],
     out: Path,
@@ -62,7 +61,7 @@ def distill_fastest(
     seconds: float = 10.0,
     last: int | None = None,
 ) -> Record:
-    """Replace attention by the fastest candidate, distil, write model and run, and compare it with what was before.
+    """Replace attention by the chosen candidate, distil, write model and run, and compare it with what was before.
 
     Return what ``Advice.distilled`` holds.
 
@@ -107,14 +106,11 @@ def distill_fastest(
 
 
 def chosen_spec(advice: Advice) -> Spec:
-    """Return the only candidate that fits, the fastest at the longest length, or where none is faster the nearest."""
-    known = list(dict.fromkeys(r.mixer for r in advice.rows if r.seconds is not None and r.mixer != OWN))
-    if not known:
+    """Return the candidate that the advice chooses by its rule."""
+    if advice.choice is None:
         why = next((r.why for r in advice.rows if r.why), "none was measured")
         raise MixerError(f"advise: --data: no candidate fits this model ({why}).")
-    near = [label for label in known if label in advice.nearness]
-    nearest = min(near, key=lambda label: advice.nearness[label].after) if near else advice.longest[0].mixer
-    return advice.specs[nearest if advice.fastest is None else advice.fastest.mixer]
+    return advice.specs[advice.choice.row.mixer]
 
 
 def split_text(host: Host, data: Path) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:

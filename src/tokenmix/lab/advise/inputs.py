@@ -18,6 +18,8 @@ from ...models import LM, ViT
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments of a call."""
+WRITTEN = 64
+"""Tokens of text that a speech model reads beside its recording."""
 FACTORY = "give a factory that returns (model, inputs)"
 
 
@@ -35,6 +37,8 @@ class Inputs:
             lengths are tokens.
         prefix: tokens before the patches.
         limit: the longest length the model takes; None: none is known.
+        only: the only length the model takes; None: it takes several.
+        known_to_export: whether export knows by itself how to call the model, with one input of any length.
         fit: changes a model to another image size, in place.
     """
 
@@ -43,6 +47,8 @@ class Inputs:
     prefix: int = 0
     limit: int | None = None
     fit: Callable[[Any, int], None] = _as_it_is
+    only: int | None = None
+    known_to_export: bool = False
 
     @property
     def unit(self) -> str:
@@ -62,6 +68,8 @@ class Inputs:
 
     def refusal(self, length: int) -> str | None:
         """Return why the model cannot take a length; None where it can."""
+        if self.only is not None and length != self.only:
+            return f"the model takes {self.only:,} {self.unit} and no other length"
         if self.limit is not None and length > self.limit:
             return f"the model takes {self.limit:,} {self.unit} at most"
         if self.patch is not None and any(length % side for side in self.patch):
@@ -70,6 +78,8 @@ class Inputs:
 
     def usual_lengths(self, size: int | None = None) -> list[int]:
         """Return the lengths to measure where none are given."""
+        if self.only is not None:
+            return [self.only]
         if self.patch is not None:
             whole = lcm(*self.patch)
             first = max((size or 224) // whole, 1) * whole
@@ -85,7 +95,7 @@ def inputs_of(model: nn.Module, where: str) -> Inputs:
         MixerError: the model belongs to no known host; a factory can supply inputs for it.
     """
     if isinstance(model, LM):
-        return Inputs(_numbers(model.config.vocab, model), limit=model.max_len)
+        return Inputs(_numbers(model.config.vocab, model), limit=model.max_len, known_to_export=True)
     if isinstance(model, ViT):
         config = model.config
         return Inputs(
@@ -172,6 +182,8 @@ def _transformers(model: Any, where: str) -> Inputs:
             (patch[0], patch[1]),
             max((s.prefix for s in sites), default=0),
         )
+    if model.main_input_name == "input_features" and hasattr(config, "max_source_positions"):
+        return _speech(model)
     if model.main_input_name != "input_ids":
         raise MixerError(f"advise: {where}: a {type(model).__name__} takes {model.main_input_name}; {FACTORY}.")
     numbers = _numbers(config.get_text_config().vocab_size, model)
@@ -181,7 +193,23 @@ def _transformers(model: Any, where: str) -> Inputs:
         ids = numbers(length, batch)[0][0]
         return (), {"input_ids": ids, **fixed, **({"decoder_input_ids": ids} if config.is_encoder_decoder else {})}
 
-    return Inputs(make, limit=_limit(model))
+    return Inputs(make, limit=_limit(model), known_to_export=not config.is_encoder_decoder)
+
+
+def _speech(model: Any) -> Inputs:
+    """Return a recording and the first tokens of its text: lengths are tokens of the encoder, of two frames each."""
+    config = model.config
+    numbers = _numbers(config.vocab_size, model)
+    written = min(WRITTEN, config.max_target_positions)
+
+    def make(length: int, batch: int) -> Given:
+        draw, weight = torch.Generator().manual_seed(0), next(model.parameters())
+        features = torch.randn(batch, config.num_mel_bins, 2 * length, generator=draw)
+        decoded = numbers(written, batch)[0][0]
+        named = {"input_features": features.to(weight.device, weight.dtype), "decoder_input_ids": decoded}
+        return (), {**named, "use_cache": False}
+
+    return Inputs(make, only=config.max_source_positions)
 
 
 def _timm(model: Any) -> Inputs:

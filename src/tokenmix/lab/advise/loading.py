@@ -6,7 +6,8 @@ import importlib
 import importlib.util
 import json
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,13 +17,13 @@ from torch import nn
 
 from ...errors import MixerError
 from ...hosts.surgery import find_attention, open_host
-from ...models import KINDS, MODELS, ModelConfig, build_model, config_from_json
+from ...models import KINDS, LM, MODELS, ModelConfig, ViT, build_model, config_from_json
 from ...system.config import nearest
 from ...system.modules import here_on_path
 from ...system.torchvision import ensure_torchvision, torchvision_hint
 from ...testing.loading import place_of
 from ...types import Options, Record
-from .inputs import Inputs, inputs_of, own_inputs
+from .inputs import FACTORY, Inputs, inputs_of, own_inputs
 
 FORMS = "a run directory, a folder of transformers, a name of `tokenmix list`, "
 FORMS += "a class or model type of transformers, a model of timm, or package:factory"
@@ -46,6 +47,7 @@ class Host:
     notes: tuple[str, ...] = ()
     size: int | None = None  # of the images it was built for
     trained: bool = True
+    options: Options = field(default_factory=dict)  # of its config, or of its factory
 
 
 def load_host(name: str, options: Options | None = None, *, device: torch.device | str = "cpu") -> Host:
@@ -66,7 +68,34 @@ def load_host(name: str, options: Options | None = None, *, device: torch.device
     options = dict(options or {})
     with torch.random.fork_rng():
         host = _find_model(name, options)
-    return replace(host, model=host.model.eval().to(device))
+    return replace(host, model=host.model.eval().to(device), options=options)
+
+
+def host_of(
+    model: nn.Module, inputs: Callable[[int, int], object] | None = None, *, device: torch.device | str = "cpu"
+) -> Host:
+    """Return a module as a host: of this library, transformers or timm, also one changed by hand, or any other.
+
+    Args:
+        model: in eval mode, on ``device``.
+        inputs: (length, batch) -> what it is called with; None: as models of its library are.
+
+    Raises:
+        MixerError: a part is in training mode, it lies elsewhere, or how to call it is not known.
+    """
+    who = type(model).__name__
+    if any(m.training for m in model.modules()):
+        raise MixerError(f"advise: the {who} is in training mode; call its eval() first.")
+    if (place := next((p.device.type for p in model.parameters()), str(device))) != torch.device(device).type:
+        raise MixerError(f"advise: the {who} lies on {place}, and device={str(device)!r} was given; give that device.")
+    if inputs is not None:
+        return Host(who, model, "module", own_inputs(inputs, model, who))
+    origin = "tokenmix" if isinstance(model, (LM, ViT)) else "timm" if hasattr(model, "patch_embed") else "transformers"
+    try:
+        return Host(who, model, origin, inputs_of(model, who))
+    except MixerError as why:
+        said = str(why).replace("let the factory return (model, inputs), where", "give inputs=, where")
+        raise MixerError(said.replace(FACTORY, "give inputs=")) from None
 
 
 def _find_model(name: str, options: Options) -> Host:

@@ -21,13 +21,15 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from ...types import Record
-from ..bench.timing import peak_memory, quartile
+from ..bench.timing import PATIENCE, peak_memory, quartile, upper_quartile
 from .amdahl import bound
 from .attention_modules import AttentionModule, torch_projections
 
 LONG_PASS = 0.2
 """For passes of at least this many seconds clocks cost nothing in comparison, and one pass is enough warm-up."""
 LEAST_TURNS, MOST_TURNS = 3, 40
+SPREAD = 0.1
+"""Passes are repeated until their quartiles are apart by less than this, relative to the lower one."""
 FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
 """What models raise, MixerError among them, for an input they do not take."""
 Call = Callable[[], Any]
@@ -43,6 +45,7 @@ class Share:
         peak, without: bytes of one pass at its peak, weights aside; and of one whose attention modules return zeros at
             once. None: this system does not report it.
         passes: how many were timed.
+        high: the upper quartile of the passes, of which ``seconds`` is the lower.
     """
 
     length: int
@@ -53,6 +56,12 @@ class Share:
     peak: int | None
     without: int | None
     passes: int
+    high: float | None = None
+
+    @property
+    def spread(self) -> float:
+        """By how much the upper quartile of the passes is above the lower one, relative to it."""
+        return (self.high or self.seconds) / self.seconds - 1
 
     @property
     def attention_share(self) -> float:
@@ -71,8 +80,13 @@ class Share:
 
     @property
     def bound(self) -> float:
-        """How many times as fast the model is at best, with any other mixer."""
+        """How many times as fast the model would be if mixing were free. It is no measurement of any mixer."""
         return bound(self.mixing_share)
+
+    @property
+    def limit(self) -> float:
+        """How many times as fast it would be without its attention modules, projections included."""
+        return bound(min(self.attention_share, 0.999))
 
     def to_json(self) -> Record:
         """Return plain JSON values: seconds, bytes and shares."""
@@ -81,6 +95,7 @@ class Share:
             "mixing_share": self.mixing_share,
             "memory_share": self.memory_share,
             "bound": self.bound,
+            "limit": self.limit,
         }
         return {**vars(self), **shares}
 
@@ -145,7 +160,9 @@ def measure_share(
         peak = peak_memory(call, device=device)
         without = _peak_without(modules, call, device)
         plain, turns, began = [first] if long else [], 0, time.perf_counter()
-        while turns < (1 if long else LEAST_TURNS) or (turns < MOST_TURNS and time.perf_counter() - began < budget):
+        while turns < (1 if long else LEAST_TURNS) or (
+            turns < MOST_TURNS and time.perf_counter() - began < budget * (PATIENCE if _unsettled(plain) else 1)
+        ):
             clocked.append(_pass(call, (attention, kept), device))
             plain.append(clocked[-1] if long else _pass(call, (), device))
             turns += 1
@@ -155,7 +172,13 @@ def measure_share(
     inside = median(min(spent / whole, 1.0) for spent, _, whole in passes)
     mixing = median(max(spent - own - aside, 0.0) / whole for spent, own, whole in passes)
     seconds = quartile(sorted(plain))
-    return Share(length, tokens, seconds, inside * seconds, mixing * seconds, peak, without, len(plain))
+    high = upper_quartile(sorted(plain))
+    return Share(length, tokens, seconds, inside * seconds, mixing * seconds, peak, without, len(plain), high)
+
+
+def _unsettled(seconds: list[float]) -> bool:
+    ordered = sorted(seconds)
+    return bool(ordered) and upper_quartile(ordered) > (1 + SPREAD) * quartile(ordered)
 
 
 def _pass(call: Call, clocks: Sequence[Clock], device: str) -> float:

@@ -20,6 +20,7 @@ from .loading import Host
 from .measuring import FAILURES
 
 STEPS = 20
+"""Fewer steps rank nothing: the order of the errors still changes with each."""
 RATE = 3e-4
 ROWS = 4
 
@@ -35,6 +36,11 @@ class Nearness:
     before: float
     after: float
     steps: int
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the probe was long enough to rank candidates."""
+        return self.steps >= STEPS
 
 
 def probe(

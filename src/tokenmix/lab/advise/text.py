@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ...system.text import Table, number, seconds, size
 from ...types import Record
 from .advice import Advice
-from .amdahl import bound, share_for
+from .amdahl import share_for
 from .candidates import OWN, Candidate
+from .choice import NO, OPEN, Choice, at_longest, rows_in
 from .compare import BYTES_OF_NOISE
-from .measuring import Share
+from .measuring import SPREAD, Share
+from .probe import STEPS, Nearness
+from .runtimes import RUNTIMES
+
+NOT_RANKED = "not ranked"
 
 
 def text(advice: Advice) -> str:
@@ -19,7 +26,7 @@ def text(advice: Advice) -> str:
 
 def as_json(advice: Advice) -> Record:
     """Return everything as plain JSON values."""
-    crossing, host = advice.crossover, advice.host
+    crossing, host, choice = advice.crossover, advice.host, advice.choice
     beginning = None if crossing.tokens is None else host.inputs.length(crossing.tokens)
     return {
         "model": {
@@ -28,19 +35,30 @@ def as_json(advice: Advice) -> Record:
             "host": host.origin,
             "parameters": parameters(advice),
             "notes": list(host.notes),
+            "options": host.options,
         },
         "attention": [
             {"name": m.name, "family": m.family, "heads": m.heads, "dim": m.dim, "causal": m.causal, "cross": m.cross}
             for m in advice.modules
         ],
         "machine": advice.machine,
-        "setting": {"batch": advice.batch, "unit": host.inputs.unit, "worth": advice.worth},
+        "setting": {
+            "batch": advice.batch,
+            "unit": host.inputs.unit,
+            "worth": advice.worth,
+            "runtime": advice.runtime,
+        },
         "lengths": [s.to_json() for s in advice.shares],
         "skipped": [vars(s) for s in advice.skipped],
-        "answer": {"pays": advice.pays, "first_length": beginning, "how": crossing.how, "text": answer(advice)},
+        "answer": {"verdict": advice.verdict, "text": answer(advice)},
+        "bound": {"first_length": beginning, "how": crossing.how, "text": describe_bound(advice)},
+        "choice": None
+        if choice is None
+        else {"mixer": choice.row.mixer, "length": choice.row.length, "why": choice.why},
+        "specs": advice.specs,
         "candidates": [r.to_json() for r in advice.rows],
         "distilled": None if advice.distilled is None else {k: v for k, v in advice.distilled.items() if k != "table"},
-        "nearness": {label: vars(near) for label, near in advice.nearness.items()},
+        "nearness": {label: {**vars(near), "ranks": near.ranks} for label, near in advice.nearness.items()},
         "refused": advice.refused,
     }
 
@@ -87,16 +105,19 @@ def shares_table(advice: Advice) -> Table:
         "one pass",
         "in attention",
         "mixing alone",
-        "at best",
+        "bound",
         "peak memory",
         "for attention",
     ]
     rows = [_share(advice, s) for s in advice.shares]
     notes = [f"{length(advice, s.length)}: not measured: {s.why}." for s in advice.skipped]
     notes += [
-        "In attention, mixing alone: shares of the time.",
+        f"{length(advice, s.length)}: {_still_spread(s.spread, s.passes)}." for s in advice.shares if s.spread > SPREAD
+    ]
+    notes += [
+        "One pass: its quartiles. In attention, mixing alone: shares of the time.",
         "Mixing is attention without its projections and norms, which another mixer needs too.",
-        "At best: how many times as fast the model would be if mixing took no time (Amdahl).",
+        "Bound: how many times as fast the model would be if mixing took no time (Amdahl), for no mixer.",
         "For attention: the part of the peak memory that is saved without it.",
     ]
     if any(m.family == "torch" for m in advice.modules):
@@ -110,7 +131,7 @@ def _share(advice: Advice, s: Share) -> list[str]:
     cells = [
         length(advice, s.length),
         f"{s.tokens:,}",
-        seconds(s.seconds),
+        _passes(s.seconds, s.high),
         percent(s.attention_share),
         percent(s.mixing_share),
         f"{s.bound:.2f}x",
@@ -119,8 +140,8 @@ def _share(advice: Advice, s: Share) -> list[str]:
 
 
 def candidate_tables(advice: Advice) -> list[Table]:
-    """Build one table for each length, and a ranking where the candidates were probed."""
-    tables = [_candidates(advice, n) for n in dict.fromkeys(r.length for r in advice.rows)]
+    """Build one table for each length and runtime, and a ranking where the candidates were probed."""
+    tables = [_candidates(advice, *at) for at in dict.fromkeys((r.length, r.runtime) for r in advice.rows)]
     return [*tables, _ranking_text(advice)] if advice.nearness and advice.longest else tables
 
 
@@ -130,20 +151,22 @@ def comparison_tables(advice: Advice) -> list[Table]:
 
 
 def _ranking_text(advice: Advice) -> Table:
-    """Rank the candidates by speed at the longest length and by nearness to the teacher after the probe."""
+    """Rank the candidates by speed at the longest length, and by nearness to the teacher after a probe that ranks."""
     rows, near = advice.longest, advice.nearness
-    by_error = sorted((r.mixer for r in rows if r.mixer in near), key=lambda m: near[m].after)
+    by_error = sorted((r.mixer for r in rows if r.mixer in near and near[r.mixer].ranks), key=lambda m: near[m].after)
     steps = max(n.steps for n in near.values())
     at = f"{length(advice, rows[0].length)} {advice.host.inputs.unit}"
-    columns = ["mixer", "by speed", f"as fast at {at}", "by nearness", "error before", f"error after {_steps(steps)}"]
+    columns = ["mixer", "by speed", f"as fast at {at}", "quality", "error before", f"error after {_steps(steps)}"]
     body = []
     for i, r in enumerate(rows):
         known = near.get(r.mixer)
-        rank = "-" if known is None else str(by_error.index(r.mixer) + 1)
+        rank = str(by_error.index(r.mixer) + 1) if r.mixer in by_error else NOT_RANKED
         errors = [number(known.before if known else None), number(known.after if known else None)]
         body.append([r.mixer, str(i + 1), _times(r), rank, *errors])
     notes = ["Error: of what each layer adds, squared, relative to attention's: 0 is attention itself, 1 is nothing."]
-    if any("random" in note for note in advice.host.notes):
+    if not by_error:
+        notes.append(f"Quality: {NOT_RANKED}: {_steps(steps)} of learning rank nothing, {STEPS} are needed.")
+    elif any("random" in note for note in advice.host.notes):
         notes.append("The model's weights are random: the error says little of a trained model.")
     return Table("Candidates by speed and by nearness to the model's attention", columns, body, notes)
 
@@ -152,28 +175,39 @@ def _steps(n: int) -> str:
     return f"{n} step{'s' if n != 1 else ''}"
 
 
+def _passes(low: float, high: float | None) -> str:
+    """Format the quartiles of the time of a pass."""
+    return seconds(low) if high is None else f"{seconds(low)} to {seconds(high)}"
+
+
+def _still_spread(spread: float | None, turns: int | None) -> str:
+    return f"its passes still spread by {percent(spread)} after {turns} samples, as the machine was busy"
+
+
 def _times(r: Candidate) -> str:
     """Format a speed-up with what its quartiles allow."""
+    if r.speedup is None:
+        return "not known"
     return f"{r.speedup or 0:.2f}x" + ("" if r.least is None or r.most is None else f" ({r.least:.2f} to {r.most:.2f})")
 
 
 def above_bound(advice: Advice, r: Candidate) -> str | None:
-    """Explain a speed-up above the predicted bound, if any."""
-    share = next(s for s in advice.shares if s.length == r.length)
-    if r.speedup is None or r.mixer == OWN or r.speedup <= share.bound:
+    """Explain a speed-up above the bound, which was measured in eager torch, if any."""
+    share = next((s for s in advice.shares if s.length == r.length), None)
+    if share is None or r.runtime != "eager" or r.speedup is None or r.mixer == OWN or r.speedup <= share.bound:
         return None
     above = f"above the bound of {share.bound:.2f}x"
     if r.least is not None and r.least <= share.bound:
         return f"{above} only within the noise: the quartiles of its timings allow {r.least:.2f}x to {r.most:.2f}x"
-    whole = bound(min(share.attention_share, 0.999))
-    if r.saved and r.saved > 0 and r.speedup <= whole:
+    if r.saved and r.saved > 0 and r.speedup <= share.limit:
         fewer = f"it has {r.saved:,} parameters fewer than attention"
-        return f"{above}, because {fewer}, whose projections the bound keeps; without any attention it is {whole:.2f}x"
+        without = f"without any attention it is {share.limit:.2f}x"
+        return f"{above}, because {fewer}, whose projections the bound keeps; {without}"
     return f"{above}, which was measured in other passes: the machine was busier then, so trust neither, measure again"
 
 
-def _candidates(advice: Advice, n: int) -> Table:
-    rows = [r for r in advice.rows if r.length == n]
+def _candidates(advice: Advice, n: int, runtime: str) -> Table:
+    rows = [r for r in advice.rows if (r.length, r.runtime) == (n, runtime)]
     decodes = any(r.decoded for r in rows)
     columns = ["mixer", "one pass", "as fast", "peak memory", *(["state", "ms per token"] if decodes else [])]
     body, notes = [], []
@@ -186,43 +220,35 @@ def _candidates(advice: Advice, n: int) -> Table:
             if r.decoded
             else ["no streaming", "no streaming"]
         )
-        body.append([r.mixer, seconds(r.seconds), _times(r), size(r.peak), *(decoded if decodes else [])])
+        body.append([r.mixer, _passes(r.seconds, r.high), _times(r), size(r.peak), *(decoded if decodes else [])])
+        if r.note:
+            notes.append(f"{r.mixer}: {r.note}.")
+        if (r.spread or 0) > SPREAD:
+            notes.append(f"{r.mixer}: {_still_spread(r.spread, r.turns)}.")
         if reason := above_bound(advice, r):
             notes.append(f"{r.mixer}: {reason}.")
     body = body or [["none", *[number(None)] * (len(columns) - 1)]]
     notes.append(
-        "As fast: times as fast as with its own attention, timed in turns; in brackets what the quartiles allow."
+        "One pass: its quartiles. As fast: times as fast as with its own attention, timed in turns; in brackets what "
+        "the quartiles allow."
     )
-    return Table(f"Other mixers inside this model, {length(advice, n)} {advice.host.inputs.unit}", columns, body, notes)
+    at = f"{length(advice, n)} {advice.host.inputs.unit}"
+    return Table(f"Other mixers inside this model, {at}, {RUNTIMES[runtime]}", columns, body, notes)
 
 
 def findings(advice: Advice) -> list[str]:
-    """Return the answer, and sentences on memory, the best candidate and the distillation."""
-    found = [answer(advice)]
+    """Return the answer, and sentences on the bound, memory, the choice and the distillation."""
+    found = [answer(advice), describe_bound(advice)]
     most = max(
         (s for s in advice.shares if s.memory_share is not None), key=lambda s: s.memory_share or 0.0, default=None
     )
     if most is not None and (most.peak or 0) - (most.without or 0) > BYTES_OF_NOISE:
         at, saved = length(advice, most.length), percent(most.memory_share)
         found.append(f"Memory: at {at} the peak of a pass would be up to {saved} lower without attention.")
-    best = advice.fastest
-    if best is not None:
-        measured = f"{best.mixer} makes the model {best.speedup:.2f}x as fast at {length(advice, best.length)}"
-        reason = above_bound(advice, best)
-        measured += f" ({reason})" if reason else ""
-        if best is not (first := advice.longest[0]):
-            measured += f", no slower than {first.mixer} beyond noise, and is nearer to the model's attention"
-        found.append(
-            f"Of the candidates, {measured}. Its quality has to be measured by training (--data, `tokenmix convert`)."
-        )
-    elif advice.longest:
-        found.append("None of the candidates makes the model faster at the longest length measured, beyond noise.")
+    if advice.choice is not None:
+        found.append(describe_choice(advice, advice.choice))
     if advice.nearness:
-        name, near = min(advice.nearness.items(), key=lambda item: item[1].after)
-        found.append(
-            f"Nearest to its attention after a probe of {_steps(near.steps)} is {name}: error {near.after:.3f}, "
-            f"{near.before:.3f} before."
-        )
+        found.append(_describe_nearness(advice.nearness))
     if advice.distilled is not None:
         found.append(distillation(advice.distilled))
     if advice.refused is not None:
@@ -231,39 +257,83 @@ def findings(advice: Advice) -> list[str]:
 
 
 def answer(advice: Advice) -> str:
-    """Return the answer: yes and from which length on, or no with the share that decides it."""
-    last = advice.shares[-1]
+    """Return the verdict, with the measurement that decides it."""
+    where, bar = RUNTIMES[advice.runtime], f"the bar of {advice.worth:g}x"
+    timed = rows_in(advice.rows, advice.runtime)
+    reached = [r for r in timed if r.reaches(advice.worth)]
+    if reached:
+        lengths = list(dict.fromkeys(r.length for r in reached))
+        missed = [n for n in dict.fromkeys(r.length for r in timed) if n not in lengths]
+        best = at_longest(reached)[0]
+        not_at = f"; at {_listed(advice, missed)} none reaches it" if missed else ""
+        return f"Yes, at {_listed(advice, lengths)}: {_measured(advice, best)} in {where}, {bar} or more{not_at}."
+    if timed:
+        best = max(timed, key=lambda r: r.speedup or 0.0)
+        if advice.verdict == OPEN:
+            close = f"{bar} lies within the spread of its timings"
+            return f"Open: {_measured(advice, best)} in {where}, but {close}; measure again on a quiet machine."
+        return f"No: no candidate measured reaches {bar} in {where}. The best: {_measured(advice, best)}."
+    if advice.verdict == NO:
+        most = max(advice.shares, key=lambda s: s.limit)
+        without = f"without any attention it would be {most.limit:.2f}x as fast"
+        return f"No: not even a model without attention reaches {bar}: at {length(advice, most.length)} {without}."
+    why = next((r.why for r in advice.rows if r.runtime == advice.runtime and r.why), None)
+    hint = f"every one fails, the first with: {why}" if why else "--candidates auto measures some"
+    return f"Open: no candidate was measured in {where} ({hint}), and a bound alone says neither yes nor no."
+
+
+def _measured(advice: Advice, r: Candidate) -> str:
+    return f"{r.mixer} makes the model {_times(r)} as fast at {length(advice, r.length)}"
+
+
+def _listed(advice: Advice, lengths: list[int]) -> str:
+    return " and ".join(length(advice, n) for n in lengths)
+
+
+def describe_bound(advice: Advice) -> str:
+    """Describe what free mixing would give, by length; it is no measurement of any mixer."""
+    best = max(advice.shares, key=lambda s: s.bound)
+    mixing = f"at {length(advice, best.length)} mixing takes {percent(best.mixing_share)} of the time in eager torch"
     wanted = f"{advice.worth:g}x (mixing at {percent(share_for(advice.worth))} of the time)"
-    if advice.pays:
-        best = max(advice.shares, key=lambda s: s.bound)
-        limit = f"{_mixing_text(advice, best)}, so the model can become {best.bound:.2f}x as fast at most"
-        return f"Yes, {_crossover_text(advice)}: {limit}. We call {wanted} worth it."
-    here = f"{_mixing_text(advice, last)}; even a mixer that took none would give {last.bound:.2f}x"
-    no = f"No: {percent(last.mixing_share)} here. Up to the longest length measured replacing attention does not pay"
-    return f"{no}: {here}. {_crossover_later(advice, wanted)}"
+    free = f"if it took none the model would be {best.bound:.2f}x as fast"
+    return f"Bound: {mixing}; {free}. {_describe_crossover(advice, wanted)}"
 
 
-def _mixing_text(advice: Advice, s: Share) -> str:
-    return f"at {length(advice, s.length)} mixing takes {percent(s.mixing_share)} of the time"
-
-
-def _crossover_text(advice: Advice) -> str:
-    crossing = advice.crossover
-    at = length(advice, advice.host.inputs.length(crossing.tokens or 0))
-    if crossing.how == "measured":
-        return f"at {at} already, the shortest length measured"
-    return f"from about {at} on (between measured lengths, by the power of the length that fits both)"
-
-
-def _crossover_later(advice: Advice, wanted: str) -> str:
+def _describe_crossover(advice: Advice, wanted: str) -> str:
     crossing, inputs = advice.crossover, advice.host.inputs
     if crossing.tokens is None:
-        return f"Nothing here says that {wanted} is ever reached."
+        return f"Nothing here says that the bound ever reaches {wanted}."
     n = inputs.length(crossing.tokens)
+    at = length(advice, n)
+    if crossing.how == "measured":
+        return f"The bound reaches {wanted} at {at} already, the shortest length measured."
+    if crossing.how == "between":
+        how = "between measured lengths, by the power of the length that fits both"
+        return f"The bound reaches {wanted} at about {at} ({how})."
     beyond = (
         f", more than the {inputs.limit:,} the model takes" if inputs.limit is not None and n > inputs.limit else ""
     )
-    return f"By the cost formula {wanted} is reached at about {length(advice, n)}{beyond}."
+    return f"By the cost formula the bound reaches {wanted} at about {at}{beyond}."
+
+
+def describe_choice(advice: Advice, choice: Choice) -> str:
+    """Say which candidate --data would write, and by which part of the rule."""
+    reason = above_bound(advice, choice.row)
+    noted = f" ({reason})" if reason else ""
+    said = f"Choice: {choice.row.mixer}, {choice.why}: {_measured(advice, choice.row)}{noted}."
+    return f"{said} Its quality has to be measured by training (--data, `tokenmix convert`)."
+
+
+def _describe_nearness(nearness: Mapping[str, Nearness]) -> str:
+    ranked = {label: near for label, near in nearness.items() if near.ranks}
+    if not ranked:
+        most = max(near.steps for near in nearness.values())
+        return f"Quality: {NOT_RANKED}: the probe made {_steps(most)}, and fewer than {STEPS} rank nothing."
+    name, near = min(ranked.items(), key=lambda item: item[1].after)
+    return (
+        f"Nearest to its attention after a probe of {_steps(near.steps)} is {name}: error {near.after:.3f}, "
+        f"{near.before:.3f} before."
+    )
 
 
 def distillation(found: Record) -> str:

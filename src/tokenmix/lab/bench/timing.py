@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,8 @@ INNER_SECONDS = 0.004
 LONG_CALL = 0.2
 """For calls of at least this many seconds one call is enough warm-up."""
 MAX_INNER, MIN_ROUNDS, MAX_SAMPLES = 5000, 3, 8
+PATIENCE = 3
+"""Timings that have not settled take up to this many times their budget."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,11 @@ class Timing:
     samples: int
     inner: int
     wall_high: float
+
+    @property
+    def spread(self) -> float:
+        """By how much the upper quartile is above the lower one, relative to it."""
+        return self.wall_high / self.wall - 1
 
 
 def sampler(
@@ -83,6 +90,7 @@ def measure(
     budget: float,
     warm: bool = False,
     known: dict[str, float] | None = None,
+    settle: float | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Timing]:
     """Time every sampler in turns until ``budget`` seconds are spent, at least ``MIN_ROUNDS`` turns.
@@ -92,6 +100,7 @@ def measure(
     Args:
         warm: make one untimed call before each sample; for turns that change the process.
         known: seconds that a call took already; a long one is not warmed up again.
+        settle: turns go on until every spread is below this, for ``PATIENCE`` times the budget at most.
         tell: called with what is happening.
     """
     single = dict(known or {})
@@ -107,7 +116,11 @@ def measure(
     }  # short calls beside a long one
     taken: dict[str, list[Sample]] = {name: [] for name in samplers}
     start, rounds = time.perf_counter(), 0
-    while rounds < MIN_ROUNDS or time.perf_counter() - start < budget:
+    while (
+        rounds < MIN_ROUNDS
+        or (spent := time.perf_counter() - start) < budget
+        or (settle is not None and spent < PATIENCE * budget and _worst_spread(taken) > settle)
+    ):
         tell(f"turn {rounds + 1}, {time.perf_counter() - start:.0f} of {budget:.0f} s")
         for name in samplers if rounds % 2 == 0 else reversed(samplers):
             if warm:
@@ -117,14 +130,35 @@ def measure(
     return {name: _summary(samples, inner[name]) for name, samples in taken.items()}
 
 
+def expected_seconds(calls: Sequence[float], budget: float) -> tuple[float, float]:
+    """Return the least and the most seconds that ``measure`` takes for calls of these seconds, with ``settle``.
+
+    It is about the budget where several turns fit into it; the upper number holds where the timings do not settle.
+    """
+    inner = [max(1, min(MAX_INNER, round(INNER_SECONDS / t))) * t for t in calls]
+    warm = sum(2 * t if t < LONG_CALL else t for t in calls)
+    turn = sum(inner)
+    return warm + max(budget, MIN_ROUNDS * turn), warm + max(PATIENCE * budget, MIN_ROUNDS * turn) + turn
+
+
+def _worst_spread(taken: dict[str, list[Sample]]) -> float:
+    walls = [sorted(wall for wall, _ in samples) for samples in taken.values()]
+    return max((upper_quartile(wall) / quartile(wall) - 1 for wall in walls), default=0.0)
+
+
 def _summary(samples: list[Sample], inner: int) -> Timing:
     wall, cpu = (sorted(s[i] for s in samples) for i in (0, 1))
-    return Timing(quartile(wall), wall[0], quartile(cpu), len(samples), inner, wall[3 * len(wall) // 4])
+    return Timing(quartile(wall), wall[0], quartile(cpu), len(samples), inner, upper_quartile(wall))
 
 
 def quartile(values: list[float]) -> float:
     """Return the lower quartile of sorted values."""
     return values[len(values) // 4]
+
+
+def upper_quartile(values: list[float]) -> float:
+    """Return the upper quartile of sorted values."""
+    return values[3 * len(values) // 4]
 
 
 def peak_memory(

@@ -20,8 +20,8 @@ EXAMPLE = '{"max_position_embeddings": 4096}'
 class Advise:
     """Measure whether a model's attention is worth replacing.
 
-    Report attention's share of time and memory, the most that replacing it can gain, and, with --candidates, what other
-    mixers gain.
+    Report attention's share of time and memory, a bound on what replacing it can gain, and what other mixers gain in
+    the runtime that will be used.
     """
 
     model: Positional[Annotated[str, arg(metavar="MODEL")]]
@@ -32,8 +32,13 @@ class Advise:
     lengths: str | None = None
     """Lengths in tokens, or sides of images in pixels, such as 256,1k,4k,16k. Default: some that the model takes."""
 
-    candidates: str | None = None
-    """Mixers to measure inside the model: auto, or a list such as hydra,aft_local:window=32. Default: none."""
+    candidates: str = "auto"
+    """Mixers to measure inside the model: auto, a list such as hydra,aft_local:window=32, or none.
+    Without candidates there is a bound, and no Yes."""
+
+    runtime: str = "eager"
+    """Where the model will run: eager, compile (torch.compile) or onnx (ONNX Runtime). It is measured there, and in
+    eager torch beside it."""
 
     batch: int = 1
     """Inputs per forward pass."""
@@ -43,7 +48,7 @@ class Advise:
     Lengths that do not fit are skipped and reported."""
 
     worth: float = 1.25
-    """Smallest speed-up of the whole model, above 1, that makes replacing worthwhile."""
+    """The bar: smallest measured speed-up of the whole model, above 1, that makes replacing worthwhile."""
 
     options: str = "{}"
     """Fields of the model's config, or arguments of the factory, as a JSON object.
@@ -53,18 +58,18 @@ class Advise:
     """Device to measure on: auto, cpu or cuda."""
 
     data: Path | None = None
-    """Text file: replace attention with the fastest candidate and distil the model on this text.
+    """Text file: replace attention with the chosen candidate and distil the model on this text.
     The loss before and after is printed; --write names the folder for the model."""
 
     minutes: float = 3.0
     """Approximate minutes of distillation."""
 
     anyway: bool = False
-    """With --data: replace and distil even where the answer is No. Default: nothing is replaced then, exit code 1."""
+    """With --data: replace and distil even where the answer is not Yes. Else nothing is replaced then, exit code 1."""
 
     probe: int = 20
     """With candidates: steps in which each learns the outputs of the model's attention, to rank them by nearness.
-    They take up to --seconds more; 0 skips the probe."""
+    They take up to --seconds more; fewer than 20 rank nothing, 0 skips the probe."""
 
     last: int | None = None
     """With --data: replace only the last N attention modules. Default: all."""
@@ -82,7 +87,7 @@ class Advise:
         """Load, measure, distil and print the model's advice, and write the page."""
         from ...system.machine import pick_device
         from ..advise.advice import advise
-        from ..advise.distill import check_distillation, distill_fastest, split_text
+        from ..advise.distill import check_distillation, distill_choice, split_text
         from ..advise.loading import load_host
         from ..advise.text import as_json, text
 
@@ -96,7 +101,7 @@ class Advise:
         tell(f"loading {self.model}")
         device = pick_device(self.device).type
         host = load_host(self.model, parse_object(self.options, EXAMPLE, "advise: "), device=device)
-        candidates, batches = self.candidates, None
+        candidates, batches = None if self.candidates == "none" else self.candidates, None
         if self.data is not None:
             check_distillation(host, self.data, self.write, self.last)
             candidates, batches = candidates or "auto", split_text(host, self.data)
@@ -110,13 +115,14 @@ class Advise:
             device=device,
             steps=self.probe,
             data=None if batches is None else batches[0],
+            runtime=self.runtime,
             tell=tell,
         )
         if batches is not None and self.write is not None:
             found.refused = None if self.anyway else found.says_no
             if found.refused is None:
                 tell(f"distilling for {self.minutes:g} minutes")
-                found.distilled = distill_fastest(
+                found.distilled = distill_choice(
                     found, batches, self.write, minutes=self.minutes, seconds=self.seconds, last=self.last
                 )
         tell("")
