@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from torch import Tensor
 from transformers.cache_utils import Cache, EncoderDecoderCache, LinearAttentionLayer, StaticLayer
 
 from ...errors import MixerError
@@ -55,7 +54,7 @@ class SharedLayer(LinearAttentionLayer, TokenMixStateLayer):  # type: ignore[ove
         LinearAttentionLayer.reset(self)
         TokenMixStateLayer.reset(self)
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
+    def reorder_cache(self, beam_idx: Any) -> None:
         """Move row beam_idx[i] to row i, for beam search."""
         LinearAttentionLayer.reorder_cache(self, beam_idx)
         TokenMixStateLayer.reorder_cache(self, beam_idx)
