@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from torch import Tensor
 from transformers.cache_utils import Cache, EncoderDecoderCache, LinearAttentionLayer, StaticLayer
 
 from ...errors import MixerError
@@ -32,14 +31,14 @@ def state_layer(cache: Cache, index: int, where: str) -> TokenMixStateLayer:
     return layers[index]
 
 
-class SharedLayer(LinearAttentionLayer, TokenMixStateLayer):
+class SharedLayer(LinearAttentionLayer, TokenMixStateLayer):  # type: ignore[override]  # of is_compileable, below
     """Hold a mixer's state beside that of a Mamba which runs in parallel, as in Falcon-H1.
 
     Args:
         before: the layer of transformers with the state of that Mamba.
     """
 
-    is_croppable = False
+    is_croppable = is_compileable = False
 
     def __init__(self, before: LinearAttentionLayer):
         TokenMixStateLayer.__init__(self)
@@ -52,13 +51,13 @@ class SharedLayer(LinearAttentionLayer, TokenMixStateLayer):
 
     def reset(self) -> None:
         """Return to the state before the first token."""
-        for kind in SharedLayer.__bases__:
-            kind.reset(self)
+        LinearAttentionLayer.reset(self)
+        TokenMixStateLayer.reset(self)
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
+    def reorder_cache(self, beam_idx: Any) -> None:
         """Move row beam_idx[i] to row i, for beam search."""
-        for kind in SharedLayer.__bases__:
-            kind.reorder_cache(self, beam_idx)
+        LinearAttentionLayer.reorder_cache(self, beam_idx)
+        TokenMixStateLayer.reorder_cache(self, beam_idx)
 
     def crop(self, tokens_to_remove: int) -> NoReturn:
         """Refuse: the state of Mamba cannot be taken back."""

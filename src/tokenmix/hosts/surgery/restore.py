@@ -101,15 +101,19 @@ def _materialise_copy(module: nn.Module, like: torch.Tensor) -> nn.Module:
     """Copy a module with room for the weights that are on the meta device."""
     new = copy.deepcopy(module)
     for part in new.modules():
-        for tensors in (part._parameters, part._buffers):
-            for name, old in tensors.items():
-                if old is None:
-                    continue
-                dtype = like.dtype if old.is_floating_point() else old.dtype
-                data = torch.empty(old.shape, device=like.device) if old.is_meta else old.detach().to(like.device)
-                data = data.to(dtype)
-                tensors[name] = nn.Parameter(data, old.requires_grad) if isinstance(old, nn.Parameter) else data
+        for name, old in part._parameters.items():
+            if old is not None:
+                part._parameters[name] = nn.Parameter(_make_room(old, like), old.requires_grad)
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = _make_room(buffer, like)
     return new
+
+
+def _make_room(old: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    dtype = like.dtype if old.is_floating_point() else old.dtype
+    data = torch.empty(old.shape, device=like.device) if old.is_meta else old.detach()
+    return data.to(like.device, dtype)
 
 
 def _assemble_parts(parts: dict[str, nn.Module]) -> nn.Module:
