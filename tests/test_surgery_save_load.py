@@ -325,6 +325,7 @@ def test_what_takes_no_host_says_so(tmp_path, capsys):
         (["export", half, tmp_path / "hf"], no_run),
         (["look", "sentence", half, "--text", "a b"], no_run),
         (["resume", half], no_run),
+        (["report", half], "is no run but the folder of a host, which has no curves"),
         (
             ["look", "images", half, tmp_path / "a.png", "--out", tmp_path / "out"],
             "tokenmix.hosts.load_converted opens",

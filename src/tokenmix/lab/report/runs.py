@@ -169,6 +169,8 @@ def read_run(path: Path | str) -> Run:
     if not (path / "config.json").is_file():
         raise MixerError(f"report: {path} is not a run directory; it has no config.json.")
     config = _json_object(path / "config.json")
+    if "model_type" in config or config.get("kind") == "surgery":
+        raise MixerError(f"report: {path} is no run but the folder of a host, which has no curves.")
     for part in ("model", "data"):
         if not isinstance(config.get(part, {}), dict):
             raise MixerError(f"report: {path / 'config.json'}: {part} must be an object, got {config[part]!r}.")
