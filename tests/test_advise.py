@@ -21,7 +21,7 @@ from surgery_models import make
 from tokenmix import MixerError
 from tokenmix.hosts.surgery import replace_mixers
 from tokenmix.lab import cli
-from tokenmix.lab.advise import Share, bound, first_length, load_host, measuring
+from tokenmix.lab.advise import Share, bound, first_length, load_host, measuring, runtimes
 from tokenmix.lab.advise import advice as advice_module
 from tokenmix.lab.advise import advise as ask
 from tokenmix.lab.advise.advice import Advice, Skipped, expected_peak
@@ -37,6 +37,7 @@ from tokenmix.lab.advise.loading import Host
 from tokenmix.lab.advise.measuring import Clock, measure_share
 from tokenmix.lab.advise.probe import Nearness, probe
 from tokenmix.lab.advise.text import above_bound, answer, as_json, candidate_tables, describe_bound, findings, text
+from tokenmix.lab.bench import timing
 from tokenmix.lab.cli.arguments import parse_lengths
 from tokenmix.mixers.attention import Attention
 from tokenmix.models import LMConfig, ViTConfig, build_model
@@ -512,6 +513,125 @@ def test_a_probe_tells_attention_from_what_is_far_from_it():
     assert near["linear"].before > 0.01
     assert near["linear"].after < near["linear"].before
     assert {n.steps for n in near.values()} == {6}
+
+
+# times
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock for the timings that only calls move on."""
+    now = [0.0]
+    fake = types.SimpleNamespace(perf_counter=lambda: now[0], process_time=lambda: now[0])
+    monkeypatch.setattr(timing, "time", fake)
+    return now
+
+
+def calls_of(clock, seconds, noise=0.0):
+    """Samplers of calls that take these seconds, and every other time more by ``noise``."""
+
+    def made(each):
+        turns = itertools.count()
+        return lambda: clock.__setitem__(0, clock[0] + each * (1 + noise * (next(turns) % 2)))
+
+    return {str(i): timing.sampler(made(each)) for i, each in enumerate(seconds)}
+
+
+@pytest.mark.parametrize("seconds", [(0.5, 0.25, 1.0), (0.01, 0.02, 0.005), (2.0, 0.01), (1e-4, 3e-4)])
+@pytest.mark.parametrize("budget", [0.0, 0.5, 10.0])
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_estimates_of_seconds_hold_within_a_factor_of_two(clock, seconds, budget, noise):
+    least, most = timing.expected_seconds(seconds, budget)
+    timing.measure(calls_of(clock, seconds, noise), budget=budget, settle=0.1)
+    assert least / 2 <= clock[0] <= 2 * most
+
+
+def test_timings_are_repeated_until_they_settle_or_say_their_spread(clock):
+    steady = timing.measure(calls_of(clock, (0.1, 0.2)), budget=3.0, settle=0.1)
+    assert (3.0 < clock[0] < 4.5, steady["0"].spread) == (True, pytest.approx(0))
+    clock[0] = 0.0
+    restless = timing.measure(calls_of(clock, (0.1, 0.2), 0.5), budget=3.0, settle=0.1)
+    assert 9.0 < clock[0] < 11.0
+    assert restless["0"].spread == pytest.approx(0.5)
+    row = replace(timed("hydra", 1.5, 1.3, 1.7), high=1.5 * timed("hydra", 1.5, 1.3, 1.7).seconds, turns=90)
+    notes = candidate_tables(found(share(256, 0.5), rows=[row]))[0].notes
+    assert "hydra: its passes still spread by 50 % after 90 samples, as the machine was busy." in notes
+    calm = replace(row, high=1.05 * row.seconds)
+    assert "still spread" not in " ".join(candidate_tables(found(share(256, 0.5), rows=[calm]))[0].notes)
+
+
+def test_seconds_are_divided_so_that_what_fits_is_measured():
+    """Ten models, each length needs 3 turns and a warm-up: 0.1 s a pass takes 5 s, 1 s takes 40 s."""
+    assert advice_module.plan_budgets([0.1, 1.0], 10, 60.0) == pytest.approx([3.75, 3.75])
+    assert advice_module.plan_budgets([0.1, 1.0], 10, 20.0) == [pytest.approx(7.5), None]
+    assert advice_module.plan_budgets([0.1], 10, 5.0) == [pytest.approx(0.0)]
+
+
+# runtimes
+
+
+def test_a_runtime_is_refused_before_anything_is_measured(capsys, monkeypatch):
+    said = refused(capsys, "advise", "bert", "--runtime", "jit")
+    assert "a runtime is one of eager, compile, onnx, got 'jit'" in said
+    with pytest.raises(MixerError, match="is measured on the CPU, got the device cuda"):
+        runtimes.check_runtime("onnx", "cuda")
+    monkeypatch.setattr(runtimes, "find_spec", lambda name: None)
+    said = refused(capsys, "advise", "bert", "--runtime", "onnx")
+    assert "needs onnx, onnxscript, onnxruntime: pip install 'tokenmix[onnx]'" in said
+
+
+def test_a_candidate_that_cannot_be_exported_says_so_in_its_row(monkeypatch):
+    """The exporter is replaced: a file takes seconds to write."""
+
+    def export(model, path, *, length, fixed, inputs):
+        raise MixerError("export: encoder is routing, which declares no export.")
+
+    monkeypatch.setattr(runtimes, "export_onnx", export)
+    model = make("bert")
+    a = ask(model, [8], seconds=1, candidates="linear", runtime="onnx", steps=0)
+    assert [(r.runtime, r.mixer) for r in a.rows] == [
+        ("onnx", OWN),
+        ("onnx", "linear"),
+        ("eager", OWN),
+        ("eager", "linear"),
+    ]
+    assert a.rows[1].why == "export: encoder is routing, which declares no export"
+    assert "linear: not measured: export: encoder is routing" in text(a)
+    assert (a.verdict, a.choice) == ("open", None)
+    assert answer(a).startswith("Open: no candidate was measured in ONNX Runtime (every one fails")
+
+
+@pytest.mark.parametrize("runtime", ["onnx", "compile"])
+def test_the_runtime_asked_for_is_measured_beside_eager(runtime):
+    a = ask(make("bert"), [8, 16], seconds=2, candidates="external", runtime=runtime, steps=0)
+    timed_rows = [(r.runtime, r.length, r.mixer) for r in a.rows if r.seconds]
+    assert timed_rows == [(name, n, m) for name in (runtime, "eager") for n in (8, 16) for m in (OWN, "external")]
+    assert all(r.note is None for r in a.rows), "one file for all lengths"
+    assert {r["runtime"] for r in as_json(a)["candidates"]} == {runtime, "eager"}
+
+
+def test_a_module_of_ones_own_is_measured_in_onnx_runtime():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 16, batch_first=True), 1).eval()
+    inputs = lambda n, b: {"src": torch.zeros(b, n, 16)}  # noqa: E731  (a user writes one)
+    a = ask(encoder, [8, 12], seconds=2, candidates="external", runtime="onnx", steps=0, inputs=inputs)
+    assert [r.length for r in a.rows if r.runtime == "onnx" and r.seconds] == [8, 8, 12, 12]
+
+
+def test_whisper_reads_a_whole_recording():
+    a = ask(make("whisper"), [12, 20], seconds=2, candidates="hydra,external", steps=0)
+    assert [s.length for s in a.shares] == [12]
+    assert a.skipped == [Skipped(20, "the model takes 12 tokens and no other length")]
+    assert [r.seconds is not None for r in a.rows] == [True, True, False]
+
+
+def test_a_converted_folder_is_measured_where_it_kept_attention(tmp_path, capsys):
+    make("bert").save_pretrained(tmp_path / "bert")
+    assert cli.main(["convert", str(tmp_path / "bert"), "hydra", "--last", "1", "--out", str(tmp_path / "new")]) == 0
+    capsys.readouterr()
+    host = load_host(str(tmp_path / "new"))
+    a = ask(host, [8], seconds=2, candidates="linear")
+    assert ([m.name.split(".")[2] for m in a.modules], a.rows[1].mixer) == (["0"], "linear")
+    assert set(a.nearness) == {"linear"}
 
 
 # the command

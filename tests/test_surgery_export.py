@@ -134,9 +134,25 @@ def test_the_line_that_works_for_two_sequences(tmp_path):
     assert export_onnx(model.get_encoder(), tmp_path / "encoder.onnx", length=8).difference < 1e-4
 
 
-def test_an_untouched_host_is_told_of_surgery(tmp_path):
-    with pytest.raises(MixerError, match="called with input_ids; .* hosts whose attention was replaced"):
-        export_onnx(make("bert"), tmp_path / "no.onnx")
+def test_an_untouched_host_is_exported_as_it_is(tmp_path):
+    model, ids = make("bert"), torch.arange(18).view(2, 9)
+    report = export_onnx(model, tmp_path / "bert.onnx", length=12)
+    assert report.sizes.length == (1, 12)
+    assert torch.allclose(OnnxModel(tmp_path / "bert.onnx")(ids), model(ids).last_hidden_state, atol=1e-4)
+    with pytest.raises(MixerError, match="has no causal mixers, so there is no decode step|keep the host's attention"):
+        export_onnx(model, tmp_path / "step.onnx", decode=True)
+
+
+def test_a_module_of_ones_own_is_exported_by_its_inputs(tmp_path):
+    encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 16, batch_first=True), 1).eval()
+    path, x = tmp_path / "own.onnx", torch.randn(3, 5, 16)
+    report = export_onnx(encoder, path, length=12, inputs=lambda length, batch: {"src": torch.randn(batch, length, 16)})
+    assert report.inputs == {"src": "float (batch, length, 16)"}
+    assert torch.allclose(OnnxModel(path)(x), encoder(x), atol=1e-4)
+    with pytest.raises(MixerError, match="inputs= needs length="):
+        export_onnx(encoder, tmp_path / "no.onnx", inputs=lambda length, batch: x)
+    with pytest.raises(MixerError, match="inputs must return a tensor, a tuple or a dict, got int"):
+        export_onnx(encoder, tmp_path / "no.onnx", length=8, inputs=lambda length, batch: 3)
 
 
 def test_a_wrong_host_step_is_noticed(tmp_path, monkeypatch):

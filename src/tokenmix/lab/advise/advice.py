@@ -133,24 +133,16 @@ def advise(
         MixerError: for a model that cannot be loaded or has no known attention, for bad arguments, and where no length
             can be measured.
     """
-    if steps < 0:
-        raise MixerError(f"advise: the steps of the probe must be >= 0, got {steps}.")
-    if batch < 1 or not 0 < seconds < inf or not 1 < worth < inf:
-        given = f"got {batch}, {seconds} and {worth}"
-        raise MixerError(f"advise: batch and seconds must be positive and worth larger than 1, all finite, {given}.")
+    _check_numbers(steps, batch, seconds, worth)
     check_runtime(runtime, device)
     host = _open(model, inputs, options, device)
     chosen = list(dict.fromkeys(sorted(lengths or host.inputs.usual_lengths(host.size))))
     if not chosen or chosen[0] < 1:
         raise MixerError(f"advise: lengths must be positive, got {list(lengths or [])}.")
     modules = modules_of(host.model, host.name)
-    subjects = (
-        None
-        if candidates is None
-        else parse_candidates(
-            usual_mixers(modules, images=host.inputs.patch is not None) if candidates == "auto" else candidates
-        )
-    )
+    if candidates == "auto":
+        candidates = usual_mixers(modules, images=host.inputs.patch is not None)
+    subjects = None if candidates is None else parse_candidates(candidates)
     advice = Advice(
         host,
         modules,
@@ -174,6 +166,14 @@ def advise(
         length = advice.shares[0].length
         advice.nearness = probe(host, subjects, length, seconds=seconds, steps=steps, data=data)
     return advice
+
+
+def _check_numbers(steps: int, batch: int, seconds: float, worth: float) -> None:
+    if steps < 0:
+        raise MixerError(f"advise: the steps of the probe must be >= 0, got {steps}.")
+    if batch < 1 or not 0 < seconds < inf or not 1 < worth < inf:
+        given = f"got {batch}, {seconds} and {worth}"
+        raise MixerError(f"advise: batch and seconds must be positive and worth larger than 1, all finite, {given}.")
 
 
 def _open(

@@ -89,6 +89,7 @@ class Advise:
         from ..advise.advice import advise
         from ..advise.distill import check_distillation, distill_choice, split_text
         from ..advise.loading import load_host
+        from ..advise.runtimes import check_runtime
         from ..advise.text import as_json, text
 
         if not 0 < self.minutes < inf:
@@ -98,8 +99,9 @@ class Advise:
         lengths = None if self.lengths is None else parse_lengths(self.lengths, "advise")
         check_folder("advise", self.out)
         tell = progress()
-        tell(f"loading {self.model}")
         device = pick_device(self.device).type
+        check_runtime(self.runtime, device)
+        tell(f"loading {self.model}")
         host = load_host(self.model, parse_object(self.options, EXAMPLE, "advise: "), device=device)
         candidates, batches = None if self.candidates == "none" else self.candidates, None
         if self.data is not None:
