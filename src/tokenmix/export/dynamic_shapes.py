@@ -19,6 +19,8 @@ from ..types import Options
 from .inputs import OwnCall, Port, silence_exporters
 
 BATCH, LONG, SHORT = 3, 256, 7
+VIEWS = (torch.ops.aten.slice.Tensor, torch.ops.aten.alias.default)
+"""A slice of everything is an alias, or nothing at all: a table of positions at its full length."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., object], types: object, args: tuple = (), kwargs: Options | None = None
     ) -> object:
-        # a slice of everything is an alias: a table of positions at its full length
-        self.seen.append(torch.ops.aten.slice.Tensor if func is torch.ops.aten.alias.default else func)
+        if func not in VIEWS:
+            self.seen.append(func)
         return func(*args, **(kwargs or {}))
 
 

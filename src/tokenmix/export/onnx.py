@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import MixerError
+from ..kernels.backend import lower_operators
 from ..models import evaluation_mode
 from ..system.files import temporary_path
 from ..system.version import __version__
@@ -152,7 +153,7 @@ def export_onnx(
         raise MixerError("export_onnx: an ONNX file holds at most 2 GB, and these weights are larger.")
     unfinished = temporary_path(path)
     try:
-        with evaluation_mode(model), torch.no_grad():
+        with evaluation_mode(model), torch.no_grad(), lower_operators():
             nodes, sizes, difference, compared = _write_first_match(
                 port, programs(port, length, fixed), model, unfinished, opset, tolerance
             )
@@ -224,6 +225,8 @@ def _write(
     program: torch.export.ExportedProgram, port: Port, sizes: Sizes, model: nn.Module, path: Path, opset: int | None
 ) -> int:
     """Write the ONNX file with named inputs, outputs and axes, and metadata; return its number of nodes."""
+    from .lowering import lower_model, whole_operators
+
     example = port.example(1, short_length(port))
     result = port.module(*example)
     ins, outs = (
@@ -233,13 +236,19 @@ def _write(
     with silence_exporters():
         try:
             made = torch.onnx.export(
-                program, dynamo=True, verbose=False, input_names=ins, output_names=outs, opset_version=opset
+                program.run_decompositions(whole_operators()),
+                dynamo=True,
+                verbose=False,
+                input_names=ins,
+                output_names=outs,
+                opset_version=opset,
             )
         except torch.onnx.OnnxExporterError as why:
             said = str(why.__cause__ or why).split(".")[0]
             reason = " ".join(said.split())[:200]
             raise MixerError(f"export_onnx: torch.onnx cannot translate {type(model).__name__} ({reason}).") from why
     assert made is not None
+    lower_model(made.model)
     _name_axes(made.model, program, port)
     about = {
         KEY: __version__,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ..kernels.backend import Backend, choose, is_exporting
+from ..kernels.backend import Backend, choose, is_exporting, lowers
 from ..kernels.operator import Operator
 from ..kernels.precision import exact
 from .layout.checks import check_flags
@@ -187,7 +187,7 @@ def aft_local(
         cut, near = _in_window(w, positions, T, S, window, q.device)
         mask = attn_mask if not drop else near if attn_mask is None else near & attn_mask
         return aft_full(q, k, v, cut, causal=causal, key_mask=key_mask, attn_mask=mask, gate=gate, backend=backend)
-    most = min(window, T)  # no two tokens are further apart
+    most = window if lowers() else min(window, T)  # no two tokens are further apart
     if isinstance(w, Tensor) and w.ndim == 1:
         w = w[window - most : len(w) if causal else window - 1 + most]
     window, reach = most, (1 - most, most - 1)
@@ -262,6 +262,7 @@ simple_kernel = Operator(
     shape=lambda q, k, v, key_mask, *, T, causal: (k.shape[0], T, k.shape[2]),
     eager=_simple_eager,
     fits=lambda at, given: not given["causal"] or at["T"] == at["S"],
+    on=("cpu", "triton", "onnx"),
 )
 """Compute AFT-simple for T queries, (B, T, D): sigmoid(q) times the ratio of sums, or the ratio alone if q is None."""
 
@@ -284,6 +285,7 @@ full_kernel = Operator(
     shape=lambda q, k, v, w, w2, key_mask, *, causal: (k.shape[0], w.shape[1], k.shape[2]),
     eager=_full_eager,
     fits=lambda at, _: at["W"] in (1, at["B"]) and ("w2" not in at or at["R"] == at["S"]),
+    on=("cpu", "triton", "onnx"),
 )
 """Compute AFT-full, (B, T, D): sigmoid(q) times the ratio of sums, or the ratio alone if q is None.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixerError
-from ..kernels.backend import Backend, choose, is_exporting
+from ..kernels.backend import Backend, choose, is_exporting, lowers
 from ..kernels.operator import Operator
 from ..kernels.precision import exact
 from ..types import Options
@@ -218,6 +218,8 @@ def _cells(flat: Tensor, grid: tuple[int, ...]) -> Tensor:
 
 def _taps(kernel: Tensor, T: int, causal: bool) -> Tensor:
     """Return the kernel (h, s) as a band (1, h, 1, s) for T rows, without taps that reach no token."""
+    if lowers():
+        return kernel[None, :, None].float()
     beyond = max(0, kernel.shape[-1] - T if causal else kernel.shape[-1] // 2 - (T - 1))
     return kernel[None, :, None, beyond : kernel.shape[-1] - (0 if causal else beyond)].float()
 

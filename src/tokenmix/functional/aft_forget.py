@@ -214,6 +214,7 @@ forget_kernel = Operator(
         and at["D"] % given["heads"] == 0
         and (at["cuda"] or at["D"] // given["heads"] <= kernel.WIDEST)
     ),
+    on=("cpu", "triton", "onnx"),
 )
 """Compute the causal form, (B, T, D), with the sigmoid of q as its gate (None: no gate); heads=0: no norm."""
 

@@ -146,6 +146,7 @@ sum_kernel = Operator(
     saves=("saved",),
     eager=_run_eager,
     fits=lambda at, given: not given["causal"] or at["T"] == at["S"],
+    on=("cpu", "triton", "onnx"),
 )
 """Compute Hydra, (B, T, D), with the cosine map for queries, keys or both, and the identity otherwise."""
 

@@ -144,6 +144,7 @@ ratio_kernel = Operator(
     fits=lambda at, given: (
         given["heads"] > 0 and at["D"] % given["heads"] == 0 and (not given["causal"] or at["T"] == at["S"])
     ),
+    on=("cpu", "triton", "onnx"),
 )
 """Compute linear attention, (B, T, H e), with the feature map elu + 1 if ``elu``, otherwise exp."""
 

@@ -51,6 +51,7 @@ class _Traced(threading.local):
 
     def __init__(self) -> None:
         self.backend: str | None = None
+        self.lowers = False
 
 
 _traced = _Traced()
@@ -91,7 +92,7 @@ def choose(
         who: name of the function, for error messages.
         backend: the requested backend; "auto" stands for that of the innermost open block, or of the process.
         tensors: every floating-point argument; the first decides the device and dtype, which kernels require of all.
-        on: the paths that ``who`` has besides its eager form, out of "cpu", "triton" and "fused".
+        on: the paths that ``who`` has besides its eager form, out of "cpu", "triton", "fused" and "onnx".
         lacks: what this call needs and no kernel supports, as a phrase; None if there is nothing.
         slower: whether plain torch is faster at these sizes; a kernel then runs only if requested by name.
 
@@ -102,6 +103,9 @@ def choose(
         MixerError: the requested backend is unknown, is not available or does not support the call.
     """
     asked, first = _resolve_backend(backend), next(t for t in tensors if t is not None)
+    if _traced.lowers and backend == "auto":
+        fits = all(t is None or t.dtype is torch.float32 for t in tensors)
+        return "cpu" if "onnx" in on and lacks is None and fits else "eager"
     kernel = asked if asked in KERNELS else "triton" if first.is_cuda else "cpu"
     if asked != "eager" and not is_exporting():
         why = lacks or (f"has no {kernel} kernel" if kernel not in on else _misfit(kernel, tensors, first))
@@ -201,6 +205,21 @@ def is_exporting() -> bool:
     Such programs hold standard operators only, and no choice by length, which may differ in a later call.
     """
     return torch.compiler.is_exporting() or _tracing() is not None
+
+
+def lowers() -> bool:
+    """Return whether operators stay whole in a traced program, as ``lower_operators`` asks."""
+    return _traced.lowers
+
+
+@contextmanager
+def lower_operators() -> Iterator[None]:
+    """Let functions trace their operators as one node each inside a ``with`` block, for an exporter."""
+    before, _traced.lowers = _traced.lowers, True
+    try:
+        yield
+    finally:
+        _traced.lowers = before
 
 
 def _is_transformed() -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..types import Options
 from . import triton
+from .backend import lowers
 from .shapes import check_shapes, parse_declaration, refuse_shapes
 
 LIBRARY = torch.library.Library("tokenmix", "DEF")  # noqa: TOR901  (this package's own, defined once)
@@ -52,7 +53,7 @@ class Operator:
         shape: function of inputs and options that returns the shape of y; None for the shape of the first input
             without "?".
         fits: what sizes and options must satisfy besides, as in ``kernels.shapes.check_shapes``.
-        on: the kernels that exist, out of "cpu" and "triton".
+        on: the kernels that exist, out of "cpu" and "triton"; and "onnx" if ``export.lowering`` writes the operator.
     """
 
     def __init__(
@@ -89,12 +90,15 @@ class Operator:
             self._run_backward,
             self._fake_backward,
         )
+        self.whole = self._define_whole(f"({', '.join([tensors, *given])}) -> Tensor")
         self._derivative(name, self._keep, self._derive)
         self._derivative(f"{name}_backward", self._keep_twice, self._derive_twice)
         OPERATORS[name] = self
 
     def __call__(self, *args: Any) -> Tensor:
         """Compute y from inputs and options, in order; save tensors for backward if a gradient is required."""
+        if lowers():
+            return self.whole(*args)
         grad = torch.is_grad_enabled() and any(
             t is not None and t.requires_grad for t in compress(args, self.differentiable)
         )
@@ -115,6 +119,20 @@ class Operator:
             where = self._kernel_of(on_cuda)
             if not on_cuda or where == "triton":
                 LIBRARY.impl(name, partial(run, where), key)
+        torch.library.register_fake(f"tokenmix::{name}", fake, lib=LIBRARY)
+        return getattr(torch.ops.tokenmix, name).default
+
+    def _define_whole(self, schema: str) -> torch._ops.OpOverload:
+        """Define ``tokenmix::NAME_whole``, the eager form as one node, for an exporter; it checks no sizes."""
+        name = f"{self.name}_whole"
+
+        def fake(*args: Any) -> Tensor:
+            like, inputs = args[self.main], args[: self.count]
+            options = self._named_options(args[self.count :])
+            return like.new_empty(like.shape if self.shape is None else self.shape(*inputs, **options))
+
+        LIBRARY.define(f"{name}{schema}")
+        LIBRARY.impl(name, self.eager, "CompositeExplicitAutograd")
         torch.library.register_fake(f"tokenmix::{name}", fake, lib=LIBRARY)
         return getattr(torch.ops.tokenmix, name).default
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...kernels.backend import lowers
 from ...kernels.operator import Operator
 from ..layout.masks import pad_zeros
 from .softmax import (
@@ -229,8 +230,11 @@ def band_of(w: Tensor | tuple[Tensor, Tensor], window: int, causal: bool) -> Ten
     """
     if not isinstance(w, tuple) and w.ndim == 1:
         return w.float()[None, None, None]
-    T = (w[0] if isinstance(w, tuple) else w).shape[-2]
-    low = min(window, T) - 1
+    T, low = (w[0] if isinstance(w, tuple) else w).shape[-2], window - 1
+    if lowers():  # T may be a symbol
+        w = w[0] @ w[1].mT if isinstance(w, tuple) else w
+    else:
+        low = min(low, T - 1)
     high = 0 if causal else low
     found = _of_factors(*w, low, high) if isinstance(w, tuple) else _of_matrix(w, low, high)
     return (found if found.ndim == 3 else found[None]).float()[:, None]
@@ -281,6 +285,7 @@ aft_band = Operator(
         and at.get("H", at["h"]) == at["h"]
         and (at["R"] == 1 or at["R"] == at["T"] and "H" not in at and at["h"] == at["D"])
     ),
+    on=("cpu", "triton", "onnx"),
 )
 """Compute AFT-local or one-dimensional AFT-conv, (B, T, D).
 

@@ -1,0 +1,51 @@
+"""Write the operators of the library in primitive operators of ONNX: a node of its own for each call, then its form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from ..kernels.operator import OPERATORS
+from .lowered_aft import write_aft_band, write_aft_full, write_aft_simple
+from .lowered_features import write_hydra, write_linear
+from .lowered_forget import write_aft_forget
+from .writer import Writer
+
+DOMAIN = "tokenmix"
+WRITERS = (write_aft_simple, write_aft_full, write_aft_band, write_aft_forget, write_hydra, write_linear)
+FORMS: dict[str, Callable[..., ir.Value]] = {form.__name__.removeprefix("write_"): form for form in WRITERS}
+"""What writes each operator, by its name: f(writer, inputs, options)."""
+
+
+def whole_operators() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+    """Return a decomposition of each operator that this file writes: a node of ONNX that ``lower_model`` replaces."""
+    return {one.whole: _symbol_of(one) for one in OPERATORS.values() if "onnx" in one.on}
+
+
+def _symbol_of(operator: Any) -> Callable[..., Any]:
+    def write_symbol(*args: Any) -> torch.Tensor:
+        inputs, like = args[: operator.count], args[operator.main]
+        options = dict(zip(operator.options, args[operator.count :], strict=True))
+        shape = like.shape if operator.shape is None else operator.shape(*inputs, **options)
+        fixed = {name: float(a) if name == "eps" else int(a) for name, a in options.items() if name != "T"}
+        return torch.onnx.ops.symbolic(
+            f"{DOMAIN}::{operator.name}", inputs, fixed, dtype=like.dtype, shape=shape, version=1
+        )
+
+    return write_symbol
+
+
+def lower_model(model: ir.Model) -> None:
+    """Replace the nodes of ``whole_operators`` in a model."""
+    for node in [node for node in model.graph if node.domain == DOMAIN]:
+        writer, operator = Writer(), OPERATORS[node.op_type]
+        inputs = [*node.inputs, *[None] * (operator.count - len(node.inputs))]
+        options = {name: attribute.value for name, attribute in node.attributes.items()}
+        old = node.outputs[0]
+        new = FORMS[node.op_type](writer, *inputs, **options)
+        new.shape, new.type = old.shape, old.type
+        ir.convenience.replace_nodes_and_values(model.graph, node, [node], writer.nodes, [old], [new])
+    model.opset_imports.pop(DOMAIN, None)
