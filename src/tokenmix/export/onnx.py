@@ -225,7 +225,7 @@ def _write(
     program: torch.export.ExportedProgram, port: Port, sizes: Sizes, model: nn.Module, path: Path, opset: int | None
 ) -> int:
     """Write the ONNX file with named inputs, outputs and axes, and metadata; return its number of nodes."""
-    from .lowering import lower_model, whole_operators
+    from .lowering import drop_nan_tests, lower_model, whole_operators
 
     example = port.example(1, short_length(port))
     result = port.module(*example)
@@ -249,6 +249,7 @@ def _write(
             raise MixerError(f"export_onnx: torch.onnx cannot translate {type(model).__name__} ({reason}).") from why
     assert made is not None
     lower_model(made.model)
+    drop_nan_tests(made.model)
     _name_axes(made.model, program, port)
     about = {
         KEY: __version__,
