@@ -89,7 +89,7 @@ def test_adapters_of_lora_are_saved_alone_and_merged(tmp_path):
     """Beside a converted folder, which they name; those of a model that has no folder name none."""
     import peft
 
-    config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2, init_lora_weights=False)
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
     fresh = replace_mixers(make("llama"), "hydra", seed=0)[0]
     fresh.save_pretrained(tmp_path / "base")
     assert not peft.get_peft_model(copy.deepcopy(fresh), config).peft_config["default"].base_model_name_or_path

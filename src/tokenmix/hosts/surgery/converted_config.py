@@ -105,6 +105,18 @@ class WithMixers:
         own: Any = self
         return ConvertedConfig(cast(PreTrainedConfig, host), own.replaced_attention, architectures=own.architectures)
 
+    @classmethod
+    def from_dict(cls, config_dict: Record, **kwargs: Any) -> Any:
+        """Read a converted folder as well: PEFT reads that of a model by the class of the model's config."""
+        kind: Any = cls.__mro__[2]
+        if config_dict.get("model_type") not in (CONVERTED, BEFORE):
+            return kind.from_dict(config_dict, **kwargs)
+        found = ConvertedConfig.from_dict(config_dict, **kwargs)
+        whole = found[0] if isinstance(found, tuple) else found
+        whole.host.__class__ = with_mixers(type(whole.host))
+        whole.host.__dict__["replaced_attention"] = whole.mixers
+        return (whole.host, found[1]) if isinstance(found, tuple) else whole.host
+
     def to_dict(self) -> Record:
         """Return the host's own config."""
         own: Any = super()
