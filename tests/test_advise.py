@@ -354,6 +354,8 @@ def test_yes_is_a_measured_candidate_at_a_length_in_the_runtime_asked_for():
     assert answer(a).startswith("No: no candidate measured reaches the bar of 1.25x in ONNX Runtime. The best: hydra")
     a.rows = [replace(timed("hydra", 1.3, 1.2, 1.4), runtime="onnx")]
     assert (a.verdict, answer(a).startswith("Open: hydra makes the model 1.30x (1.20 to 1.40)")) == ("open", True)
+    a.rows, a.shares = [replace(rows[0], runtime="onnx")], [share(256, 0.01), share(512, 0.01)]
+    assert (a.verdict, answer(a).endswith("no candidate was measured at 512.")) == ("open", True)
     a.rows = [Candidate("hydra", 256, why="it cannot be exported", runtime="onnx")]
     assert "every one fails, the first with: it cannot be exported" in answer(a)
 

@@ -46,9 +46,16 @@ def decide(shares: Sequence[Share], rows: Sequence[Candidate], worth: float, run
     timed = rows_in(rows, runtime)
     if any(r.reaches(worth) for r in timed):
         return YES
+    if timed and untimed(shares, timed):
+        return OPEN
     if timed:
         return OPEN if any((r.speedup or 0.0) >= worth for r in timed) else NO
     return NO if runtime == "eager" and all(s.limit < worth for s in shares) else OPEN
+
+
+def untimed(shares: Sequence[Share], timed: Sequence[Candidate]) -> list[int]:
+    """Return the lengths asked for at which no candidate was timed."""
+    return [s.length for s in shares if all(r.length != s.length for r in timed)]
 
 
 def choose(rows: Sequence[Candidate], nearness: Mapping[str, Nearness], worth: float, runtime: str) -> Choice | None:

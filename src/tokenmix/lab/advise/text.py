@@ -9,7 +9,7 @@ from ...types import Record
 from .advice import Advice
 from .amdahl import share_for
 from .candidates import OWN, Candidate
-from .choice import NO, OPEN, Choice, at_longest, rows_in
+from .choice import NO, OPEN, Choice, at_longest, rows_in, untimed
 from .compare import BYTES_OF_NOISE
 from .measuring import SPREAD, Share
 from .probe import STEPS, Nearness
@@ -269,6 +269,8 @@ def answer(advice: Advice) -> str:
         return f"Yes, at {_listed(advice, lengths)}: {_measured(advice, best)} in {where}, {bar} or more{not_at}."
     if timed:
         best = max(timed, key=lambda r: r.speedup or 0.0)
+        if rest := untimed(advice.shares, timed):
+            return f"Open: {_measured(advice, best)} in {where}; no candidate was measured at {_listed(advice, rest)}."
         if advice.verdict == OPEN:
             close = f"{bar} lies within the spread of its timings"
             return f"Open: {_measured(advice, best)} in {where}, but {close}; measure again on a quiet machine."
