@@ -25,7 +25,7 @@ from ..system.files import temporary_path
 from ..system.version import __version__
 from ..types import Record
 from .dynamic_shapes import Sizes, input_shapes, programs, short_length, varying_axes
-from .inputs import Port, find_port, silence_exporters
+from .inputs import Port, find_port, narrow_port, silence_exporters
 from .onnx_model import KEY, OnnxModel, difference, encode_row
 
 OLDEST_OPSET = 18
@@ -120,6 +120,7 @@ def export_onnx(
     prefix: int = 0,
     opset: int | None = None,
     tolerance: float = TOLERANCE,
+    wide_state: bool = False,
 ) -> OnnxReport:
     """Write ``export_program`` as an ONNX file.
 
@@ -130,6 +131,8 @@ def export_onnx(
 
     Args:
         opset: version of the ONNX operators, 18 or above; default the exporter's.
+        wide_state: keep the tensors of a state that torch keeps in float64 so in the file; False: in float32 between
+            steps.
         tolerance: the largest difference accepted, relative to the largest number of an output where that is above 1.
 
     Raises:
@@ -137,6 +140,8 @@ def export_onnx(
     """
     _check_onnx(opset)
     port, path = find_port(model, decode=decode, key_mask=key_mask, chunk=chunk, grid=grid, prefix=prefix), Path(path)
+    if port.decodes and not wide_state:
+        port = narrow_port(port)
     if path.exists() or not path.parent.is_dir():
         problem = "exists already; give another path" if path.exists() else "lies in a folder that does not exist"
         raise MixerError(f"export_onnx: {path} {problem}.")
