@@ -22,6 +22,7 @@ from tokenmix.system.text import MISSING, Table, number
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
 EXPORTS = "<!-- exports -->"
+ONNX_SPEED = "<!-- onnx speed -->"
 SIGNALS = "<!-- signals -->"
 SWEEP = re.compile(r"<!-- sweep (\w+) -->")
 """A page asks for the table of a sweep by the name of its plan under benchmarks/sweeps."""
@@ -69,6 +70,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         markdown = markdown.replace(MARK, taxonomy(ROOT / "docs/mixers"))
     if EXPORTS in markdown:
         markdown = markdown.replace(EXPORTS, exports(RESULTS / "exports.json"))
+    if ONNX_SPEED in markdown:
+        markdown = markdown.replace(ONNX_SPEED, onnx_speed(RESULTS / "onnx_speed.json"))
     if SIGNALS in markdown:
         markdown = markdown.replace(SIGNALS, signals(RESULTS / "signals.json"))
     return SWEEP.sub(_sweep_in_its_place, markdown)
@@ -173,6 +176,20 @@ def exports(results: Path) -> str:
     return "\n".join(
         [*head, *(_export(name, found[name]) for name in sorted(found, key=lambda name: name not in CORE))]
     )
+
+
+def onnx_speed(results: Path) -> str:
+    """Return the findings of ``benchmarks/onnx_speed.py``: a line for each mixer and direction, milliseconds."""
+    found = json.loads(results.read_text())
+    ways = ("causal", "both ways")
+    lengths = list(found[ways[0]])
+    lines = [f"| mixer | | {' | '.join(f'{int(n):,}' for n in lengths)} |", "|---|---|" + "---|" * len(lengths)]
+    for way in ways:
+        for name in found[way][lengths[0]]:
+            each = [found[way][n][name] for n in lengths]
+            cells = [f"{_figures(ms['median'])} ({_figures(ms['low'])} to {_figures(ms['high'])})" for ms in each]
+            lines.append(f"| `{name}` | {way} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _export(name: str, found: dict[str, Any]) -> str:

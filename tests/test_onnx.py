@@ -103,6 +103,41 @@ def test_language_model(tmp_path, decode):
             file.init_state(2)
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_state_is_in_float32_unless_asked(tmp_path, wide):
+    mixer = built("aft_simple", causal=True)
+    report = export_onnx(mixer, tmp_path / "step.onnx", decode=True, wide_state=wide)
+    kinds = {shape.split()[0] for name, shape in report.inputs.items() if name.startswith("state")}
+    assert kinds == {"double" if wide else "float"}
+    file, x, parts = OnnxModel(tmp_path / "step.onnx"), 30 * torch.randn(3, 40, DIM), []
+    x[:, -1] *= 5
+    state, own = file.init_state(3), mixer.init_state(3)
+    for part in x.split(1, 1):
+        y, state = file.extend(part, state)
+        wanted, own = mixer.extend(part, own)
+        parts.append(difference(y, wanted))
+    assert max(parts) < 1e-4
+
+
+LATE = ("aft_simple", "aft_full", "aft_local-3", "aft_conv", "aft_forget", "hydra", "linear")
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_any_length_without_padding_and_a_late_spike(case, tmp_path):
+    """Keys of 100 and more, with the largest at the end, and NaN in masked tokens; both branches of the file."""
+    mixer = built(case, causal=True)
+    report = export_onnx(mixer, tmp_path / "m.onnx", key_mask=True, length=mixer.max_len or 70)
+    assert not report.sizes.padded
+    file = OnnxModel(tmp_path / "m.onnx")
+    for scale in (1, 100):
+        for T in (1, 9, 13) if mixer.max_len else (1, 31, 70):
+            x, mask = scale * torch.randn(3, T, DIM), torch.ones(3, T, dtype=torch.bool)
+            x[:, -1] *= 4
+            mask[1, : T // 2] = mask[2, : T // 3] = False
+            x[~mask] = float("nan")
+            assert difference(file(x, mask)[mask], mixer(x, key_mask=mask)[mask]) < 1e-4
+
+
 IMAGES = {
     "vit": (
         "deit_tiny",

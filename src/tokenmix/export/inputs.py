@@ -9,7 +9,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from math import prod
 from typing import Any
@@ -51,6 +51,30 @@ class Step(nn.Module):
         return self.model.extend(x, state)
 
 
+class NarrowStep(nn.Module):
+    """Call a step with a state in float32 where its own is in float64.
+
+    Args:
+        wide: for each tensor of the state, whether the step keeps it in float64.
+    """
+
+    def __init__(self, step: nn.Module, wide: list[bool]):
+        super().__init__()
+        self.step, self.wide = step, wide
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """Widen the state, run the step, and narrow the new state."""
+        leaves, tree = pytree.tree_flatten(state)
+        widened = [a.double() if wide else a for a, wide in zip(leaves, self.wide, strict=True)]
+        y, after = self.step(x, pytree.tree_unflatten(widened, tree))
+        return y, narrow_state(after)
+
+
+def narrow_state(state: State) -> State:
+    """Return a state with float32 in place of float64."""
+    return pytree.tree_map(lambda a: a.float() if a.dtype is torch.float64 else a, state)
+
+
 @dataclass(frozen=True)
 class Port:
     """Hold a module to trace, and how it is called.
@@ -82,6 +106,17 @@ class Port:
     def decodes(self) -> bool:
         """Return whether a state goes in and out."""
         return "state" in self.names
+
+
+def narrow_port(port: Port) -> Port:
+    """Return the port of a decode step with its state in float32."""
+    wide = [a.dtype is torch.float64 for a in pytree.tree_leaves(port.example(1, 0)[1])]
+
+    def example(batch: int, length: int) -> tuple[Any, ...]:
+        x, state = port.example(batch, length)
+        return x, narrow_state(state)
+
+    return replace(port, module=NarrowStep(port.module, wide), example=example)
 
 
 PortFinder = Callable[[nn.Module, bool, bool, int], Port | None]

@@ -262,8 +262,8 @@ def tree_sums(w: Writer, k: ir.Value, v: ir.Value, size: int, blocks: Blocks) ->
     k, v = recut(w, k, LEAF), recut(w, v, LEAF)
     total, length = row_sums(w, k, v, w.Unsqueeze(blocks(w, LEAF, LEAF, 0, 0), [-1])), LEAF
     while length < size:
-        early = [w.cut(recut(w, a, 2 * length), 3, 0, length) for a in (k, v)]
-        far = weighed_sums(w, *early, blocks(w, 2 * length, length, length, 0))
+        keys, values = (w.cut(recut(w, a, 2 * length), 3, 0, length) for a in (k, v))
+        far = weighed_sums(w, keys, values, blocks(w, 2 * length, length, length, 0))
         whole = [recut(w, a, 2 * length) for a in total]
         first, second = ([w.cut(a, 3, at, at + length) for a in whole] for at in (0, length))
         total = Sums(*(w.Concat(a, b, axis=3) for a, b in zip(first, merged(w, Sums(*second), far), strict=True)))

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import torch
 
 from ..kernels.operator import OPERATORS
+from ..types import Record
 from .lowered_aft import write_aft_band, write_aft_full, write_aft_simple
 from .lowered_features import write_hydra, write_linear
 from .lowered_forget import write_aft_forget
@@ -30,7 +31,7 @@ def _symbol_of(operator: Any) -> Callable[..., Any]:
         inputs, like = args[: operator.count], args[operator.main]
         options = dict(zip(operator.options, args[operator.count :], strict=True))
         shape = like.shape if operator.shape is None else operator.shape(*inputs, **options)
-        fixed = {name: float(a) if name == "eps" else int(a) for name, a in options.items() if name != "T"}
+        fixed: Record = {name: float(a) if name == "eps" else int(a) for name, a in options.items() if name != "T"}
         return torch.onnx.ops.symbolic(
             f"{DOMAIN}::{operator.name}", inputs, fixed, dtype=like.dtype, shape=shape, version=1
         )

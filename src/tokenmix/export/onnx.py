@@ -25,7 +25,7 @@ from ..system.files import temporary_path
 from ..system.version import __version__
 from ..types import Record
 from .dynamic_shapes import Sizes, input_shapes, programs, short_length, varying_axes
-from .inputs import Port, find_port, own_port, silence_exporters
+from .inputs import Port, find_port, narrow_port, own_port, silence_exporters
 from .onnx_model import KEY, OnnxModel, difference, encode_row
 
 OLDEST_OPSET = 18
@@ -121,6 +121,7 @@ def export_onnx(
     inputs: Callable[[int, int], object] | None = None,
     opset: int | None = None,
     tolerance: float = TOLERANCE,
+    wide_state: bool = False,
 ) -> OnnxReport:
     """Write ``export_program`` as an ONNX file.
 
@@ -133,6 +134,8 @@ def export_onnx(
         inputs: for any other module: (length, batch) -> what it is called with, a tensor, a tuple or a dict, whose
             tensors become the file's inputs; ``length`` is then needed.
         opset: version of the ONNX operators, 18 or above; default the exporter's.
+        wide_state: keep the tensors of a state that torch keeps in float64 so in the file; False: in float32 between
+            steps.
         tolerance: the largest difference accepted, relative to the largest number of an output where that is above 1.
 
     Raises:
@@ -146,6 +149,8 @@ def export_onnx(
         raise MixerError("export_onnx: inputs= needs length=, and takes no decode, key_mask or grid.")
     else:
         port, length = own_port(model, inputs, length if fixed else None), None if fixed else length
+    if port.decodes and not wide_state:
+        port = narrow_port(port)
     if path.exists() or not path.parent.is_dir():
         problem = "exists already; give another path" if path.exists() else "lies in a folder that does not exist"
         raise MixerError(f"export_onnx: {path} {problem}.")
