@@ -1,8 +1,8 @@
 """Time again what `tokenmix advise --json` promises, and say whether it holds within 10 %.
 
 The promise is how many times as fast a model is with a candidate, at a length, in a runtime. Loop and statistics are
-this script's own: two models in alternating order, a few calls to a sample, and the ratio of their fastest and of their
-median samples; nothing of the timing of advise is used.
+this script's own: two models in alternating order, a few calls to a sample; the one statistic is the median, over the
+turns, of the ratio of two samples taken one after the other. Nothing of the timing of advise is used.
 
     tokenmix advise ... --json > advice.json
     python -m benchmarks.retime_advice advice.json [more.json ...] [--seconds 10] [--out results.json]
@@ -118,9 +118,9 @@ def make_call(model: nn.Module, host: Host, length: int, batch: int, runtime: st
     return lambda: model(*args, **named)
 
 
-def ratios(before: Callable[[], Any], after: Callable[[], Any], seconds: float) -> tuple[float, float]:
-    """Return before / after, of the fastest samples and of the median ones, timed in alternating order."""
-    calls, samples = (before, after), ([], [])
+def paired_ratios(before: Callable[[], Any], after: Callable[[], Any], seconds: float) -> list[float]:
+    """Return before / after of each turn, in which both are timed, in alternating order."""
+    calls = (before, after)
     for call in calls:
         for _ in range(3):
             call()
@@ -129,16 +129,17 @@ def ratios(before: Callable[[], Any], after: Callable[[], Any], seconds: float) 
         began = time.perf_counter()
         call()
         counts.append(max(1, round(SAMPLE_SECONDS / (time.perf_counter() - began))))
-    began, turn = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds or turn < 6:
-        for i in (0, 1) if turn % 2 else (1, 0):
+    began, found = time.perf_counter(), []
+    while time.perf_counter() - began < seconds or len(found) < 6:
+        taken = [0.0, 0.0]
+        for i in (0, 1) if len(found) % 2 else (1, 0):
             calls[i]()  # the caches and threads of the other are gone
             start = time.perf_counter()
             for _ in range(counts[i]):
                 calls[i]()
-            samples[i].append((time.perf_counter() - start) / counts[i])
-        turn += 1
-    return min(samples[0]) / min(samples[1]), statistics.median(samples[0]) / statistics.median(samples[1])
+            taken[i] = (time.perf_counter() - start) / counts[i]
+        found.append(taken[0] / taken[1])
+    return sorted(found)
 
 
 @torch.no_grad()
@@ -153,10 +154,12 @@ def retime(advice: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
         student = replace_mixers(host.model, advice["specs"][row["mixer"]], seed=0)[0].eval()
         with tempfile.TemporaryDirectory() as folder:
             calls = [make_call(m, host, row["length"], batch, runtime, Path(folder)) for m in (host.model, student)]
-            fastest, middle = ratios(calls[0], calls[1], seconds)
-        holds = abs(row["speedup"] / fastest - 1) <= WITHIN or abs(row["speedup"] / middle - 1) <= WITHIN
-        line = {"mixer": row["mixer"], "length": row["length"], "runtime": runtime, "promised": row["speedup"]}
-        found.append({**line, "fastest": fastest, "median": middle, "within": holds})
+            ratios = paired_ratios(calls[0], calls[1], seconds)
+        again, promised = statistics.median(ratios), row["speedup"]
+        line = {"mixer": row["mixer"], "length": row["length"], "runtime": runtime, "promised": promised}
+        line |= {"promised_quartiles": [row["least"], row["most"]], "found": again, "turns": len(ratios)}
+        line |= {"found_quartiles": [ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]]}
+        found.append({**line, "within": abs(promised / again - 1) <= WITHIN})
     return found
 
 
