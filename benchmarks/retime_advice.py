@@ -7,7 +7,8 @@ turns, of the ratio of two samples taken one after the other. Nothing of the tim
     tokenmix advise ... --json > advice.json
     python -m benchmarks.retime_advice advice.json [more.json ...] [--seconds 10] [--out results.json]
 
-The lines of benchmarks/results/retime_advice.json come from `--case NAME --runtime RUNTIME`, which runs advise first.
+The lines of benchmarks/results/retime_advice.json come from `--case NAME --runtime RUNTIME`, which runs advise first;
+`--table` prints them as docs/hosts/advise.md has them.
 """
 
 from __future__ import annotations
@@ -88,9 +89,10 @@ def make_own() -> tuple[nn.Module, Callable[[int, int], torch.Tensor]]:
     return Own(), lambda length, batch: torch.zeros(batch, length, 128)
 
 
-def advised(case: str, runtime: str, seconds: float) -> dict[str, Any]:
-    """Run the command for a case and return its JSON."""
+def advised(case: str, runtime: str, seconds: float, chosen: str | None = None) -> dict[str, Any]:
+    """Run the command for a case, at other lengths if some are chosen, and return its JSON."""
     name, options, lengths, candidates = CASES[case]
+    lengths = chosen or lengths
     argv = ["advise", name, "--options", json.dumps(options), "--candidates", candidates, "--runtime", runtime]
     argv += ["--seconds", str(seconds), "--probe", "0", "--json", *(["--lengths", lengths] if lengths else [])]
     with contextlib.redirect_stdout(io.StringIO()) as out:
@@ -112,7 +114,6 @@ def make_call(model: nn.Module, host: Host, length: int, batch: int, runtime: st
         feed = {end.name: t.numpy() for end, t in zip(session.get_inputs(), tensors, strict=True)}
         return lambda: session.run(None, feed)
     if runtime == "compile":
-        torch._dynamo.reset()
         compiled = torch.compile(model, dynamic=False)
         return lambda: compiled(*args, **named)
     return lambda: model(*args, **named)
@@ -152,6 +153,7 @@ def retime(advice: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
             continue
         host.inputs.fit(host.model, row["length"])
         student = replace_mixers(host.model, advice["specs"][row["mixer"]], seed=0)[0].eval()
+        torch._dynamo.reset()  # torch compiles 8 programs of one function, and runs more eagerly
         with tempfile.TemporaryDirectory() as folder:
             calls = [make_call(m, host, row["length"], batch, runtime, Path(folder)) for m in (host.model, student)]
             ratios = paired_ratios(calls[0], calls[1], seconds)
@@ -163,16 +165,36 @@ def retime(advice: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
     return found
 
 
+def table(results: dict[str, Any]) -> list[str]:
+    """Return the lines of the table of docs/hosts/advise.md."""
+    lines = [
+        "| model | length | runtime | candidate | promised | found | within 10 % |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for r in results["lines"]:
+        numbers = [
+            f"{r[one]:.2f} ({r[both][0]:.2f} to {r[both][1]:.2f})"
+            for one, both in (("promised", "promised_quartiles"), ("found", "found_quartiles"))
+        ]
+        cells = [r["model"], str(r["length"]), r["runtime"], r["mixer"], *numbers, "yes" if r["within"] else "no"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("advice", nargs="*", type=Path, help="files of `tokenmix advise --json`")
     parser.add_argument("--case", choices=list(CASES))
     parser.add_argument("--runtime", default="eager")
+    parser.add_argument("--lengths", help="in place of the case's own")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--out", type=Path, help="JSON to which the lines are added")
+    parser.add_argument("--table", action="store_true", help="print the lines of --out as the page has them")
     given = parser.parse_args()
+    if given.table:
+        print("\n".join(table(json.loads(given.out.read_text()))))
     advices = [json.loads(path.read_text()) for path in given.advice]
-    advices += [advised(given.case, given.runtime, given.seconds)] if given.case else []
+    advices += [advised(given.case, given.runtime, given.seconds, given.lengths)] if given.case else []
     for advice in advices:
         for line in retime(advice, given.seconds):
             about = {"model": given.case or advice["model"]["name"], "verdict": advice["answer"]["verdict"]}

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+import retime_advice
 from page_checks import check_page
 from surgery_models import make
 from tokenmix import MixerError
@@ -443,6 +444,14 @@ def test_a_probe_of_fewer_than_20_steps_ranks_nothing():
 def test_the_page_states_the_rule():
     page = (Path(__file__).parent.parent / "docs/hosts/advise.md").read_text()
     assert RULE in page.replace("\n", " ")
+
+
+def test_the_page_has_the_promises_that_were_timed_again():
+    root = Path(__file__).parent.parent
+    results = json.loads((root / "benchmarks/results/retime_advice.json").read_text())
+    assert "\n".join(["", *retime_advice.table(results), ""]) in (root / "docs/hosts/advise.md").read_text()
+    for line in results["lines"]:
+        assert line["within"] is (abs(line["promised"] / line["found"] - 1) <= retime_advice.WITHIN)
 
 
 @pytest.mark.parametrize(
