@@ -1,13 +1,14 @@
 """Time again what `tokenmix advise --json` promises, and say whether it holds within 10 %.
 
 The promise is how many times as fast a model is with a candidate, at a length, in a runtime. Loop and statistics are
-this script's own: two models in alternating order, a few calls to a sample, and the ratio of their fastest and of their
-median samples; nothing of the timing of advise is used.
+this script's own: two models in alternating order, a few calls to a sample; the one statistic is the median, over the
+turns, of the ratio of two samples taken one after the other. Nothing of the timing of advise is used.
 
     tokenmix advise ... --json > advice.json
     python -m benchmarks.retime_advice advice.json [more.json ...] [--seconds 10] [--out results.json]
 
-The lines of benchmarks/results/retime_advice.json come from `--case NAME --runtime RUNTIME`, which runs advise first.
+The lines of benchmarks/results/retime_advice.json come from `--case NAME --runtime RUNTIME`, which runs advise first;
+`--table` prints them as docs/hosts/advise.md has them.
 """
 
 from __future__ import annotations
@@ -88,9 +89,10 @@ def make_own() -> tuple[nn.Module, Callable[[int, int], torch.Tensor]]:
     return Own(), lambda length, batch: torch.zeros(batch, length, 128)
 
 
-def advised(case: str, runtime: str, seconds: float) -> dict[str, Any]:
-    """Run the command for a case and return its JSON."""
+def advised(case: str, runtime: str, seconds: float, chosen: str | None = None) -> dict[str, Any]:
+    """Run the command for a case, at other lengths if some are chosen, and return its JSON."""
     name, options, lengths, candidates = CASES[case]
+    lengths = chosen or lengths
     argv = ["advise", name, "--options", json.dumps(options), "--candidates", candidates, "--runtime", runtime]
     argv += ["--seconds", str(seconds), "--probe", "0", "--json", *(["--lengths", lengths] if lengths else [])]
     with contextlib.redirect_stdout(io.StringIO()) as out:
@@ -112,15 +114,14 @@ def make_call(model: nn.Module, host: Host, length: int, batch: int, runtime: st
         feed = {end.name: t.numpy() for end, t in zip(session.get_inputs(), tensors, strict=True)}
         return lambda: session.run(None, feed)
     if runtime == "compile":
-        torch._dynamo.reset()
         compiled = torch.compile(model, dynamic=False)
         return lambda: compiled(*args, **named)
     return lambda: model(*args, **named)
 
 
-def ratios(before: Callable[[], Any], after: Callable[[], Any], seconds: float) -> tuple[float, float]:
-    """Return before / after, of the fastest samples and of the median ones, timed in alternating order."""
-    calls, samples = (before, after), ([], [])
+def paired_ratios(before: Callable[[], Any], after: Callable[[], Any], seconds: float) -> list[float]:
+    """Return before / after of each turn, in which both are timed, in alternating order."""
+    calls = (before, after)
     for call in calls:
         for _ in range(3):
             call()
@@ -129,16 +130,17 @@ def ratios(before: Callable[[], Any], after: Callable[[], Any], seconds: float) 
         began = time.perf_counter()
         call()
         counts.append(max(1, round(SAMPLE_SECONDS / (time.perf_counter() - began))))
-    began, turn = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds or turn < 6:
-        for i in (0, 1) if turn % 2 else (1, 0):
+    began, found = time.perf_counter(), []
+    while time.perf_counter() - began < seconds or len(found) < 6:
+        taken = [0.0, 0.0]
+        for i in (0, 1) if len(found) % 2 else (1, 0):
             calls[i]()  # the caches and threads of the other are gone
             start = time.perf_counter()
             for _ in range(counts[i]):
                 calls[i]()
-            samples[i].append((time.perf_counter() - start) / counts[i])
-        turn += 1
-    return min(samples[0]) / min(samples[1]), statistics.median(samples[0]) / statistics.median(samples[1])
+            taken[i] = (time.perf_counter() - start) / counts[i]
+        found.append(taken[0] / taken[1])
+    return sorted(found)
 
 
 @torch.no_grad()
@@ -151,13 +153,32 @@ def retime(advice: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
             continue
         host.inputs.fit(host.model, row["length"])
         student = replace_mixers(host.model, advice["specs"][row["mixer"]], seed=0)[0].eval()
+        torch._dynamo.reset()  # torch compiles 8 programs of one function, and runs more eagerly
         with tempfile.TemporaryDirectory() as folder:
             calls = [make_call(m, host, row["length"], batch, runtime, Path(folder)) for m in (host.model, student)]
-            fastest, middle = ratios(calls[0], calls[1], seconds)
-        holds = abs(row["speedup"] / fastest - 1) <= WITHIN or abs(row["speedup"] / middle - 1) <= WITHIN
-        line = {"mixer": row["mixer"], "length": row["length"], "runtime": runtime, "promised": row["speedup"]}
-        found.append({**line, "fastest": fastest, "median": middle, "within": holds})
+            ratios = paired_ratios(calls[0], calls[1], seconds)
+        again, promised = statistics.median(ratios), row["speedup"]
+        line = {"mixer": row["mixer"], "length": row["length"], "runtime": runtime, "promised": promised}
+        line |= {"promised_quartiles": [row["least"], row["most"]], "found": again, "turns": len(ratios)}
+        line |= {"found_quartiles": [ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]]}
+        found.append({**line, "within": abs(promised / again - 1) <= WITHIN})
     return found
+
+
+def table(results: dict[str, Any]) -> list[str]:
+    """Return the lines of the table of docs/hosts/advise.md."""
+    lines = [
+        "| model | length | runtime | candidate | promised | found | within 10 % |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for r in results["lines"]:
+        numbers = [
+            f"{r[one]:.2f} ({r[both][0]:.2f} to {r[both][1]:.2f})"
+            for one, both in (("promised", "promised_quartiles"), ("found", "found_quartiles"))
+        ]
+        cells = [r["model"], str(r["length"]), r["runtime"], r["mixer"], *numbers, "yes" if r["within"] else "no"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def main() -> None:
@@ -165,11 +186,15 @@ def main() -> None:
     parser.add_argument("advice", nargs="*", type=Path, help="files of `tokenmix advise --json`")
     parser.add_argument("--case", choices=list(CASES))
     parser.add_argument("--runtime", default="eager")
+    parser.add_argument("--lengths", help="in place of the case's own")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--out", type=Path, help="JSON to which the lines are added")
+    parser.add_argument("--table", action="store_true", help="print the lines of --out as the page has them")
     given = parser.parse_args()
+    if given.table:
+        print("\n".join(table(json.loads(given.out.read_text()))))
     advices = [json.loads(path.read_text()) for path in given.advice]
-    advices += [advised(given.case, given.runtime, given.seconds)] if given.case else []
+    advices += [advised(given.case, given.runtime, given.seconds, given.lengths)] if given.case else []
     for advice in advices:
         for line in retime(advice, given.seconds):
             about = {"model": given.case or advice["model"]["name"], "verdict": advice["answer"]["verdict"]}

@@ -48,6 +48,7 @@ TESTS = {
         "test_the_runtime_asked_for_is_measured_beside_eager",
         "test_the_model_is_distilled_and_written",
         "test_the_page_stands_alone",
+        "test_whisper_is_measured_in_onnx_runtime",
     ),
     "test_aft_forget.py": ("test_100_000_tokens_with_half_lives_of_one_to_a_million",),
     "test_anatomy.py": ("test_a_run_and_folders_of_other_libraries_are_dissected_from_the_command_line",),

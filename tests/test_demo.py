@@ -18,7 +18,7 @@ from page_checks import check_page
 from tokenmix.lab import demo
 from tokenmix.lab.bench import Decoding
 from tokenmix.lab.demo.lanes import interrupts_later
-from tokenmix.lab.demo.plan import RATES
+from tokenmix.lab.demo.plan import CANDIDATES, RATES
 from tokenmix.lab.demo.tables import ALONE, SPREAD, against_gzip, best_names, fastest, rank_names
 from tokenmix.lab.report import read_run
 from tokenmix.system.machine import busy_cores
@@ -50,7 +50,11 @@ def test_every_model_is_in_the_table_and_on_the_page(shown):
 
 def test_the_transformer_is_asked_whether_to_replace_its_attention(shown):
     _, page, printed = shown
-    assert re.search(r"Should the attention of this Transformer be replaced\? (Yes, |No: )", printed)
+    assert re.search(
+        r"Should the attention of this Transformer be replaced\? (Yes, at |No: no candidate measured|Open: aft_)",
+        printed,
+    )
+    assert all(f"{name} makes the model" in printed or name in page.read_text() for name in CANDIDATES)
     assert "mixing alone" in page.read_text()
     assert "tokenmix advise" in printed
 

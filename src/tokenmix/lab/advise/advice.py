@@ -19,8 +19,8 @@ from ..bench.roofline import machine
 from ..bench.timing import expected_seconds as expected_turns
 from .amdahl import Crossing, expected_seconds, first_length, share_for
 from .attention_modules import AttentionModule, modules_of
-from .candidates import Candidate, Tell, measure_candidates, parse_candidates, usual_mixers
-from .choice import NO, YES, Choice, at_longest, choose, decide, rows_in
+from .candidates import OWN, Candidate, Tell, measure_candidates, parse_candidates, usual_mixers
+from .choice import NO, OPEN, YES, Choice, at_longest, choose, decide, rows_in
 from .inputs import Inputs
 from .loading import Host, host_of, load_host
 from .measuring import FAILURES, Share, measure_share
@@ -30,15 +30,17 @@ from .runtimes import Runtime, check_runtime
 PROBE = 64  # tokens, or about as many patches: run first, to estimate the rest
 ROOM = 0.8  # the part of the free memory that a pass may take
 CANDIDATES = 3  # times the seconds of the shares
+PREPARING = 6  # times the seconds of the shares, to compile or to export
 SPARE = 0.05  # the part of the seconds that a length may still take where others used them up
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A length that was not measured, and why."""
+    """A length that was not measured, and why; ``fits``: the model takes it, only time or memory was lacking."""
 
     length: int
     why: str
+    fits: bool = False
 
 
 @dataclass
@@ -69,7 +71,12 @@ class Advice:
     @property
     def verdict(self) -> str:
         """Whether to replace: "yes", "no" or "open", as ``choice.decide`` says."""
-        return decide(self.shares, self.rows, self.worth, self.runtime)
+        return decide(self.shares, self.rows, self.worth, self.runtime, bool(self.left_out))
+
+    @property
+    def left_out(self) -> list[int]:
+        """The lengths that the model takes, but that were left out for time or memory."""
+        return [s.length for s in self.skipped if s.fits]
 
     @property
     def choice(self) -> Choice | None:
@@ -87,6 +94,8 @@ class Advice:
         if self.verdict == YES:
             return None
         bar = f"the bar of {self.worth:g}x"
+        if self.verdict == OPEN and self.longest:
+            return f"it is open whether a candidate reaches {bar}"
         if self.longest:
             return f"no candidate measured reaches {bar}"
         return (
@@ -191,15 +200,18 @@ def _measure_candidates(
 ) -> None:
     """Fill in the rows of the candidates at each length; those for which no time is left say so."""
     budgets = plan_budgets([s.seconds for s in advice.shares], len(subjects) + 1, CANDIDATES * seconds)
+    rows: list[Candidate] = []
     with tempfile.TemporaryDirectory() as folder:
-        prepared = Runtime(runtime, advice.host.inputs, advice.shares[-1].length, Path(folder))
-        for share, budget in zip(advice.shares, budgets, strict=True):
-            if budget is None:
+        prepared = Runtime(runtime, advice.host.inputs, advice.shares[-1].length, Path(folder), PREPARING * seconds)
+        # the longest first: there a candidate gains the most, if time to compile runs out
+        for share, budget in reversed([*zip(advice.shares, budgets, strict=True)]):
+            passes = f"one pass of each takes about {share.seconds * (len(subjects) + 1):.0f} s; give more --seconds"
+            why = passes if budget is None else prepared.refusal(share.length, [OWN, subjects[0].label])
+            if budget is None or why is not None:
                 tell(f"candidates at {share.length:,}: skipped, no time left")
-                why = f"one pass of each takes about {share.seconds * (len(subjects) + 1):.0f} s; give more --seconds"
-                advice.rows += [Candidate(s.label, share.length, why=why, runtime=runtime) for s in subjects]
+                rows += [Candidate(s.label, share.length, why=why, runtime=runtime) for s in subjects]
                 continue
-            advice.rows += measure_candidates(
+            rows += measure_candidates(
                 advice.host,
                 subjects,
                 share.length,
@@ -209,6 +221,7 @@ def _measure_candidates(
                 device=device,
                 tell=tell,
             )
+    advice.rows += sorted(rows, key=lambda r: r.length)
 
 
 def plan_budgets(passes: Sequence[float], count: int, seconds: float) -> list[float | None]:
@@ -222,7 +235,7 @@ def plan_budgets(passes: Sequence[float], count: int, seconds: float) -> list[fl
     """
     left, needs = max(seconds, 1.0), []
     for each in passes:
-        need = expected_turns([each] * count, 0.0)[0]
+        need = expected_turns([each] * count, 0.0, against=True)[0]
         needs.append(need if need <= left else None)
         left -= need if need <= left else 0.0
     kept = sum(need is not None for need in needs)
@@ -236,7 +249,9 @@ def _measure_shares(advice: Advice, lengths: list[int], seconds: float, device: 
     seen = [] if inputs.tokens(lengths[0]) <= 2 * PROBE else _probe(advice, device)
     for i, n in enumerate(lengths):
         left = seconds - (time.perf_counter() - began)
-        why = inputs.refusal(n) or _outlook(seen, inputs.tokens(n), max(left, SPARE * seconds), device)
+        why, fits = inputs.refusal(n), False
+        if why is None:
+            why, fits = _outlook(seen, inputs.tokens(n), max(left, SPARE * seconds), device), True
         if why is None:
             tell(f"attention at {n:,} {inputs.unit}")
             found = _measure_length(advice, n, left / (len(lengths) - i), device)
@@ -244,8 +259,8 @@ def _measure_shares(advice: Advice, lengths: list[int], seconds: float, device: 
                 seen.append(found)
                 advice.shares.append(found)
                 continue
-            why = found
-        advice.skipped.append(Skipped(n, why))
+            why, fits = found, False
+        advice.skipped.append(Skipped(n, why, fits))
 
 
 def _probe(advice: Advice, device: str) -> list[Share]:

@@ -17,7 +17,7 @@ from ...mixers import MIXERS, is_softmax
 from ...models import build_model
 from ...types import Options, Record, Spec
 from ..bench.cases import BenchSubject, parse_subjects
-from ..bench.timing import expected_seconds, measure, peak_memory, sampler
+from ..bench.timing import Timing, expected_seconds, measure, peak_memory, sampler
 from .attention_modules import AttentionModule
 from .decoding import Decoded, decode
 from .loading import Host
@@ -38,7 +38,8 @@ class Candidate:
 
     Args:
         seconds, high: the lower and the upper quartile of a pass.
-        least, most: the speed-up by the quartiles that are worst and best for the candidate; None: not known.
+        speedup: the median of the ratios of two passes, the model's own and the candidate's, timed one after the other.
+        least, most: the lower and the upper quartile of these ratios; None: not known.
         saved: how many parameters fewer than with attention the model has.
         runtime: of ``RUNTIMES``.
         note: what else its user should know.
@@ -62,21 +63,21 @@ class Candidate:
 
     @property
     def spread(self) -> float | None:
-        """By how much the upper quartile of the passes is above the lower one, relative to it."""
-        return None if self.seconds is None or self.high is None else self.high / self.seconds - 1
+        """By how much the upper quartile of the ratios is above the lower one, relative to it."""
+        return None if self.least is None or self.most is None else self.most / self.least - 1
 
     @property
     def low_speedup(self) -> float:
-        """The speed-up by the quartiles that are worst for the candidate."""
+        """The lower quartile of the ratios."""
         return self.least or self.speedup or 0.0
 
     @property
     def high_speedup(self) -> float:
-        """The speed-up by the quartiles that are best for the candidate."""
+        """The upper quartile of the ratios."""
         return self.most or self.speedup or 0.0
 
     def reaches(self, worth: float) -> bool:
-        """Return whether it was measured to make the model ``worth`` times as fast, by the worst quartiles too."""
+        """Return whether it was measured to make the model ``worth`` times as fast, by the lower quartile too."""
         return self.mixer != OWN and self.speedup is not None and self.low_speedup >= worth
 
     def to_json(self) -> Record:
@@ -117,7 +118,7 @@ def measure_candidates(
     device: str = "cpu",
     tell: Tell = lambda _: None,
 ) -> list[Candidate]:
-    """Measure all candidates at one length in one runtime, timed in turns in one process with the unchanged model."""
+    """Measure all candidates at one length in one runtime, each timed in alternation with the unchanged model."""
     models, rows = build_candidates(host, subjects, length)
     given, at = host.inputs.make(length, batch), f"at {length:,}, {RUNTIMES[runtime.name]}"
     passes: dict[str, Prepared] = {}
@@ -125,34 +126,42 @@ def measure_candidates(
     for i, (label, model) in enumerate(models.items()):
         tell(f"preparing {label} {at}{_preparing_left(runtime, len(models) - i)}")
         try:
+            if why := runtime.refusal(length, [label]):
+                raise MixerError(why)
             passes[label] = runtime.prepare(label, model, length, given)
             passes[label].call()
             first[label] = sampler(passes[label].call, device=device)(1)[0]
         except FAILURES as why:
             rows.append(Candidate(label, length, why=_line(why)))
             passes.pop(label, None)
-    least, most = expected_seconds(list(first.values()), budget)
+    budget = budget if len(passes) > 1 else 0.0  # alone, the model is compared with nothing
+    least, most = expected_seconds(list(first.values()), budget, against=True)
     tell(f"timing {len(passes)} models {at}: {least:.0f} to {most:.0f} s")
     timed = measure(
         {label: sampler(made.call, device=device) for label, made in passes.items()},
         budget=budget,
+        against=OWN,
         known=first,
         warm=runtime.name == "onnx",  # sessions wait for work by spinning, which slows whatever comes next
         settle=SPREAD,
         tell=tell,
     )
-    own, weights = timed.get(OWN), _parameters(host.model)
+    weights = _parameters(host.model)
     for label, t in timed.items():
         fields = (
             {} if runtime.name != "eager" else _beside_time(host, models[label], passes[label], length, batch, device)
         )
-        bounds = (None, None) if own is None else (own.wall / t.wall_high, own.wall_high / t.wall)
-        least, most = (1.0, 1.0) if label == OWN else bounds
-        speedup, saved = None if own is None else own.wall / t.wall, weights - _parameters(models[label])
-        row = Candidate(label, length, t.wall, speedup, least=least, most=most, saved=saved, note=passes[label].note)
-        rows.append(replace(row, high=t.wall_high, turns=t.samples, **fields))
+        row = Candidate(label, length, t.wall, high=t.wall_high, turns=t.samples, note=passes[label].note)
+        rows.append(replace(row, saved=weights - _parameters(models[label]), **_compare_speed(label, t), **fields))
     order = [OWN, *(s.label for s in subjects)]
     return sorted((replace(r, runtime=runtime.name) for r in rows), key=lambda r: order.index(r.mixer))
+
+
+def _compare_speed(label: str, t: Timing) -> Options:
+    """Return the speed-up over the model's own attention, the median of the ratios, and their quartiles."""
+    if label == OWN:
+        return {"speedup": 1.0, "least": 1.0, "most": 1.0}
+    return dict(zip(("least", "speedup", "most"), t.ratio, strict=True)) if t.ratios else {}
 
 
 def _beside_time(host: Host, model: nn.Module, made: Prepared, length: int, batch: int, device: str) -> Options:
@@ -163,6 +172,8 @@ def _beside_time(host: Host, model: nn.Module, made: Prepared, length: int, batc
 def _preparing_left(runtime: Runtime, count: int) -> str:
     """Say about how long preparing the rest takes, by the slowest so far, where that is seconds."""
     slowest = max(runtime.prepare_seconds, default=0.0)
+    if runtime.name == "compile" and not runtime.prepare_seconds:
+        return f", {count} models, each in half a minute to a minute"
     return f", {count} models in about {slowest * count:.0f} s" if slowest > 1 else ""
 
 

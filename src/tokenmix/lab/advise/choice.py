@@ -37,19 +37,23 @@ def at_longest(rows: Sequence[Candidate]) -> list[Candidate]:
     return sorted((r for r in rows if r.length == last), key=lambda r: -(r.speedup or 0.0))
 
 
-def decide(shares: Sequence[Share], rows: Sequence[Candidate], worth: float, runtime: str) -> str:
-    """Return "yes" where a candidate was measured to reach the bar by the worst quartiles too, "no" where all miss it.
+def decide(shares: Sequence[Share], rows: Sequence[Candidate], worth: float, runtime: str, left_out: bool) -> str:
+    """Return "yes" where a candidate was measured to reach the bar by its lower quartile too, "no" where all miss it by
+    their upper quartiles, and "open" where the bar lies between the quartiles of one.
 
-    It is "open" where one reaches it by the lower quartiles alone. Without a measured candidate it is "no" where not
-    even a model without its attention would reach the bar, as timed in eager torch, else "open".
+    Without a measured candidate it is "no" where not even a model without its attention would reach the bar, as timed
+    in eager torch, else "open".
+
+    Args:
+        left_out: whether a length that the model takes was left out; nothing is then "no".
     """
     timed = rows_in(rows, runtime)
     if any(r.reaches(worth) for r in timed):
         return YES
-    if timed and untimed(shares, timed):
+    if left_out or (timed and untimed(shares, timed)):
         return OPEN
     if timed:
-        return OPEN if any((r.speedup or 0.0) >= worth for r in timed) else NO
+        return OPEN if any(r.high_speedup >= worth for r in timed) else NO
     return NO if runtime == "eager" and all(s.limit < worth for s in shares) else OPEN
 
 

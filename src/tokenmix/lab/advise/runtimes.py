@@ -6,9 +6,10 @@ Each takes the model, its own attention or a candidate, and returns a call that 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ class Runtime:
     Args:
         longest: the largest length that will be measured; a file is exported once, for all lengths up to it.
         folder: for the files.
+        limit: seconds that preparing may take in all, once two models, the fewest to compare, were prepared.
         prepare_seconds: what preparing each model took, in order; running programs is not part of it.
     """
 
@@ -48,6 +50,7 @@ class Runtime:
     inputs: Inputs
     longest: int
     folder: Path
+    limit: float = inf
     prepare_seconds: list[float] = field(default_factory=list)
     files: dict[str, tuple[OnnxModel, OnnxReport]] = field(default_factory=dict)
 
@@ -64,6 +67,19 @@ class Runtime:
         )
         self.prepare_seconds.append(time.perf_counter() - began)
         return prepared
+
+    def refusal(self, length: int, labels: Sequence[str]) -> str | None:
+        """Return why no time is left to prepare these models at a length, by the slowest so far; None where there is.
+
+        Files that serve all lengths take none.
+        """
+        new = [name for name in labels if name not in self.files and f"{name} {length}" not in self.files]
+        takes = max(self.prepare_seconds, default=0.0) * len(new)
+        left = max(self.limit - sum(self.prepare_seconds), 0.0)
+        if len(self.prepare_seconds) < 2 or takes <= left:
+            return None
+        what = f"{'compiling' if self.name == 'compile' else 'exporting'} {'both models' if len(new) > 1 else 'it'}"
+        return f"{what} takes about {takes:.0f} s, and {left:.0f} s are left; give more --seconds"
 
     def _exported(self, label: str, model: nn.Module, length: int, given: Given) -> Prepared:
         """Export once for all lengths; where no file can serve them all, once for each."""

@@ -9,7 +9,7 @@ from ...types import Record
 from .advice import Advice
 from .amdahl import share_for
 from .candidates import OWN, Candidate
-from .choice import NO, OPEN, Choice, at_longest, rows_in, untimed
+from .choice import NO, Choice, at_longest, rows_in, untimed
 from .compare import BYTES_OF_NOISE
 from .measuring import SPREAD, Share
 from .probe import STEPS, Nearness
@@ -112,7 +112,9 @@ def shares_table(advice: Advice) -> Table:
     rows = [_share(advice, s) for s in advice.shares]
     notes = [f"{length(advice, s.length)}: not measured: {s.why}." for s in advice.skipped]
     notes += [
-        f"{length(advice, s.length)}: {_still_spread(s.spread, s.passes)}." for s in advice.shares if s.spread > SPREAD
+        f"{length(advice, s.length)}: {_still_spread('passes', s.spread, s.passes)}."
+        for s in advice.shares
+        if s.spread > SPREAD
     ]
     notes += [
         "One pass: its quartiles. In attention, mixing alone: shares of the time.",
@@ -180,15 +182,17 @@ def _passes(low: float, high: float | None) -> str:
     return seconds(low) if high is None else f"{seconds(low)} to {seconds(high)}"
 
 
-def _still_spread(spread: float | None, turns: int | None) -> str:
-    return f"its passes still spread by {percent(spread)} after {turns} samples, as the machine was busy"
+def _still_spread(what: str, spread: float | None, turns: int | None) -> str:
+    return f"its {what} still spread by {percent(spread)} after {turns} samples, as the machine was busy"
 
 
 def _times(r: Candidate) -> str:
-    """Format a speed-up with what its quartiles allow."""
+    """Format a speed-up with its quartiles."""
     if r.speedup is None:
         return "not known"
-    return f"{r.speedup or 0:.2f}x" + ("" if r.least is None or r.most is None else f" ({r.least:.2f} to {r.most:.2f})")
+    return f"{r.speedup:.2f}x" + (
+        "" if r.mixer == OWN or r.least is None or r.most is None else f" ({r.least:.2f} to {r.most:.2f})"
+    )
 
 
 def above_bound(advice: Advice, r: Candidate) -> str | None:
@@ -224,13 +228,13 @@ def _candidates(advice: Advice, n: int, runtime: str) -> Table:
         if r.note:
             notes.append(f"{r.mixer}: {r.note}.")
         if (r.spread or 0) > SPREAD:
-            notes.append(f"{r.mixer}: {_still_spread(r.spread, r.turns)}.")
+            notes.append(f"{r.mixer}: {_still_spread('ratios', r.spread, r.turns)}.")
         if reason := above_bound(advice, r):
             notes.append(f"{r.mixer}: {reason}.")
     body = body or [["none", *[number(None)] * (len(columns) - 1)]]
     notes.append(
-        "One pass: its quartiles. As fast: times as fast as with its own attention, timed in turns; in brackets what "
-        "the quartiles allow."
+        "One pass: its quartiles. As fast: times as fast as with its own attention; the median of ratios of two passes "
+        "timed one after the other, and their quartiles."
     )
     at = f"{length(advice, n)} {advice.host.inputs.unit}"
     return Table(f"Other mixers inside this model, {at}, {RUNTIMES[runtime]}", columns, body, notes)
@@ -268,19 +272,22 @@ def answer(advice: Advice) -> str:
         not_at = f"; at {_listed(advice, missed)} none reaches it" if missed else ""
         return f"Yes, at {_listed(advice, lengths)}: {_measured(advice, best)} in {where}, {bar} or more{not_at}."
     if timed:
-        best = max(timed, key=lambda r: r.speedup or 0.0)
-        if rest := untimed(advice.shares, timed):
-            return f"Open: {_measured(advice, best)} in {where}; no candidate was measured at {_listed(advice, rest)}."
-        if advice.verdict == OPEN:
-            close = f"{bar} lies within the spread of its timings"
-            return f"Open: {_measured(advice, best)} in {where}, but {close}; measure again on a quiet machine."
-        return f"No: no candidate measured reaches {bar} in {where}. The best: {_measured(advice, best)}."
+        best = max(timed, key=lambda r: r.high_speedup)
+        if advice.verdict == NO:
+            return f"No: no candidate measured reaches {bar} in {where}. The best: {_measured(advice, best)}."
+        said = f"Open: {_measured(advice, best)} in {where}"
+        if best.high_speedup < advice.worth:
+            rest = sorted({*untimed(advice.shares, timed), *advice.left_out})
+            return f"{said}; no candidate was measured at {_listed(advice, rest)}."
+        return f"{said}, but {bar} lies within the spread of its ratios; measure again on a quiet machine."
     if advice.verdict == NO:
         most = max(advice.shares, key=lambda s: s.limit)
         without = f"without any attention it would be {most.limit:.2f}x as fast"
         return f"No: not even a model without attention reaches {bar}: at {length(advice, most.length)} {without}."
     why = next((r.why for r in advice.rows if r.runtime == advice.runtime and r.why), None)
     hint = f"every one fails, the first with: {why}" if why else "--candidates auto measures some"
+    if advice.left_out and all(s.limit < advice.worth for s in advice.shares):
+        hint += f"; {_listed(advice, advice.left_out)} left out"
     return f"Open: no candidate was measured in {where} ({hint}), and a bound alone says neither yes nor no."
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ PATIENCE = 3
 class Timing:
     """Seconds per call: lower quartile and minimum of wall clock, lower quartile of CPU time; samples, and calls in
     each; upper quartile of wall clock.
+
+    ``ratios`` has, for each turn, the seconds of the call that this one was paired with over its own, if any.
     """
 
     wall: float
@@ -46,11 +49,18 @@ class Timing:
     samples: int
     inner: int
     wall_high: float
+    ratios: tuple[float, ...] = ()
 
     @property
     def spread(self) -> float:
         """By how much the upper quartile is above the lower one, relative to it."""
         return self.wall_high / self.wall - 1
+
+    @property
+    def ratio(self) -> tuple[float, float, float]:
+        """Lower quartile, median and upper quartile of the ratios."""
+        ordered = sorted(self.ratios)
+        return quartile(ordered), median(ordered), upper_quartile(ordered)
 
 
 def sampler(
@@ -88,6 +98,7 @@ def measure(
     samplers: dict[str, Sampler],
     *,
     budget: float,
+    against: str | None = None,
     warm: bool = False,
     known: dict[str, float] | None = None,
     settle: float | None = None,
@@ -98,9 +109,12 @@ def measure(
     Turns go forwards and backwards through the list.
 
     Args:
+        against: a name; a turn then times it beside each other one, in alternating order, and each such pair gives a
+            ratio: the load of the machine changes both alike, so ratios settle where seconds do not.
         warm: make one untimed call before each sample; for turns that change the process.
         known: seconds that a call took already; a long one is not warmed up again.
-        settle: turns go on until every spread is below this, for ``PATIENCE`` times the budget at most.
+        settle: turns go on until every spread, of ratios where there are some, is below this, for ``PATIENCE`` times
+            the budget at most.
         tell: called with what is happening.
     """
     single = dict(known or {})
@@ -109,46 +123,58 @@ def measure(
         first = single[name] if single.get(name, 0.0) >= LONG_CALL else sample(1)[0]
         single[name] = max(sample(1)[0] if first < LONG_CALL else first, 1e-7)
     inner = {name: max(1, min(MAX_INNER, round(INNER_SECONDS / t))) for name, t in single.items()}
-    turn = sum(t * inner[name] for name, t in single.items())
+    pairs = [(against, name) for name in samplers if name != against] if against in samplers else []
+    groups: list[tuple[str, ...]] = [*pairs] or [(name,) for name in samplers]
+    turn = sum(single[name] * inner[name] for group in groups for name in group)
     most = MAX_SAMPLES if budget > 0.1 * turn else 1  # a budget that one turn exceeds by far buys no more samples
     often = {
         name: max(1, min(most, int(0.1 * turn / (t * inner[name])))) for name, t in single.items()
     }  # short calls beside a long one
     taken: dict[str, list[Sample]] = {name: [] for name in samplers}
+    ratios: dict[str, list[float]] = {name: [] for _, name in pairs}
     start, rounds = time.perf_counter(), 0
     while (
         rounds < MIN_ROUNDS
         or (spent := time.perf_counter() - start) < budget
-        or (settle is not None and spent < PATIENCE * budget and _worst_spread(taken) > settle)
+        or (settle is not None and spent < PATIENCE * budget and _worst_spread(taken, ratios) > settle)
     ):
         tell(f"turn {rounds + 1}, {time.perf_counter() - start:.0f} of {budget:.0f} s")
-        for name in samplers if rounds % 2 == 0 else reversed(samplers):
-            if warm:
-                samplers[name](1)
-            taken[name] += [samplers[name](inner[name]) for _ in range(often[name])]
+        for group in groups if rounds % 2 == 0 else reversed(groups):
+            now = {}
+            for name in group if rounds % 2 == 0 else reversed(group):
+                if warm:
+                    samplers[name](1)
+                taken[name] += [samplers[name](inner[name]) for _ in range(often[name])]
+                now[name] = median(wall for wall, _ in taken[name][-often[name] :])
+            if len(group) == 2:
+                ratios[group[1]].append(now[group[0]] / now[group[1]])
         rounds += 1
-    return {name: _summary(samples, inner[name]) for name, samples in taken.items()}
+    return {name: _summary(samples, inner[name], ratios.get(name, ())) for name, samples in taken.items()}
 
 
-def expected_seconds(calls: Sequence[float], budget: float) -> tuple[float, float]:
+def expected_seconds(calls: Sequence[float], budget: float, *, against: bool = False) -> tuple[float, float]:
     """Return the least and the most seconds that ``measure`` takes for calls of these seconds, with ``settle``.
 
     It is about the budget where several turns fit into it; the upper number holds where the timings do not settle.
+
+    Args:
+        against: whether each other call is paired with the first one.
     """
     inner = [max(1, min(MAX_INNER, round(INNER_SECONDS / t))) * t for t in calls]
     warm = sum(2 * t if t < LONG_CALL else t for t in calls)
-    turn = sum(inner)
+    turn = sum(inner) + (inner[0] * max(len(inner) - 2, 0) if against and inner else 0.0)
     return warm + max(budget, MIN_ROUNDS * turn), warm + max(PATIENCE * budget, MIN_ROUNDS * turn) + turn
 
 
-def _worst_spread(taken: dict[str, list[Sample]]) -> float:
+def _worst_spread(taken: dict[str, list[Sample]], ratios: dict[str, list[float]]) -> float:
     walls = [sorted(wall for wall, _ in samples) for samples in taken.values()]
-    return max((upper_quartile(wall) / quartile(wall) - 1 for wall in walls), default=0.0)
+    found = [sorted(values) for values in ratios.values()] or walls
+    return max((upper_quartile(values) / quartile(values) - 1 for values in found), default=0.0)
 
 
-def _summary(samples: list[Sample], inner: int) -> Timing:
+def _summary(samples: list[Sample], inner: int, ratios: Sequence[float]) -> Timing:
     wall, cpu = (sorted(s[i] for s in samples) for i in (0, 1))
-    return Timing(quartile(wall), wall[0], quartile(cpu), len(samples), inner, upper_quartile(wall))
+    return Timing(quartile(wall), wall[0], quartile(cpu), len(samples), inner, upper_quartile(wall), tuple(ratios))
 
 
 def quartile(values: list[float]) -> float:

@@ -19,14 +19,14 @@ from ...models import build_model
 from ...system.machine import busy_cores
 from ...system.malloc import keep_memory_here
 from ..advise import advise, load_host
+from ..advise.text import candidate_tables, shares_table
 from ..advise.text import findings as advice_findings
-from ..advise.text import shares_table
 from ..bench import decoding, training_rate
 from ..data import open_corpus
 from ..report import Run, Table, read_run, write_report
 from .lanes import Lanes, lanes_for, run_alone
 from .picture import pictures
-from .plan import MODELS, Measured, Plan
+from .plan import CANDIDATES, MODELS, Measured, Plan
 from .tables import by_length, decode_table, findings, main_table, yardsticks
 from .training import PROMPT, schedules, train_all, training_seconds, trial
 
@@ -45,6 +45,8 @@ __all__ = [
 
 MEASURING = 45.0
 """About how many times as long as one step of every model the measurements after training take."""
+SHARES = 4
+"""The part of the time for ``tokenmix advise`` that attention's shares take; candidates take three times as much."""
 STARTING = 25.0
 """Seconds for the starts of processes, the samples and the page."""
 
@@ -120,7 +122,7 @@ def demo(out: Path, plan: Plan, *, minutes: float | None = None) -> Path:
 
 
 def write_page(
-    out: Path, plan: Plan, runs: dict[str, Run], measured: Measured, advised: tuple[str, Table], busy: list[str]
+    out: Path, plan: Plan, runs: dict[str, Run], measured: Measured, advised: tuple[str, list[Table]], busy: list[str]
 ) -> Path:
     """Write the page, print its main table and its findings, and return its path."""
     said = [*findings(plan, runs, measured), advised[0], *busy]
@@ -128,7 +130,7 @@ def write_page(
         main_table(plan, runs, measured),
         by_length("Training speed by sequence length, tokens/s", measured.rates, 0),
         decode_table(measured),
-        advised[1],
+        *advised[1],
     ]
     page = write_report(
         [out / name for name in MODELS],
@@ -187,12 +189,14 @@ def measure(plan: Plan) -> Measured:
     return found
 
 
-def advice(plan: Plan, run: Path) -> tuple[str, Table]:
-    """Find out whether the attention of the Transformer in ``run`` should be replaced.
+def advice(plan: Plan, run: Path) -> tuple[str, list[Table]]:
+    """Find out whether the attention of the Transformer in ``run`` should be replaced, by the mixers that the other
+    models consist of.
 
-    Returns the advice and a table of the model's parts by length. The model is built for longer inputs than it was
-    trained on.
+    Returns the answer, and the tables of the model's parts and of the candidates by length. The model is built for
+    longer inputs than it was trained on.
     """
     host = load_host(str(run), {"max_len": max(plan.advice)})
-    found = advise(host, plan.advice, seconds=plan.advice_seconds)
-    return f"Should the attention of this Transformer be replaced? {advice_findings(found)[0]}", shares_table(found)
+    found = advise(host, plan.advice, seconds=plan.advice_seconds / SHARES, candidates=",".join(CANDIDATES))
+    said = f"Should the attention of this Transformer be replaced? {advice_findings(found)[0]}"
+    return said, [shares_table(found), *candidate_tables(found)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from ...models import LMConfig, in_shell
 from ...types import Spec
 from ..bench import Decoding
+from ..bench.cases import BenchSubject
 from ..train import DataConfig, OptimConfig, RunConfig, TrainConfig
 
 LOCAL = {"name": "aft_local", "window": 32, "rank": 32}
@@ -21,6 +22,12 @@ MODELS: dict[str, tuple[Spec, ...]] = {
     "aft_forget": (FORGET,),
     "hybrid_3_to_1": (LOCAL, LOCAL, LOCAL, ATTENTION),
 }
+CANDIDATES = tuple(
+    BenchSubject(str(mixers[0]["name"]), {k: v for k, v in mixers[0].items() if k != "name"}).label
+    for mixers in MODELS.values()
+    if len(mixers) == 1 and mixers[0] is not ATTENTION
+)
+"""What ``tokenmix advise`` puts in place of attention: the mixers of the other models that have one mixer."""
 
 RATES = {"attention": 0.012, "aft_local": 0.024, "aft_forget": 0.024, "hybrid_3_to_1": 0.012}
 """Highest learning rate of AdamW for each model: that which led in the short runs of benchmarks/sweeps/aft_parts.json.
@@ -72,7 +79,7 @@ class Plan:
     contexts: tuple[int, ...] = (256, 1024, 8192)
     lengths: tuple[int, ...] = (256, 1024, 4096)
     advice: tuple[int, ...] = (256, 1024, 4096)
-    advice_seconds: float = 6.0
+    advice_seconds: float = 16.0
     trial_seconds: float = 15.0
 
     def model(self, name: str, max_len: int | None = None) -> LMConfig:
