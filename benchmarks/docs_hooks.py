@@ -178,16 +178,21 @@ def exports(results: Path) -> str:
     )
 
 
+def _against(ms: dict[str, float], other: dict[str, float]) -> str:
+    """Return how many times as fast as another a file is, its milliseconds, and their quartiles."""
+    numbers = f"{_figures(ms['median'])} ms, {_figures(ms['low'])} to {_figures(ms['high'])}"
+    return f"**{other['median'] / ms['median']:.2f}** ({numbers})"
+
+
 def onnx_speed(results: Path) -> str:
-    """Return the findings of ``benchmarks/onnx_speed.py``: a line for each mixer and direction, milliseconds."""
+    """Return the findings of ``benchmarks/onnx_speed.py``: a line for each mixer and direction."""
     found = json.loads(results.read_text())
-    ways = ("causal", "both ways")
-    lengths = list(found[ways[0]])
-    lines = [f"| mixer | | {' | '.join(f'{int(n):,}' for n in lengths)} |", "|---|---|" + "---|" * len(lengths)]
+    ways = ("causal", "bidirectional")
+    lengths = sorted(found[ways[0]], key=int)
+    lines = [f"| mixer | | {' | '.join(f'{int(n):,} tokens' for n in lengths)} |", "|---|---|" + "---|" * len(lengths)]
     for way in ways:
         for name in found[way][lengths[0]]:
-            each = [found[way][n][name] for n in lengths]
-            cells = [f"{_figures(ms['median'])} ({_figures(ms['low'])} to {_figures(ms['high'])})" for ms in each]
+            cells = (_against(found[way][n][name], found[way][n]["attention"]) for n in lengths)
             lines.append(f"| `{name}` | {way} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -1,10 +1,12 @@
 """Time ONNX files of mixers in ONNX Runtime beside attention's, causal and not, at four lengths.
 
-    python -m benchmarks.onnx_speed [--rows hydra ...] [--times 9]
+    python -m benchmarks.onnx_speed --files FOLDER --prepare
+    python -m benchmarks.onnx_speed --files FOLDER [--lengths 32 128 ...] [--seconds 25]
 
-Each file is equal to torch within 1e-4 before it is timed, on the input that is timed, or it is not timed. The mixers
-of one table take turns in one process on one thread; batch 4, 512 features. The results are written to
-benchmarks/results/onnx_speed.json: milliseconds, median and range.
+The first call writes the files into FOLDER, and leaves those that it holds. The second times them: each file is equal
+to torch within 1e-4 on the input that is timed, or nothing is. The mixers of one table take turns in one process on one
+thread; batch 4, 512 features. benchmarks/results/onnx_speed.json has milliseconds, median and quartiles, and keeps what
+it holds of other lengths; docs/hosts/onnx.md shows it.
 """
 
 from __future__ import annotations
@@ -12,20 +14,20 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tokenmix import build_mixer
+from tokenmix import Mixer, build_mixer
 from tokenmix.export import OnnxModel, export_onnx
 from tokenmix.export.onnx_model import difference
 from tokenmix.lab.bench.roofline import machine
 
 RESULTS = Path(__file__).parent / "results"
 LENGTHS, BATCH, DIM, TOLERANCE = (32, 128, 512, 1024), 4, 512, 1e-4
+WAYS = {"causal": True, "bidirectional": False}
 ROWS: dict[str, dict[str, Any]] = {
     "attention": {"heads": 8},
     "aft_simple": {},
@@ -34,53 +36,76 @@ ROWS: dict[str, dict[str, Any]] = {
     "aft_full": {"max_len": 1024},
     "hydra": {},
     "linear": {"heads": 8},
+    "aft_forget": {},
 }
+LEAST, MOST = 5, 200
+"""Calls of each file at one length, at least and at most."""
 
 
-def exported(name: str, causal: bool, folder: Path) -> tuple[Any, OnnxModel]:
-    """Return a mixer and its file, opened."""
+def built(name: str, way: str) -> Mixer:
+    """Return a mixer with the weights of its file."""
     torch.manual_seed(0)
-    mixer = build_mixer(name, DIM, causal=causal, **ROWS[name]).eval()
-    path = folder / f"{name}-{causal}.onnx"
-    export_onnx(mixer, path, length=max(LENGTHS))
-    return mixer, OnnxModel(path)
+    return build_mixer(name, DIM, causal=WAYS[way], **ROWS[name]).eval()
+
+
+def rows(way: str) -> list[str]:
+    """Return the mixers of one table: AFT-forget is causal only."""
+    return [name for name in ROWS if WAYS[way] or name != "aft_forget"]
+
+
+def place(folder: Path, name: str, way: str) -> Path:
+    """Return where the file of a mixer lies."""
+    return folder / f"{name}-{way}.onnx"
 
 
 @torch.no_grad()
-def timed(pairs: dict[str, tuple[Any, OnnxModel]], length: int, times: int) -> dict[str, Any]:
+def timed(folder: Path, way: str, length: int, seconds: float) -> dict[str, Any]:
     """Return milliseconds of each file, in turns."""
     x = torch.randn(BATCH, length, DIM, generator=torch.Generator().manual_seed(length))
-    for name, (mixer, file) in pairs.items():
-        apart = difference(file(x), mixer(x))
+    files = {name: OnnxModel(place(folder, name, way)) for name in rows(way)}
+    for name, file in files.items():
+        apart = difference(file(x), built(name, way)(x))
         if not apart <= TOLERANCE:
             raise SystemExit(f"{name} at {length} tokens differs from torch by {apart:.1e}; nothing was timed.")
-    taken: dict[str, list[float]] = {name: [] for name in pairs}
-    for _ in range(times):
-        for name, (_, file) in pairs.items():
+    taken: dict[str, list[float]] = {name: [] for name in files}
+    until = time.perf_counter() + seconds
+    for turn in range(MOST):
+        if turn >= LEAST and time.perf_counter() > until:
+            break
+        for name, file in files.items():
             began = time.perf_counter()
             file(x)
             taken[name].append(1e3 * (time.perf_counter() - began))
+    quartiles = {name: statistics.quantiles(ms, n=4) for name, ms in taken.items()}
     return {
-        name: {"median": round(statistics.median(ms), 2), "low": round(min(ms), 2), "high": round(max(ms), 2)}
-        for name, ms in taken.items()
+        name: dict(zip(("low", "median", "high"), (round(q, 2) for q in qs), strict=True))
+        for name, qs in quartiles.items()
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="*", choices=[name for name in ROWS if name != "attention"], default=list(ROWS))
-    parser.add_argument("--times", type=int, default=9)
+    parser.add_argument("--files", type=Path, required=True)
+    parser.add_argument("--prepare", action="store_true")
+    parser.add_argument("--lengths", nargs="*", type=int, choices=LENGTHS, default=LENGTHS)
+    parser.add_argument("--seconds", type=float, default=10.0, help="for one length and direction")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"machine": machine(), "batch": BATCH, "dim": DIM, "causal": {}, "both ways": {}}
-    for way, causal in (("causal", True), ("both ways", False)):
-        with tempfile.TemporaryDirectory() as folder:
-            names = dict.fromkeys(["attention", *given.rows])
-            pairs = {name: exported(name, causal, Path(folder)) for name in names}
-            for length in LENGTHS:
-                found[way][str(length)] = timed(pairs, length, given.times)
-                print(way, length, found[way][str(length)], flush=True)
-    (RESULTS / "onnx_speed.json").write_text(json.dumps(found, indent=1) + "\n")
+    if given.prepare:
+        given.files.mkdir(exist_ok=True)
+        for way in WAYS:
+            for name in rows(way):
+                if not (path := place(given.files, name, way)).exists():
+                    print(export_onnx(built(name, way), path, length=max(LENGTHS)), flush=True)
+        return
+    path = RESULTS / "onnx_speed.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {way: {} for way in WAYS}
+    found |= {"machine": machine(), "batch": BATCH, "dim": DIM}
+    for length in given.lengths:
+        for way in WAYS:
+            found[way][str(length)] = timed(given.files, way, length, given.seconds)
+            print(way, length, found[way][str(length)], flush=True)
+        path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -176,9 +176,14 @@ def _attend_finite(
     fused = choose("attention", backend, q, on=("fused",)) == "fused"
     if w is not None and (torch.is_grad_enabled() or q.dtype.itemsize < 4):
         fused = False  # torch's kernels give no gradient to a bias, and would round it to half precision
-    if w is None and key_mask is None and attn_mask is None and fused and (not causal or T == S):
+    masked = causal or key_mask is not None or attn_mask is not None
+    if fused and w is None and (not masked or causal and key_mask is None and attn_mask is None and T == S):
         return fused_attention(q, k, v, causal=causal, scale=scale).transpose(1, 2).flatten(2)
-    ok = allowed(B, T, S, causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
+    if not masked:
+        y = fused_attention(q, k, v, mask=w, scale=scale) if fused else plain_attention(q, k, v, None, scale, w)
+        return y.transpose(1, 2).flatten(2).to(q.dtype)
+    rows = T if causal or attn_mask is not None else 1  # one row of a mask of keys serves all queries
+    ok = allowed(B, rows, S, causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
     some = ok.any(-1, keepdim=True)
     safe = (ok | ~some)[:, None]
     if fused:
