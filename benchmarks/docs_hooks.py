@@ -24,6 +24,7 @@ RESULTS = ROOT / "benchmarks/results"
 EXPORTS = "<!-- exports -->"
 ONNX_SPEED = "<!-- onnx speed -->"
 SIGNALS = "<!-- signals -->"
+SERVICE = "<!-- sentence service -->"
 SWEEP = re.compile(r"<!-- sweep (\w+) -->")
 """A page asks for the table of a sweep by the name of its plan under benchmarks/sweeps."""
 MADE = ("best rate", "parameters")
@@ -72,6 +73,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         markdown = markdown.replace(EXPORTS, exports(RESULTS / "exports.json"))
     if ONNX_SPEED in markdown:
         markdown = markdown.replace(ONNX_SPEED, onnx_speed(RESULTS / "onnx_speed.json"))
+    if SERVICE in markdown:
+        markdown = markdown.replace(SERVICE, sentence_service(RESULTS / "sentence_service.json"))
     if SIGNALS in markdown:
         markdown = markdown.replace(SIGNALS, signals(RESULTS / "signals.json"))
     return SWEEP.sub(_sweep_in_its_place, markdown)
@@ -194,6 +197,24 @@ def onnx_speed(results: Path) -> str:
         for name in found[way][lengths[0]]:
             cells = (_against(found[way][n][name], found[way][n]["attention"]) for n in lengths)
             lines.append(f"| `{name}` | {way} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def sentence_service(results: Path) -> str:
+    """Return the findings of ``benchmarks/sentence_service.py``: a line for each encoder, and one for each time."""
+    rows = json.loads(results.read_text())["rows"]
+    kinds = list(rows[0]["rank_correlation"])
+    lines = [f"| replaced | {' | '.join(kinds)} | processor minutes |", "|---|" + "---|" * (len(kinds) + 1)]
+    for row in rows:
+        cells = ("{before:.3f}, {after:.3f}".format(**row["rank_correlation"][kind]) for kind in kinds)
+        name = f"last {row['last']}: `{row['mixer']['name']}`"
+        lines.append(f"| {name} | {' | '.join(cells)} | {row['cpu_seconds'] / 60:.0f} |")
+    lines += ["", "| replaced | runtime | tokens | times as fast, median and quartiles |", "|---|---|---|---|"]
+    for row in rows:
+        for timed in row["times"]:
+            gain = "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**timed)
+            name = f"last {row['last']}: `{row['mixer']['name']}`"
+            lines.append(f"| {name} | {timed['runtime']} | {timed['tokens']:,} | {gain} |")
     return "\n".join(lines)
 
 
