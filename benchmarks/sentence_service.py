@@ -194,9 +194,9 @@ def measure(given: argparse.Namespace) -> None:
             file = Path(folder) / f"{name}.onnx"
             export_onnx(model.eval(), file, key_mask=True, length=max(given.lengths))
             sessions[name] = onnxruntime.InferenceSession(str(file), options)
-    rows = []
+    rows, words = [], models["original"].config.vocab_size
     for length in given.lengths:
-        ids = torch.randint(1000, 20000, (given.batch, length), generator=torch.Generator().manual_seed(0))
+        ids = torch.randint(5, words, (given.batch, length), generator=torch.Generator().manual_seed(0))
         batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         arrays = {name: value.numpy() for name, value in batch.items()}
         calls = {

@@ -18,7 +18,7 @@ from tokenmix.hosts import load_converted
 
 transformers = pytest.importorskip("transformers")
 ROOT = Path(__file__).resolve().parents[1]
-WORDS = "a man woman dog runs eats sees the red house tree old film was good bad and".split()
+WORDS = ["a", "man", "dog", "runs", "eats", "sees", "the", "red", "house", "tree", "old", "film", "was", "good", "and"]
 
 
 @pytest.fixture(scope="module")
