@@ -176,6 +176,7 @@ TESTS = {
     "test_segmentation.py": ("test_json_meta_and_compile",),
     "test_segmentation_training.py": ("test_every_row_takes_a_smoke_step",),
     "test_seq2seq.py": ("test_a_wide_beam_finds_what_a_search_of_everything_finds",),
+    "test_sentence_service.py": ("test_an_encoder_is_taught_saved_timed_and_drawn",),
     "test_sinkhorn.py": ("test_sortcut_keeps_every_promise",),
     "test_surgery.py": ("test_every_mixer_that_fits_runs_and_learns",),
     "test_surgery_adapter.py": ("test_a_described_model_is_distilled_compared_and_exported",),
