@@ -657,9 +657,10 @@ def test_what_would_take_too_long_to_compile_is_left_out_and_says_so(monkeypatch
     clock = itertools.count(0.0, 30.0)
     monkeypatch.setattr(runtimes, "time", types.SimpleNamespace(perf_counter=lambda: next(clock)))
     monkeypatch.setattr(torch, "compile", lambda model, dynamic: model)
+    monkeypatch.setattr(advice_module, "PREPARING", 180)
     host = Host("bert", make("bert"), "transformers", inputs_of(make("bert"), "bert"))
     told: list[str] = []
-    a = ask(host, [8, 16], seconds=15, candidates="external,linear", runtime="compile", steps=0, tell=told.append)
+    a = ask(host, [8, 16], seconds=0.5, candidates="external,linear", runtime="compile", steps=0, tell=told.append)
     rows = [(r.length, r.mixer, r.why) for r in a.rows if r.runtime == "compile"]
     late = "compiling both models takes about 60 s, and 0 s are left; give more --seconds"
     assert rows == [(8, "external", late), (8, "linear", late), *((16, m, None) for m in (OWN, "external", "linear"))]
@@ -668,8 +669,8 @@ def test_what_would_take_too_long_to_compile_is_left_out_and_says_so(monkeypatch
     )
     assert any("preparing external at 16, torch.compile, 2 models in about 60 s" in t for t in told)
     assert a.verdict != "no", "at 8 no candidate was measured"
-    monkeypatch.setattr(advice_module, "PREPARING", 5)
-    a = ask(host, [16], seconds=15, candidates="external,linear", runtime="compile", steps=0)
+    monkeypatch.setattr(advice_module, "PREPARING", 150)
+    a = ask(host, [16], seconds=0.5, candidates="external,linear", runtime="compile", steps=0)
     assert [r.why is None for r in a.rows[:3]] == [True, True, False]
     assert a.rows[2].why.startswith("compiling it takes about 30 s, and 15 s are left")
 

@@ -31,7 +31,6 @@ PROBE = 64  # tokens, or about as many patches: run first, to estimate the rest
 ROOM = 0.8  # the part of the free memory that a pass may take
 CANDIDATES = 3  # times the seconds of the shares
 PREPARING = 6  # times the seconds of the shares, to compile or to export
-SPARE = 0.05  # the part of the seconds that a length may still take where others used them up
 
 
 @dataclass(frozen=True)
@@ -248,10 +247,11 @@ def _measure_shares(advice: Advice, lengths: list[int], seconds: float, device: 
     inputs: Inputs = host.inputs
     seen = [] if inputs.tokens(lengths[0]) <= 2 * PROBE else _probe(advice, device)
     for i, n in enumerate(lengths):
-        left = seconds - (time.perf_counter() - began)
+        # where the timings of shorter lengths did not settle and took all, each length still has its equal part
+        left = max(seconds - (time.perf_counter() - began), seconds / len(lengths))
         why, fits = inputs.refusal(n), False
         if why is None:
-            why, fits = _outlook(seen, inputs.tokens(n), max(left, SPARE * seconds), device), True
+            why, fits = _outlook(seen, inputs.tokens(n), left, device), True
         if why is None:
             tell(f"attention at {n:,} {inputs.unit}")
             found = _measure_length(advice, n, left / (len(lengths) - i), device)
