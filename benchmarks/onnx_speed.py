@@ -1,7 +1,7 @@
 """Time ONNX files of mixers in ONNX Runtime beside attention's, causal and not, at four lengths.
 
     python -m benchmarks.onnx_speed --files FOLDER --prepare
-    python -m benchmarks.onnx_speed --files FOLDER [--lengths 32 128 ...] [--seconds 25]
+    python -m benchmarks.onnx_speed --files FOLDER [--lengths 32 128 ...] [--ways causal ...]
 
 The first call writes the files into FOLDER, and leaves those that it holds. The second times them: each file is equal
 to torch within 1e-4 on the input that is timed, or nothing is. The mixers of one table take turns in one process on one
@@ -88,21 +88,22 @@ def main() -> None:
     parser.add_argument("--files", type=Path, required=True)
     parser.add_argument("--prepare", action="store_true")
     parser.add_argument("--lengths", nargs="*", type=int, choices=LENGTHS, default=LENGTHS)
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS))
     parser.add_argument("--seconds", type=float, default=10.0, help="for one length and direction")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.prepare:
         given.files.mkdir(exist_ok=True)
-        for way in WAYS:
+        for way in given.ways:
             for name in rows(way):
                 if not (path := place(given.files, name, way)).exists():
-                    print(export_onnx(built(name, way), path, length=max(LENGTHS)), flush=True)
+                    print(export_onnx(built(name, way), path), flush=True)
         return
     path = RESULTS / "onnx_speed.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {way: {} for way in WAYS}
     found |= {"machine": machine(), "batch": BATCH, "dim": DIM}
     for length in given.lengths:
-        for way in WAYS:
+        for way in given.ways:
             found[way][str(length)] = timed(given.files, way, length, given.seconds)
             print(way, length, found[way][str(length)], flush=True)
         path.write_text(json.dumps(found, indent=1) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -212,3 +213,19 @@ def test_a_sweep_in_a_folded_part_stays_in_it():
     lines = docs_hooks.on_page_markdown(text).split("\n")
     assert [line for line in lines[1:-2] if line and not line.startswith("    ")] == []
     assert lines[-2] == "After."
+
+
+def test_the_page_of_onnx_holds_what_was_timed():
+    page = ROOT / "docs/hosts/onnx.md"
+    found, shown = json.loads((ROOT / "benchmarks/results/onnx_speed.json").read_text()), written(docs_hooks, page)
+    ratios = []
+    for way in ("causal", "bidirectional"):
+        assert list(found[way]) == ["32", "128", "512", "1024"]
+        for name in found[way]["1024"]:
+            row = next(line for line in shown.splitlines() if line.startswith(f"| `{name}` | {way} |"))
+            each = [found[way][n]["attention"]["median"] / found[way][n][name]["median"] for n in found[way]]
+            assert re.findall(r"\*\*([\d.]+)\*\*", row) == [f"{times:.2f}" for times in each]
+            ratios += [each[-1]] if name != "attention" else []
+    said = re.search(r"At 1,024 tokens every file is ([\d.]+) to ([\d.]+) times as fast as attention's", page.read_text())
+    assert said is not None
+    assert (float(said[1]), float(said[2])) == (round(min(ratios), 1), round(max(ratios), 1))

@@ -119,6 +119,24 @@ def test_a_state_is_in_float32_unless_asked(tmp_path, wide):
     assert max(parts) < 1e-4
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("key_mask", [False, True])
+def test_attention_adds_its_mask(causal, key_mask, tmp_path):
+    """No node but a product, a sum and the softmax passes over all pairs of all heads."""
+    import onnx
+
+    mixer = build_mixer("attention", DIM, heads=2, causal=causal).eval()
+    export_onnx(mixer, tmp_path / "m.onnx", key_mask=key_mask, length=9)
+    nodes = onnx.load(tmp_path / "m.onnx").graph.node
+    makes = {name: node for node in nodes for name in node.output}
+    softmax = next(node for node in nodes if node.op_type == "Softmax")
+    before = makes[softmax.input[0]]
+    assert (before.op_type == "Add") is (causal or key_mask)
+    logits = makes[before.input[0]] if causal or key_mask else before
+    assert logits.op_type == "MatMul"
+    assert [node.op_type for node in nodes if softmax.output[0] in node.input] == ["MatMul"]
+
+
 LATE = ("aft_simple", "aft_full", "aft_local-3", "aft_conv", "aft_forget", "hydra", "linear")
 
 

@@ -98,11 +98,12 @@ def write_linear(
 
 
 def _feature(w: Writer, x: ir.Value, elu: int) -> ir.Value:
-    return w.Where(w.Greater(x, 0.0), w.Add(x, 1.0), w.Exp(w.Min(x, 0.0))) if elu else w.Exp(x)
+    # elu(x) + 1, without a Where by sign: it takes longer in ONNX Runtime than the matrix products
+    return w.Add(w.Max(x, 0.0), w.Exp(w.Min(x, 0.0))) if elu else w.Exp(x)
 
 
 def _log_feature(w: Writer, x: ir.Value, elu: int) -> ir.Value:
-    return w.Where(w.Greater(x, 0.0), w.Log(w.Add(w.Max(x, 0.0), 1.0)), x) if elu else x
+    return w.Add(w.Log(w.Add(w.Max(x, 0.0), 1.0)), w.Min(x, 0.0)) if elu else x
 
 
 def _swap(w: Writer, a: ir.Value, rank: int) -> ir.Value:
