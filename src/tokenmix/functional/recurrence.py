@@ -240,7 +240,7 @@ def _triangles(q: Tensor, k: Tensor, g: Tensor | None, beta: Tensor | None) -> t
 
     Blocks on the diagonal are joined in pairs; the corner below them takes all decays up to the border of the two.
     """
-    C = q.shape[-2]
+    C = int(q.shape[-2])  # a trace takes it for a tensor
     seen = (q * k).sum(-1)[..., None, None]  # (..., C, 1, 1)
     inverse = None if beta is None else torch.ones_like(seen)
     for h in (1 << i for i in range(C.bit_length() - 1)):

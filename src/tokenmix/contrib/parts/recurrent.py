@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...functional.layout.masks import valid_mask
-from ...functional.recurrence import recurrence
 from ...functional.sums.nonfinite import add_nan_mask, clean, marks, nothing_to_hide
 from ...kernels.precision import at_least_float32
 from ...mixers.base import Arguments, Facts, Inputs, register_state
-from ...mixers.parts.history import empty_window, join_rings, ring_bytes
+from ...mixers.parts.history import empty_window, ring_bytes
 from ...mixers.parts.options import at_least
 from ...mixers.parts.shared import ring_chunk
 from ...mixers.parts.short_conv import ShortConv
@@ -95,6 +94,7 @@ class Recurrent(Segmented):
         streaming=True,
         knows_positions=True,
         signed=True,
+        fixed_when_traced=True,  # a trace unrolls the loop over chunks
         conditioned={"norm": False},
         page="recurrence",
     )
@@ -150,3 +150,21 @@ class Recurrent(Segmented):
         args = self.arguments(F.silu(raw), rest)
         y, after = type(self).chunk(*args, past=state.memory, key_mask=valid, **self.options())
         return y, state._replace(memory=after[0])
+
+    @property
+    def halo(self):
+        return self.kernel_size - 1
+
+    def state_from_halo(self, halo, empty):
+        return self.mix_chunk(halo.x, empty, positions=halo.positions, key_mask=halo.valid)[1]._replace(
+            memory=empty.memory
+        )
+
+    def own_ring(self, state: RecurrentState, valid: Tensor) -> RecurrentState:
+        """Return the state with those tokens of the ring alone that are the stretch's; the rest are the halo."""
+        behind = state.valid.flip(1).cumsum(1).flip(1)
+        return state._replace(valid=state.valid & (behind <= valid.sum(1, keepdim=True)))
+
+    def state_of(self, x, empty, positions, key_mask):
+        state = self.mix_chunk(x, empty, positions=positions, key_mask=key_mask)[1]
+        return self.own_ring(state, valid_mask(x, key_mask))
