@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..functional.layout.masks import zero_masked
-from ..functional.short_conv import short_conv
+from ..functional.short_conv import short_conv, short_conv_chunk
 from ..functional.sums.nonfinite import propagate_nonfinite
 from ..kernels.backend import Backend, choose
 from ..kernels.precision import at_least_float32, exact
@@ -14,7 +15,6 @@ from ..mixers.base import About, Arguments, Facts, Inputs
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import ring_bytes
 from ..mixers.parts.options import at_least
-from ..mixers.parts.short_conv import ShortConv
 from .parts.window import WindowMixer
 
 
@@ -58,11 +58,11 @@ def gated_conv(
 def open_gate(y: Tensor, z: Tensor, bias: Tensor | None, key_mask: Tensor | None) -> Tensor:
     """Compute z (y + bias); 0 at masked tokens."""
 
-    def form(z: Tensor) -> Tensor:
+    def form(y: Tensor, z: Tensor) -> Tensor:
         wide = at_least_float32(y) if bias is None else at_least_float32(y) + bias
         return zero_masked(wide * z, key_mask).to(y.dtype)
 
-    return propagate_nonfinite(form, z, each=True)
+    return propagate_nonfinite(form, None, y, z, key_mask=key_mask, each=True, reach=lambda mark: mark)
 
 
 class GatedConv(WindowMixer):
@@ -75,7 +75,7 @@ class GatedConv(WindowMixer):
         conv_bias: whether the convolution has a bias. Default False.
         qkv_bias, out_bias: biases of in_proj and out_proj; False by default, as in LFM2.
 
-    Parameters: in_proj (dim -> 3 dim), conv, out_proj. Time O(T s D). The streaming state is a ring of s - 1 tokens. A
+    Parameters: in_proj (dim -> 3 dim), kernel (dim x s), conv_bias, out_proj. Time O(T s D). The streaming state is a ring of s - 1 tokens. A
     masked token counts as 0 and keeps its place.
 
     Deviations: public models start the convolution at random.
@@ -114,8 +114,17 @@ class GatedConv(WindowMixer):
         at_least(self, 1, kernel_size=kernel_size)
         self.kernel_size = kernel_size
         self.in_proj = nn.Linear(dim, 3 * dim, bias=qkv_bias)
-        self.conv = ShortConv(dim, kernel_size, bias=conv_bias)
+        self.kernel = nn.Parameter(torch.empty(dim, kernel_size))
+        self.register_parameter("conv_bias", nn.Parameter(torch.empty(dim)) if conv_bias else None)
         self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        self.init_parameters()
+
+    def init_parameters(self) -> None:
+        with torch.no_grad():
+            self.kernel.zero_()
+            self.kernel[:, -1] = 1.0
+            if self.conv_bias is not None:
+                self.conv_bias.zero_()
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         b, c, x = self.in_proj(x).chunk(3, -1)
@@ -125,7 +134,7 @@ class GatedConv(WindowMixer):
         """Return the arguments of ``gated_conv`` for this input: (positional, keyword)."""
         mixed, z = self._project(inputs.x)
         options = {"causal": True, "key_mask": inputs.key_mask, "positions": inputs.positions}
-        return (mixed, self.conv.weight, z, self.conv.bias), options
+        return (mixed, self.kernel, z, self.conv_bias), options
 
     def mixing_cost(self, T: int) -> MixingCost:
         flops = 2 * T * self.kernel_size * self.dim
@@ -137,5 +146,7 @@ class GatedConv(WindowMixer):
 
     def _mix_piece(self, x, state, positions, valid, *, holes=False):
         mixed, z = self._project(x)
-        y, state = self.conv(mixed, positions=positions, key_mask=valid, state=state, holes=holes)
-        return open_gate(y, z, None, valid), state
+        past = state.values, state.valid, state.positions
+        y, (values, there, at) = short_conv_chunk(mixed, self.kernel, valid, positions, past, holes=holes)
+        state = state._replace(values=values, valid=there, positions=at)
+        return open_gate(y, z, self.conv_bias, valid), state

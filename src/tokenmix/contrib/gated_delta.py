@@ -142,7 +142,7 @@ def read_heads(
     """Call ``recurrence`` with queries and keys (B, T, heads K) and values (B, T, value_heads, V)."""
     if decay is not None and decay.shape[-1] != v.shape[2]:
         decay = decay.unflatten(-1, (v.shape[2], -1))
-    q, k = q.unflatten(-1, (heads, -1)), k.unflatten(-1, (heads, -1))
+    q, k = (at_least_float32(a).unflatten(-1, (heads, -1)) for a in (q, k))  # outputs in the precision of the norm
     rule = "delta" if decay is None else "gated_delta"
     return recurrence(q, k, v, decay=decay, beta=beta, rule=rule, l2norm=True, **options)
 

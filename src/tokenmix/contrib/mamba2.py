@@ -125,7 +125,7 @@ def _read(
     """Return the outputs (B, T, heads P) in q's dtype, and the state after the last token."""
     v = at_least_float32(zero_masked(v, key_mask)).unflatten(-1, (heads, -1))
     o, after = recurrence(
-        q.unflatten(-1, (groups, -1)),
+        at_least_float32(q).unflatten(-1, (groups, -1)),  # so that no output overflows before the norm
         k.unflatten(-1, (groups, -1)),
         v * zero_masked(dt, key_mask).to(v.dtype)[..., None],
         decay=decay,
@@ -135,7 +135,7 @@ def _read(
         key_mask=key_mask,
         backend=backend,
     )
-    y = at_least_float32(o) + skip.to(v.dtype)[:, None] * v
+    y = o + skip.to(v.dtype)[:, None] * v
     return gated_norm(y.flatten(2), z, weight, groups=groups, gate_first=True, eps=eps).to(q.dtype), (after,)
 
 
