@@ -75,8 +75,8 @@ class GatedConv(WindowMixer):
         conv_bias: whether the convolution has a bias. Default False.
         qkv_bias, out_bias: biases of in_proj and out_proj; False by default, as in LFM2.
 
-    Parameters: in_proj (dim -> 3 dim), kernel (dim x s), conv_bias, out_proj. Time O(T s D). The streaming state is a ring of s - 1 tokens. A
-    masked token counts as 0 and keeps its place.
+    Parameters: in_proj (dim -> 3 dim), kernel (dim x s), conv_bias (dim), out_proj. Time O(T s D). The streaming state
+    is a ring of s - 1 tokens. A masked token counts as 0 and keeps its place.
 
     Deviations: public models start the convolution at random.
 
