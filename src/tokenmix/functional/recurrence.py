@@ -19,7 +19,7 @@ decay overflows, and one that forgets everything (-1e4) costs its successors no 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,9 @@ from torch import Tensor
 
 from ..errors import MixerError
 from ..kernels.backend import Backend, choose, is_exporting
+from ..kernels.cpu import recurrence as kernel
+from ..kernels.extended import has_gradient
+from ..kernels.operator import Operator
 from ..kernels.precision import exact
 from .layout.checks import check_flags, check_key_mask, check_name, check_scale
 from .layout.masks import zero_masked
@@ -100,28 +103,80 @@ def recurrence(
     """
     _check_options(rule, layout, keep, scale, l2norm)
     if layout == "bhtd":
-        q, k, v, decay, beta = (_swap(a) for a in (q, k, v, decay, beta))
+        q, k, v, decay, beta = (None if a is None else _swap(a) for a in (q, k, v, decay, beta))
     _check_tensors(q, k, v, rule, decay, beta)
     _check_rows(q, k, v, past, cu_seqlens, positions, key_mask)
-    choose(WHO, backend, q, k, v)
-    given, (q, k, v, decay, beta, past) = q.dtype, _cast_wide(q, k, v, decay, beta, past)
+    given, states = q.dtype, v.shape[2]
+    call = _align_heads(*_cast_wide(q, k, v, decay, beta, past), l2norm=l2norm)._replace(
+        live=key_mask,
+        starts=None if positions is None else (positions == 0) & (True if key_mask is None else key_mask),
+        ends=None if cu_seqlens is None else cu_seqlens.long(),
+    )
+    how = _How("delta" in rule, q.shape[3] ** -0.5 if scale is None else float(scale), keep == "every")
+    lacks = _lacks(call, how)
+    where = choose(WHO, backend, call.q, call.k, call.v, on=recurrence_kernel.on, lacks=lacks)
+    y, state = _hide_nonfinite(_run_eager if where == "eager" else _run_kernel, call, how)
+    y, state = y.to(given), state[..., :: y.shape[2] // states, :, :]
+    return y if layout == "bthd" else y.transpose(1, 2), state
+
+
+class _How(NamedTuple):
+    """The options of a call: whether a delta rule corrects the state, the factor of outputs, which states to return."""
+
+    delta: bool
+    scale: float
+    every: bool
+
+
+class _Call(NamedTuple):
+    """The tensors of a call: q, k (B, T, heads, dk), v (B, T, H, dv), decay (B, T, H, 1 or dk), beta, past.
+
+    live (B, T), False: masked; starts (B, T), True: the token starts a document; ends of documents in one row.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    decay: Tensor | None
+    beta: Tensor | None
+    past: Tensor | None
+    live: Tensor | None = None
+    starts: Tensor | None = None
+    ends: Tensor | None = None
+
+    def change(self, change: Callable[[Tensor], Tensor]) -> _Call:
+        """Change the tensors of tokens."""
+        return self._replace(**{name: a if a is None else change(a) for name, a in zip(_TOKENS, self, strict=False)})
+
+
+_TOKENS = ("q", "k", "v", "decay", "beta")
+
+
+def _swap(a: Tensor) -> Tensor:
+    return a if a.ndim < 3 else a.transpose(1, 2)
+
+
+def _cast_wide(*tensors: Tensor | None) -> list[Tensor | None]:
+    """Cast the tensors to the widest of their dtypes, float32 at least."""
+    wide = torch.float32
+    for a in tensors:
+        wide = wide if a is None else torch.promote_types(wide, a.dtype)
+    return [None if a is None else a.to(wide) for a in tensors]
+
+
+def _align_heads(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor | None, past: Tensor | None, *, l2norm: bool
+) -> _Call:
+    """Give v, decay, beta and past the heads of the outputs, and q and k one number of heads; normalise q and k."""
     if l2norm:
         q, k = (a * (a.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for a in (q, k))
-    q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
-    heads, states = max(q.shape[2], v.shape[2]), v.shape[2]
-    q, k, v = (_repeat(a, heads) for a in (q, k, v))
-    decay, beta, past = (None if a is None else _repeat(a, heads, d) for a, d in ((decay, 2), (beta, 2), (past, 1)))
-    starts = None if positions is None else (positions == 0) & (True if key_mask is None else key_mask)
-    if beta is None and "delta" in rule:
-        beta = torch.ones_like(v[..., 0])
-    run = _run_documents if cu_seqlens is not None else _run_rows
-    y, state = run((q, k, v, decay, beta), past, key_mask, starts, cu_seqlens, keep == "every")
-    y = y.to(given)
-    return y if layout == "bthd" else y.transpose(1, 2), state[..., :: heads // states, :, :]
-
-
-def _swap(a: Tensor | None) -> Tensor | None:
-    return a if a is None or a.ndim < 3 else a.transpose(1, 2)
+    if decay is not None:
+        decay = (decay if decay.ndim == 4 else decay[..., None]).clamp_min(FORGET)
+    heads = max(q.shape[2], v.shape[2])
+    if q.shape[2] != k.shape[2]:
+        q, k = _repeat(q, heads), _repeat(k, heads)
+    decay, beta = (None if a is None else _repeat(a, heads) for a in (decay, beta))
+    return _Call(q, k, _repeat(v, heads), decay, beta, None if past is None else _repeat(past, heads, 1))
 
 
 def _repeat(a: Tensor, heads: int, dim: int = 2) -> Tensor:
@@ -129,56 +184,38 @@ def _repeat(a: Tensor, heads: int, dim: int = 2) -> Tensor:
     return a if a.shape[dim] == heads else a.repeat_interleave(heads // a.shape[dim], dim)
 
 
-def _cast_wide(*tensors: Tensor | None) -> list[Tensor | None]:
-    """Cast the tensors to the widest of their dtypes, float32 at least; a decay that forgets everything is finite."""
-    wide = torch.float32
-    for a in tensors:
-        wide = wide if a is None else torch.promote_types(wide, a.dtype)
-    return [None if a is None else a.to(wide) for a in tensors]
+def _lacks(call: _Call, how: _How) -> str | None:
+    """Return what this call needs and the kernel does not have, as a phrase."""
+    if max(call.q.shape[3], call.v.shape[3]) > kernel.WIDEST:
+        return f"its kernel takes heads of at most {kernel.WIDEST} features"
+    if how.every and (call.ends is not None or has_gradient(*call[:6])):
+        return "its kernel has no keep='every' with gradients or cu_seqlens"
+    return None
 
 
-Given = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]  # q, k, v, decay, beta
-
-
-def _run_documents(
-    given: Given, past: Tensor | None, key_mask: Tensor | None, starts: Tensor | None, ends: Tensor, every: bool
+def _hide_nonfinite(
+    run: Callable[[_Call, _How], tuple[Tensor, Tensor]], call: _Call, how: _How
 ) -> tuple[Tensor, Tensor]:
-    """Run documents of one row as the rows of a batch, padded on the right."""
-    lengths = ends.diff()
-    within = torch.arange(int(lengths.max()), device=ends.device)
-    live = within < lengths[:, None]
-    index = torch.where(live, ends[:-1, None] + within, 0)
-    rows = [None if a is None else a[0, index] for a in given]
-    mask = live if key_mask is None else live & key_mask[0, index]
-    y, state = _run_rows(rows, past, mask, None if starts is None else starts[0, index] & live, None, every)
-    return y[live][None], state[live][None] if every else state
-
-
-def _run_rows(
-    given: Given, past: Tensor | None, key_mask: Tensor | None, starts: Tensor | None, _: None, every: bool
-) -> tuple[Tensor, Tensor]:
-    """Run (B, T, H, .), hiding numbers that are not finite and putting NaN where they reach."""
-    q, k, v, decay, beta = given
-    if decay is not None:
-        decay = decay.clamp_min(FORGET)
-    q, k, v, decay, beta = (None if a is None else _mask(a, key_mask) for a in (q, k, v, decay, beta))
-    if starts is not None:
-        decay = q.new_zeros(()) if decay is None else decay
-        decay = torch.where(starts.view(*starts.shape, *[1] * (max(decay.ndim, 3) - 2)), FORGET, decay)
-        decay = decay.expand(*decay.shape[:2], q.shape[2], *decay.shape[3:])
-    form: Callable[..., tuple[Tensor, Tensor]] = _every_state if every else _chunks
-    present = [a for a in (q, k, v, decay, beta) if a is not None]
-    if nothing_to_hide(*present):
-        return form(q, k, v, decay, beta, past)
-    y, state = form(*(None if a is None else clean(a) for a in (q, k, v, decay, beta)), past)
-    met = _reach(sum(marks(a.flatten(2)) for a in present[1:]), starts)
-    y = add_nan_mask(y.flatten(2), met + marks(q.flatten(2))).unflatten(2, y.shape[2:])
+    """Hide numbers of tokens that are not finite from a way to run, and put NaN where they reach."""
+    tokens = [a for a in call[:5] if a is not None]
+    if nothing_to_hide(*tokens):
+        return run(call, how)
+    y, state = run(call.change(clean), how)
+    q, *keys = (marks(zero_masked(a.flatten(2), call.live)) for a in tokens)
+    starts, ends = call.starts, call.ends
+    if ends is not None:
+        first = torch.zeros(1, y.shape[1] + 1, dtype=torch.bool, device=y.device)
+        first[0, ends[:-1]] = True
+        starts = first[:, :-1] if starts is None else first[:, :-1] | starts
+    met = _reach(sum(keys[1:], keys[0]), starts)
+    y = add_nan_mask(y.flatten(2), met + q).unflatten(2, y.shape[2:])
     met = met.to(state.dtype)
-    return y, state + (met[..., None, None] if every else met[:, -1, :, None, None])
-
-
-def _mask(a: Tensor, key_mask: Tensor | None) -> Tensor:
-    return zero_masked(a.flatten(2), key_mask).unflatten(2, a.shape[2:])
+    if how.every:
+        return y, state + met[..., None, None]
+    if ends is None:
+        return y, state + met[:, -1, :, None, None]
+    spoiled = torch.where(ends.diff() > 0, met[0, (ends[1:] - 1).clamp_min(0), 0], 0.0)
+    return y, state + spoiled[:, None, None, None]
 
 
 def _reach(mark: Tensor, starts: Tensor | None) -> Tensor:
@@ -190,6 +227,108 @@ def _reach(mark: Tensor, starts: Tensor | None) -> Tensor:
     return torch.where(count > before, float("nan"), 0.0)
 
 
+def _run_kernel(call: _Call, how: _How) -> tuple[Tensor, Tensor]:
+    """Run on the C kernel; the state after every token is that of calls of one token each."""
+    if how.every and call.v.shape[1] > 0:
+        outputs, states = [], []
+        for t in range(call.v.shape[1]):
+            one = call.change(lambda a, t=t: a[:, t : t + 1])  # type: ignore[misc]  # mypy infers no default
+            one = one._replace(**{name: None if a is None else a[:, t : t + 1] for name, a in _marks_of(call).items()})
+            y, state = _run_kernel(one._replace(past=states[-1] if states else call.past), how._replace(every=False))
+            outputs.append(y)
+            states.append(state)
+        return torch.cat(outputs, 1), torch.stack(states, 1)
+    flags = None
+    if call.live is not None or call.starts is not None:
+        live = kernel.LIVE if call.live is None else call.live * kernel.LIVE
+        flags = (live + (0 if call.starts is None else call.starts * kernel.START)).to(torch.uint8)
+    result = recurrence_kernel(*call[:6], flags, call.ends, how.delta, how.scale)
+    rows = call.v.shape[0] if call.ends is None else call.ends.shape[0] - 1
+    y, state = result.split([call.v.numel(), result.numel() - call.v.numel()])
+    state = state.view(rows, call.v.shape[2], call.q.shape[3], call.v.shape[3])
+    return y.view(call.v.shape), state[:, None][:, :0] if how.every else state
+
+
+def _marks_of(call: _Call) -> dict[str, Tensor | None]:
+    return {"live": call.live, "starts": call.starts}
+
+
+def _run_eager(call: _Call, how: _How) -> tuple[Tensor, Tensor]:
+    """Run in plain torch."""
+    if call.ends is not None:
+        return _run_documents(call, call.ends, how)
+    heads = call.v.shape[2]
+    q, k, v, decay, beta = call.change(
+        lambda a: (
+            zero_masked(a.flatten(2), call.live).unflatten(2, a.shape[2:])  # of beta the heads
+            if a.ndim == 4
+            else zero_masked(a, call.live)
+        )
+    )[:5]
+    q, k = _repeat(q * how.scale, heads), _repeat(k, heads)
+    if call.starts is not None:
+        decay = torch.where(call.starts[..., None, None], FORGET, q.new_zeros(()) if decay is None else decay)
+        decay = decay.expand(-1, -1, heads, -1)
+    if how.delta and beta is None:
+        beta = torch.ones_like(v[..., 0])
+    return (_every_state if how.every else _chunks)(q, k, v, decay, beta, call.past)
+
+
+def _run_documents(call: _Call, ends: Tensor, how: _How) -> tuple[Tensor, Tensor]:
+    """Run documents of one row as the rows of a batch, padded on the right."""
+    lengths = ends.diff()
+    within = torch.arange(int(lengths.max()), device=ends.device)
+    live = within < lengths[:, None]
+    index = torch.where(live, ends[:-1, None] + within, 0)
+    rows = call.change(lambda a: a[0, index])._replace(
+        live=live if call.live is None else live & call.live[0, index],
+        starts=None if call.starts is None else call.starts[0, index] & live,
+        ends=None,
+    )
+    y, state = _run_eager(rows, how)
+    return y[live][None], state[live][None] if how.every else state
+
+
+def _run_flat(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    past: Tensor | None,
+    flags: Tensor | None,
+    ends: Tensor | None,
+    delta: bool,
+    scale: float,
+) -> Tensor:
+    """Compute what the kernel does in plain torch: outputs and state in one row."""
+    live, starts = (None if flags is None else flags & bit != 0 for bit in (kernel.LIVE, kernel.START))
+    call = _Call(q, k, v, decay, beta, past, live, None if starts is None or live is None else starts & live, ends)
+    y, state = _run_eager(call, _How(delta, scale, every=False))
+    return torch.cat([y.flatten(), state.flatten()])
+
+
+recurrence_kernel = Operator(
+    "recurrence",
+    "q(B,T,R,K):float32 k(B,T,R,K):float32 v(B,T,H,V):float32 decay?(B,T,H,E):float32 beta?(B,T,H):float32 "
+    "past?(N,H,K,V):float32 flags?!(B,T):uint8 ends?!(M):int64",
+    "bool delta, float scale",
+    saves=("less", "starts"),
+    eager=_run_flat,
+    shape=kernel.result_shape,
+    fits=lambda at, given: (
+        at["H"] % max(at["R"], 1) == 0
+        and 0 < at["K"] <= kernel.WIDEST
+        and 0 < at["V"] <= kernel.WIDEST
+        and at.get("E", 1) in (1, at["K"])
+        and (at.get("M") is None or at["B"] == 1 and at["M"] > 1)
+        and at.get("N", 1) == (1 if "N" not in at else at["M"] - 1 if at.get("M") else at["B"])
+    ),
+    on=("cpu",),
+)
+"""Compute outputs (B, T, H, V) and states (documents, H, K, V), in one row; by a delta rule if ``delta``."""
+
+
 def _chunks(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor | None, past: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -199,7 +338,7 @@ def _chunks(
     while size < CHUNK and (is_exporting() or size < T):
         size *= 2
     q, k, v = (_cut(a, size) for a in (q, k, v))  # (B, H, n, size, .)
-    g = None if decay is None else _cut(decay if decay.ndim == 4 else decay[..., None], size)
+    g = None if decay is None else _cut(decay, size)
     b = None if beta is None else _cut(beta[..., None], size)
     seen, inverse = _triangles(q, k, g, b)
     first, last, through = k, k, None
@@ -269,7 +408,7 @@ def _every_state(
     """Compute outputs (B, T, H, dv) and the state after each token (B, T, H, dk, dv), token by token."""
     B, T, H, dk = k.shape
     S = v.new_zeros(B, H, dk, v.shape[-1]) if past is None else past
-    keep = None if decay is None else torch.exp(decay if decay.ndim == 4 else decay[..., None])
+    keep = None if decay is None else torch.exp(decay)
     states = [S[:, None, :][:, :0]]
     for t in range(T):
         S, key, new = S if keep is None else S * keep[:, t, :, :, None], k[:, t, :, None], v[:, t, :, None]
