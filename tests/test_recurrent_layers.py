@@ -1,0 +1,160 @@
+"""Gated recurrences and LFM2's convolution: equal to the layers of transformers, without what is wrong there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from recurrent_layers import PAIRS, kimi, lfm, qwen
+from tokenmix import MixerError, build_mixer
+
+pytest.importorskip("transformers")
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def tokens(layer: torch.nn.Module, rows: int = 2, length: int = 37) -> torch.Tensor:
+    """Draw an input of the width that the layer reads."""
+    return torch.randn(rows, length, layer.dim, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", [*PAIRS, "lfm2 with biases"])
+def test_layers_equal_those_of_transformers(name):
+    theirs, ours = PAIRS[name]() if name in PAIRS else lfm(bias=True)
+    assert sum(p.numel() for p in theirs.parameters()) == sum(p.numel() for p in ours.parameters())
+    x = tokens(ours)
+    want = theirs(x)
+    assert float(want.detach().abs().max()) > 0.05
+    torch.testing.assert_close(ours(x), want, **CLOSE)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_padding_on_the_left_equals_theirs(name):
+    """On the left all of them are right: their state is still empty there."""
+    theirs, ours = PAIRS[name]()
+    x, mask = tokens(ours), torch.ones(2, 37, dtype=torch.bool)
+    mask[0, :9] = False
+    want = theirs(x, attention_mask=mask)
+    torch.testing.assert_close(ours(x, key_mask=mask)[mask], want[mask], **CLOSE)
+    torch.testing.assert_close(ours(x[:1, 9:])[0], ours(x, key_mask=mask)[0, 9:], **CLOSE)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_streams_equal_theirs(name):
+    theirs, ours = PAIRS[name]()
+    x, state = tokens(ours), ours.init_state(2)
+    want, parts = theirs(x), []
+    for part in x.split([20, 1, 1, 15], 1):
+        y, state = ours.extend(part, state)
+        parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, 1), want, **CLOSE)
+
+
+SIZES = {
+    "qwen3_next": (33_718_464, "gated_delta", 2048, {"heads": 16, "value_heads": 32, "head_dim": 128}),
+    "kimi_linear": (
+        39_514_272,
+        "gated_delta",
+        2304,
+        {"heads": 32, "head_dim": 128, "decay": "feature", "gate": "sigmoid", "gate_rank": 128},
+    ),
+    "fla_gated_deltanet": (25_215_500, "gated_delta", 2048, {"heads": 6, "head_dim": 256, "value_dim": 512}),
+    "fla_kda": (
+        17_887_376,
+        "gated_delta",
+        2048,
+        {"heads": 16, "decay": "feature", "gate": "sigmoid", "gate_rank": 128, "gate_bias": True},
+    ),
+    "fla_deltanet": (4_210_944, "gated_delta", 1024, {"heads": 4, "decay": None, "gate": None}),
+    "mamba2_130m": (3_764_552, "mamba2", 768, {"heads": 24}),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_layers_have_as_many_parameters_as_published_ones(name):
+    """The first two are built by transformers from its default configs, the next three are fla's defaults."""
+    count, row, dim, options = SIZES[name]
+    with torch.device("meta"):
+        assert sum(p.numel() for p in build_mixer(row, dim, **options).parameters()) == count
+        if name in ("qwen3_next", "kimi_linear"):
+            assert sum(p.numel() for p in default_layer(name).parameters()) == count
+
+
+def default_layer(name: str) -> torch.nn.Module:
+    """Build a layer of transformers from the default config of its model."""
+    if name == "qwen3_next":
+        from transformers.models.qwen3_next import modeling_qwen3_next as hf
+
+        return hf.Qwen3NextGatedDeltaNet(hf.Qwen3NextConfig(), 0)
+    from transformers.models.kimi_linear import modeling_kimi_linear as kimi_linear
+
+    return kimi_linear.KimiLinearDeltaAttention(kimi_linear.KimiLinearConfig(), 0)
+
+
+def test_the_gate_of_kimi_has_finite_gradients_here_only():
+    """Of softplus(x) = x above 20, else log(1 + exp(x)), the other branch overflows above 88.7 and gives 0 * inf."""
+    theirs, ours = kimi()
+    with torch.no_grad():
+        for bias in (theirs.forget_gate.dt_bias, ours.dt_bias):
+            bias[0] = 100.0
+    x = tokens(ours)
+    theirs(x).sum().backward()
+    ours(x).sum().backward()
+    assert not bool(theirs.forget_gate.dt_bias.grad.isfinite().all())
+    assert all(bool(p.grad.isfinite().all()) for p in ours.parameters())
+
+
+def test_packed_documents_are_refused_there_and_right_here():
+    theirs, ours = qwen()
+    x, ends = tokens(ours, 1, 20), torch.tensor([0, 7, 20], dtype=torch.int32)
+    with pytest.raises(ValueError, match="can't keep packed sequences apart"):
+        theirs(x, cu_seq_lens_q=ends, cu_seq_lens_k=ends)
+    want = torch.cat([theirs(x[:, :7]), theirs(x[:, 7:])], 1)[0]
+    torch.testing.assert_close(ours.forward_packed(x[0], ends), want, **CLOSE)
+
+
+def test_padding_inside_changes_the_state_there_and_not_here():
+    """Mamba-2 of transformers lets padding decay the state, so only padding on the left is right."""
+    theirs, ours = PAIRS["mamba2"]()
+    x, mask = tokens(ours, 1), torch.ones(1, 37, dtype=torch.bool)
+    mask[0, 5:20] = False
+    positions = torch.cat([torch.arange(5), torch.arange(20, 37)])[None]
+    without = ours(x[:, mask[0]], positions=positions)
+    torch.testing.assert_close(ours(x, key_mask=mask)[mask], without[0], **CLOSE)
+    there = theirs(x, attention_mask=mask).detach()[mask]
+    assert float((there - without[0].detach()).abs().max()) > 1e-2
+
+
+def test_padding_of_a_biased_convolution_counts_there_and_not_here():
+    """Masked tokens are set to 0 before a projection whose biases make them b * b again."""
+    theirs, ours = lfm(bias=True)
+    x, mask = tokens(ours, 1), torch.ones(1, 37, dtype=torch.bool)
+    mask[0, :9] = False
+    torch.testing.assert_close(ours(x, key_mask=mask)[:, 9:], theirs(x[:, 9:]), **CLOSE)
+    assert float((theirs(x, attention_mask=mask)[:, 9:] - theirs(x[:, 9:])).detach().abs().max()) > 1e-2
+
+
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("gated_delta", {"causal": False}, "has only a causal form"),
+    ("gated_delta", {"heads": 3}, "heads=3 must divide dim=8"),
+    ("gated_delta", {"heads": 2, "value_heads": 3}, "value_heads=3 must be a multiple of heads=2"),
+    ("gated_delta", {"decay": "token"}, "decay must be one of 'head', 'feature', None"),
+    ("gated_delta", {"heads": 2, "decay_rank": 2}, "decay_rank=2 needs decay='feature'"),
+    ("gated_delta", {"heads": 2, "gate": None, "gate_rank": 2}, "gate_rank=2 needs a gate"),
+    ("gated_delta", {"heads": 2, "gate": None, "gate_bias": True}, "gate_bias=True needs a gate"),
+    ("gated_delta", {"heads": 2, "decay": "feature", "lower_bound": 1.0}, "lower_bound must be a negative number"),
+    ("gated_delta", {"heads": 2, "gate": "tanh"}, "gate must be one of"),
+    ("mamba2", {"heads": 3}, "heads=3 must divide expand"),
+    ("mamba2", {"heads": 2, "groups": 4}, "groups=4 must divide heads"),
+    ("mamba2", {"heads": 2, "dt_limit": (1.0, 0.5)}, "dt_limit must rise"),
+    ("mamba2", {"causal": False}, "has only a causal form"),
+    ("short_conv", {"kernel_size": 0}, "kernel_size must be an integer >= 1"),
+]
+
+
+@pytest.mark.parametrize(("row", "options", "why"), BAD)
+def test_wrong_options_are_refused_in_one_line(row, options, why):
+    with pytest.raises(MixerError, match=why) as said:
+        build_mixer(row, 8, **options)
+    assert "\n" not in str(said.value)
