@@ -321,7 +321,8 @@ class GatedDelta(Recurrent):
     def mixing_cost(self, T: int) -> MixingCost:
         H, K, V = self.memory
         flops = 7 * T * H * K * V + 2 * T * self.width * self.kernel_size
-        return MixingCost(flops=flops, counted=None, activations=4 * T * self.width, state=self.state_size())
+        kept = T * H * (80 * (K + V) + 1100)
+        return MixingCost(flops=flops, counted=None, activations=kept, state=self.state_size())
 
     def fades(self, x, valid):
         H, K, _ = self.memory

@@ -249,7 +249,8 @@ class Mamba2(Recurrent):
     def mixing_cost(self, T: int) -> MixingCost:
         H, N, P = self.memory
         flops = 5 * T * H * N * P + 2 * T * self.width * self.kernel_size
-        return MixingCost(flops=flops, counted=None, activations=4 * T * self.width, state=self.state_size())
+        kept = T * H * (46 * (N + P) + 400)
+        return MixingCost(flops=flops, counted=None, activations=kept, state=self.state_size())
 
     def fades(self, x, valid):
         decay = -at_least_float32(self.A_log).exp() * self.steps(self.project(x)[1][1])
