@@ -106,6 +106,8 @@ class DiTBlock(Block):
 
     def __init__(self, dim: int, spec: Spec, **options: Any):
         super().__init__(dim, spec, **options)
+        if self.mlp is None:
+            raise MixerError("DiTBlock: mlp_ratio must be above 0, because the condition also steers the MLP.")
         self.mixer_norm, self.mlp_norm = (plain_norm(dim, options["norm_eps"]) for _ in range(2))
         self.modulation = nn.Linear(dim, 6 * dim)
 
