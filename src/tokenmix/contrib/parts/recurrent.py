@@ -96,6 +96,10 @@ class Recurrent(Segmented):
         signed=True,
         fixed_when_traced=True,  # a trace unrolls the loop over chunks
         conditioned={"norm": False},
+        waivers={
+            "accurate_on_adversarial_keys": "signed sums cancel within a row; float32 errors scale with the largest "
+            "output (test_gated_delta.py)"
+        },
         page="recurrence",
     )
     chunk: ClassVar[Callable[..., tuple[Tensor, tuple[Tensor]]]]
