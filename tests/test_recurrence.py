@@ -60,12 +60,13 @@ def derive(form: Any, given: dict[str, Tensor], **options: Any) -> tuple[Tensor,
     draw = torch.Generator().manual_seed(5)
     weigh = [torch.randn(a.shape, generator=draw, dtype=torch.float64).to(a.dtype) for a in (y, state)]
     total = (y * weigh[0]).sum() + (state * weigh[1]).sum()
-    grads = torch.autograd.grad(total, list(leaves.values()))
+    grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
     return y.detach(), state.detach(), dict(zip(leaves, grads, strict=True))
 
 
 def off(got: Tensor, want: Tensor) -> float:
-    return float((got.double() - want.double()).abs().max() / want.abs().max().clamp_min(1e-30))
+    got, want = got.detach().double(), want.detach().double()
+    return float((got - want).abs().max() / want.abs().max().clamp_min(1e-30))
 
 
 def compare(given: dict[str, Tensor], dtype: torch.dtype, tol: float, **options: Any) -> None:
