@@ -204,7 +204,7 @@ def test_a_nan_reaches_the_tokens_after_it_in_its_document_only():
 
 
 def test_identities():
-    """Orthonormal keys: a memory without errors; nothing written only decays; equal features are a decay of the head."""
+    """Orthonormal keys are a memory; beta 0 only decays; equal decays of features are a decay of the head."""
     keys = torch.eye(8, dtype=torch.float64)[None, :, None]
     v = torch.randn(1, 8, 1, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     _, state = recurrence(keys, keys, v, rule="delta", scale=1.0)

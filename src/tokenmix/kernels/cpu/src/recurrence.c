@@ -416,7 +416,7 @@ static __attribute__((noinline)) void rec_forward_head(const rec_in *a, int64_t 
 
 TM_EXPORT(recurrence_forward)(const rec_in *a) {
     int64_t units = a->R * a->H;
-#pragma omp parallel for schedule(dynamic) num_threads((int)a->threads) if (units > 1 && a->threads > 1)
+#pragma omp parallel for schedule(static, 1) num_threads((int)a->threads) if (units > 1 && a->threads > 1)
     for (int64_t i = 0; i < units; i++) rec_forward_head(a, i / a->H, i % a->H);
 }
 
@@ -655,6 +655,6 @@ static __attribute__((noinline)) void rec_backward_row(const rec_in *a, int64_t 
 
 TM_EXPORT(recurrence_backward)(const rec_in *a) {
     int64_t units = a->R * a->HK;
-#pragma omp parallel for schedule(dynamic) num_threads((int)a->threads) if (units > 1 && a->threads > 1)
+#pragma omp parallel for schedule(static, 1) num_threads((int)a->threads) if (units > 1 && a->threads > 1)
     for (int64_t i = 0; i < units; i++) rec_backward_row(a, i / a->HK, i % a->HK);
 }
