@@ -118,10 +118,10 @@ typedef struct {
     int n;
 } rec_factor;
 
-enum { REC_NEW, REC_BY_ROW, REC_BY_COLUMN }; /* c begins at 0, or at c times a number for each row, or for each column */
+enum { REC_NEW, REC_BY_ROW, REC_BY_COLUMN }; /* c begins at 0, at c times a number for each row, or at ``from`` times one for each column */
 
-TM_INLINE void rec_tile(const int rows, const int nv, const int mode, const int two, float *c, int64_t ldc, const float *by, const rec_factor *f,
-                        const rec_factor *f2) {
+TM_INLINE void rec_tile(const int rows, const int nv, const int mode, const int two, float *c, int64_t ldc, const float *by, const float *from,
+                        const rec_factor *f, const rec_factor *f2) {
     tm_vf s[8][4];
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++)
@@ -129,7 +129,7 @@ TM_INLINE void rec_tile(const int rows, const int nv, const int mode, const int 
         for (int v = 0; v < nv; v++) {
             if (mode == REC_NEW) s[i][v] = (tm_vf){0};
             if (mode == REC_BY_ROW) s[i][v] = rec_all(by[i]) * rec_get(c + i * ldc + v * TM_VL);
-            if (mode == REC_BY_COLUMN) s[i][v] = rec_get(by + v * TM_VL) * rec_get(c + i * ldc + v * TM_VL);
+            if (mode == REC_BY_COLUMN) s[i][v] = rec_get(by + v * TM_VL) * rec_get(from + i * ldc + v * TM_VL);
         }
     for (int x = 0; x < f->n; x++) {
         tm_vf b[4];
@@ -161,13 +161,14 @@ TM_INLINE void rec_tile(const int rows, const int nv, const int mode, const int 
 }
 
 /* c (m x nv vectors) = what it begins at + f + f2. */
-TM_INLINE void rec_product(const int nv, const int mode, const int two, int m, float *c, int64_t ldc, const float *by, rec_factor f, rec_factor f2) {
+TM_INLINE void rec_product(const int nv, const int mode, const int two, int m, float *c, int64_t ldc, const float *by, const float *from, rec_factor f,
+                           rec_factor f2) {
     const int step = mode == REC_BY_ROW ? 1 : 0, most = nv > 2 ? REC_ROWS / 2 : REC_ROWS;
     int i = 0;
 #define REC_TILE(rows)                                                                                                                                         \
     do {                                                                                                                                                       \
-        rec_tile(rows, nv, mode, two, c, ldc, by, &f, &f2);                                                                                                    \
-        i += rows, c += rows * ldc, f.a += rows * f.row, f2.a += two ? rows * f2.row : 0, by += step * rows;                                                   \
+        rec_tile(rows, nv, mode, two, c, ldc, by, from, &f, &f2);                                                                                                    \
+        i += rows, c += rows * ldc, f.a += rows * f.row, f2.a += two ? rows * f2.row : 0, by += step * rows, from += rows * ldc;                                                   \
     } while (0)
     if (most >= 8)
         while (i + 8 <= m) REC_TILE(8);
@@ -180,21 +181,21 @@ TM_INLINE void rec_product(const int nv, const int mode, const int two, int m, f
 static const rec_factor rec_none = {0};
 
 /* The products of the two passes, each compiled once. */
-static __attribute__((noinline)) void rec_rows(int m, float *c, int64_t ldc, rec_factor f) { rec_product(REC_V, REC_NEW, 0, m, c, ldc, NULL, f, rec_none); }
+static __attribute__((noinline)) void rec_rows(int m, float *c, int64_t ldc, rec_factor f) { rec_product(REC_V, REC_NEW, 0, m, c, ldc, c, c, f, rec_none); }
 static __attribute__((noinline)) void rec_rows2(int m, float *c, int64_t ldc, rec_factor f, rec_factor f2) {
-    rec_product(REC_V, REC_NEW, 1, m, c, ldc, NULL, f, f2);
+    rec_product(REC_V, REC_NEW, 1, m, c, ldc, c, c, f, f2);
 }
 static __attribute__((noinline)) void rec_pairs_of(int m, float *c, rec_factor f) {
-    rec_product(REC_C / TM_VL, REC_NEW, 0, m, c, REC_C, NULL, f, rec_none);
+    rec_product(REC_C / TM_VL, REC_NEW, 0, m, c, REC_C, c, c, f, rec_none);
 }
 static __attribute__((noinline)) void rec_update(int m, float *c, int64_t ldc, const float *by, rec_factor f) {
-    rec_product(REC_V, REC_BY_ROW, 0, m, c, ldc, by, f, rec_none);
+    rec_product(REC_V, REC_BY_ROW, 0, m, c, ldc, by, c, f, rec_none);
 }
 static __attribute__((noinline)) void rec_update2(int m, float *c, int64_t ldc, const float *by, rec_factor f, rec_factor f2) {
-    rec_product(REC_V, REC_BY_ROW, 1, m, c, ldc, by, f, f2);
+    rec_product(REC_V, REC_BY_ROW, 1, m, c, ldc, by, c, f, f2);
 }
-static __attribute__((noinline)) void rec_update_turned(int m, float *c, int64_t ldc, const float *by, rec_factor f) {
-    rec_product(REC_V, REC_BY_COLUMN, 0, m, c, ldc, by, f, rec_none);
+static __attribute__((noinline)) void rec_update_turned(int m, float *c, int64_t ldc, const float *by, const float *from, rec_factor f) {
+    rec_product(REC_V, REC_BY_COLUMN, 0, m, c, ldc, by, from, f, rec_none);
 }
 
 /* A row of n numbers, zeros up to np. A call of memcpy for each would cost more than the copy. */
@@ -356,16 +357,16 @@ static __attribute__((noinline)) void rec_forward_block(const rec_in *a, const r
 }
 
 /* A state (K, V) in blocks of columns s, (Vp / REC_W) of Kp x REC_W, and back; NULL is zero. */
-static __attribute__((noinline)) void rec_spread(const float *state, float *s, const rec_size *z) {
-    memset(s, 0, 4 * (size_t)z->Kp * z->Vp);
+static void rec_spread(const float *state, float *s, const rec_size *z) {
+    if (!state || z->Kp > z->K) memset(s, 0, 4 * (size_t)z->Kp * z->Vp);
     if (!state) return;
     for (int c0 = 0; c0 < z->V; c0 += REC_W)
-        for (int x = 0; x < z->K; x++) memcpy(s + c0 * z->Kp + x * REC_W, state + (int64_t)x * z->V + c0, 4 * (size_t)tm_min(REC_W, z->V - c0));
+        for (int x = 0; x < z->K; x++) rec_load(s + c0 * z->Kp + x * REC_W, state + (int64_t)x * z->V + c0, (int)tm_min(REC_W, z->V - c0), REC_W);
 }
 
-static __attribute__((noinline)) void rec_collect(float *state, const float *s, const rec_size *z) {
+static void rec_collect(float *state, const float *s, const rec_size *z) {
     for (int c0 = 0; c0 < z->V; c0 += REC_W)
-        for (int x = 0; x < z->K; x++) memcpy(state + (int64_t)x * z->V + c0, s + c0 * z->Kp + x * REC_W, 4 * (size_t)tm_min(REC_W, z->V - c0));
+        for (int x = 0; x < z->K; x++) rec_store(state + (int64_t)x * z->V + c0, s + c0 * z->Kp + x * REC_W, (int)tm_min(REC_W, z->V - c0));
 }
 
 static rec_size rec_sizes(const rec_in *a) {
@@ -415,7 +416,7 @@ static __attribute__((noinline)) void rec_forward_head(const rec_in *a, int64_t 
 
 TM_EXPORT(recurrence_forward)(const rec_in *a) {
     int64_t units = a->R * a->H;
-#pragma omp parallel for schedule(dynamic) num_threads((int)a->threads) if (units > 1 && a->threads > 1)
+#pragma omp parallel for schedule(static, 1) num_threads((int)a->threads) if (units > 1 && a->threads > 1)
     for (int64_t i = 0; i < units; i++) rec_forward_head(a, i / a->H, i % a->H);
 }
 
@@ -627,9 +628,10 @@ static __attribute__((noinline)) void rec_back_head_of(const rec_in *a, const re
             }
             if (m == count - 1) break;
             float *next = o->st + padded * (m + 1);
-            memcpy(next, next - padded, 4 * (size_t)padded);
+            if (z->Vp > z->V) memset(next, 0, 4 * (size_t)padded);
             for (int x = 0; x < z->Kp; x += REC_W)
-                rec_update_turned(z->V, next + x * z->Vp, REC_W, c->through + x, (rec_factor){o->new[m], 1, REC_LD, c->kr + x, REC_LD, c->n});
+                rec_update_turned(z->V, next + x * z->Vp, REC_W, c->through + x, next - padded + x * z->Vp,
+                                  (rec_factor){o->new[m], 1, REC_LD, c->kr + x, REC_LD, c->n});
         }
         for (int m = count - 1; m >= 0; m--) {
             rec_back_chunk(a, z, row->b, h, m, o, o->st + padded * m, i == 0 && m == 0);
@@ -653,6 +655,6 @@ static __attribute__((noinline)) void rec_backward_row(const rec_in *a, int64_t 
 
 TM_EXPORT(recurrence_backward)(const rec_in *a) {
     int64_t units = a->R * a->HK;
-#pragma omp parallel for schedule(dynamic) num_threads((int)a->threads) if (units > 1 && a->threads > 1)
+#pragma omp parallel for schedule(static, 1) num_threads((int)a->threads) if (units > 1 && a->threads > 1)
     for (int64_t i = 0; i < units; i++) rec_backward_row(a, i / a->HK, i % a->HK);
 }
