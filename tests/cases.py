@@ -128,12 +128,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"heads": 4, "rank": 1, "decay": False, "kernel_size": 1, "gate": "tanh", "key_norm": False},
     ),
     "aft_pairs-plain": ("aft_pairs", {"heads": 2, "rank": 3, "norm": False, "qkv_bias": False, "kernel_size": 1}),
-    "gated_delta": ("gated_delta", {"heads": 2, "qkv_bias": True}),
+    "gated_delta": ("gated_delta", {"heads": 2}),
     "gated_delta-delta": (
         "gated_delta",
         {"heads": 2, "decay": None, "gate": None, "negative": True, "kernel_size": 1, "out_bias": True},
     ),
-    "gated_delta-grouped": ("gated_delta", {"heads": 2, "value_heads": 4, "head_dim": 3, "value_dim": 5}),
+    "gated_delta-grouped": (
+        "gated_delta",
+        {"heads": 2, "value_heads": 4, "head_dim": 3, "value_dim": 5, "qkv_bias": True},
+    ),
     "gated_delta-feature": (
         "gated_delta",
         {"heads": 2, "decay": "feature", "gate": "sigmoid", "gate_rank": 3, "gate_bias": True},

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...functional.layout.masks import valid_mask
 from ...functional.sums.nonfinite import add_nan_mask, clean, marks, nothing_to_hide
 from ...kernels.precision import at_least_float32
-from ...mixers.base import Arguments, Facts, Inputs, register_state
+from ...mixers.base import Arguments, Facts, Inputs, Kernels, register_state
 from ...mixers.parts.history import empty_window, ring_bytes
 from ...mixers.parts.options import at_least
 from ...mixers.parts.shared import ring_chunk
@@ -96,6 +96,7 @@ class Recurrent(Segmented):
         signed=True,
         fixed_when_traced=True,  # a trace unrolls the loop over chunks
         conditioned={"norm": False},
+        kernels=Kernels(("recurrence",)),
         waivers={
             "accurate_on_adversarial_keys": "signed sums cancel within a row; float32 errors scale with the largest "
             "output (test_gated_delta.py)"
