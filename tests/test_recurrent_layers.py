@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ pytest.importorskip("transformers")
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
-def tokens(layer: torch.nn.Module, rows: int = 2, length: int = 37) -> torch.Tensor:
+def tokens(layer: Any, rows: int = 2, length: int = 37) -> torch.Tensor:
     """Draw an input of the width that the layer reads."""
     return torch.randn(rows, length, layer.dim, generator=torch.Generator().manual_seed(1))
 

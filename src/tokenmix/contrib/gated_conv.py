@@ -99,6 +99,7 @@ class GatedConv(WindowMixer):
         signed=True,
         page="recurrence",
     )
+    conv_bias: Tensor | None
 
     def __init__(
         self,

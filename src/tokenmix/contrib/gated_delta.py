@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..functional.layout.masks import valid_mask
-from ..functional.recurrence import recurrence
+from ..functional.recurrence import Rule, recurrence
 from ..functional.sums.nonfinite import propagate_nonfinite, propagate_nonfinite_chunk
 from ..kernels.backend import Backend
 from ..kernels.precision import at_least_float32, exact
@@ -19,8 +20,9 @@ from ..mixers.base import QKVO, About, Facts, chunk_positions
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import join_rings
 from ..mixers.parts.options import at_least, check_numbers, check_positive, one_of
+from ..types import Options
 from .parts.gated_norm import OUTPUT_GATES, OutputGate, gated_norm
-from .parts.recurrent import LowRank, Recurrent, hide_gate, log_decay, start_steps
+from .parts.recurrent import LowRank, Read, Recurrent, hide_gate, log_decay, start_steps
 
 Decay = Literal["head", "feature"]
 
@@ -74,8 +76,14 @@ def gated_delta(
     """
     if causal is not True:
         raise MixerError(f"gated_delta: a delta rule has only a causal form, got causal={causal!r}.")
-    options = {"weight": weight if norm else None, "gate": gate, "eps": eps, "key_mask": key_mask, "backend": backend}
-    read = partial(_read, heads=heads, value_heads=value_heads or heads, **options)
+    options: Options = {
+        "weight": weight if norm else None,
+        "gate": gate,
+        "eps": eps,
+        "key_mask": key_mask,
+        "backend": backend,
+    }
+    read: Callable[..., Read] = partial(_read, heads=heads, value_heads=value_heads or heads, **options)
     keys = (k, v, beta) if decay is None else (k, v, beta, decay)
 
     def form(z: Tensor | None) -> tuple[Tensor, None]:
@@ -105,8 +113,14 @@ def gated_delta_chunk(
     eps: float = 1e-5,
 ) -> tuple[Tensor, tuple[Tensor]]:
     """Compute the same for the next tokens of a stream after ``past``, S (B, value_heads, K, V), and S after them."""
-    options = {"weight": weight if norm else None, "gate": gate, "eps": eps, "key_mask": key_mask, "past": past}
-    read = partial(_read, heads=heads, value_heads=value_heads or heads, **options)
+    options: Options = {
+        "weight": weight if norm else None,
+        "gate": gate,
+        "eps": eps,
+        "key_mask": key_mask,
+        "past": past,
+    }
+    read: Callable[..., Read] = partial(_read, heads=heads, value_heads=value_heads or heads, **options)
     keys = (k, v, beta) if decay is None else (k, v, beta, decay)
     return hide_gate(lambda z: propagate_nonfinite_chunk(partial(read, z=z), q, *keys, key_mask=key_mask), z)
 
@@ -127,9 +141,9 @@ def _read(
     key_mask: Tensor | None,
     past: Tensor | None = None,
     backend: Backend = "auto",
-) -> tuple[Tensor, tuple[Tensor]]:
+) -> Read:
     """Return the outputs (B, T, value_heads V) in q's dtype, and the state after the last token."""
-    options = {"heads": heads, "past": past, "key_mask": key_mask, "backend": backend}
+    options: Options = {"heads": heads, "past": past, "key_mask": key_mask, "backend": backend}
     o, after = read_heads(q, k, v.unflatten(-1, (value_heads, -1)), decay, beta, **options)
     y = gated_norm(o.flatten(2), z, weight, groups=value_heads, gate=gate, eps=eps)
     return y.to(q.dtype), (after,)
@@ -143,7 +157,7 @@ def read_heads(
     if decay is not None and decay.shape[-1] != v.shape[2]:
         decay = decay.unflatten(-1, (v.shape[2], -1))
     q, k = (at_least_float32(a).unflatten(-1, (heads, -1)) for a in (q, k))  # outputs in the precision of the norm
-    rule = "delta" if decay is None else "gated_delta"
+    rule: Rule = "delta" if decay is None else "gated_delta"
     return recurrence(q, k, v, decay=decay, beta=beta, rule=rule, l2norm=True, **options)
 
 
@@ -238,12 +252,11 @@ class GatedDelta(Recurrent):
         )
         self.A_log = None if decay is None else nn.Parameter(torch.empty(H))
         self.dt_bias = None if decay is None else nn.Parameter(torch.empty(wide if by_feature else H))
-        self.g_proj = None
-        if gate is not None:
-            low = gate_rank is not None
-            self.g_proj = (
-                LowRank(dim, gate_rank, values, bias=gate_bias) if low else nn.Linear(dim, values, bias=gate_bias)
-            )
+        self.g_proj: nn.Module | None = None
+        if gate is not None and gate_rank is None:
+            self.g_proj = nn.Linear(dim, values, bias=gate_bias)
+        elif gate is not None and gate_rank is not None:
+            self.g_proj = LowRank(dim, gate_rank, values, bias=gate_bias)
         self.norm = nn.Parameter(torch.empty(self.value_dim))
         self.out_proj = nn.Linear(values, dim, bias=out_bias)
         self.init_parameters()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,8 +19,9 @@ from ..mixers.base import About, Facts
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import join_rings
 from ..mixers.parts.options import at_least, check_numbers, check_positive
+from ..types import Options
 from .parts.gated_norm import gated_norm
-from .parts.recurrent import Recurrent, hide_gate, start_steps
+from .parts.recurrent import Read, Recurrent, hide_gate, start_steps
 
 
 @exact
@@ -69,8 +71,14 @@ def mamba2(
     """
     if causal is not True:
         raise MixerError(f"mamba2: has only a causal form, got causal={causal!r}.")
-    options = {"skip": skip, "weight": weight if norm else None, "key_mask": key_mask, "eps": eps, "backend": backend}
-    read = partial(_read, heads=heads, groups=groups, **options)
+    options: Options = {
+        "skip": skip,
+        "weight": weight if norm else None,
+        "key_mask": key_mask,
+        "eps": eps,
+        "backend": backend,
+    }
+    read: Callable[..., Read] = partial(_read, heads=heads, groups=groups, **options)
 
     def form(z: Tensor | None) -> tuple[Tensor, None]:
         def whole(q: Tensor, *keys: Tensor) -> Tensor:
@@ -100,8 +108,14 @@ def mamba2_chunk(
     eps: float = 1e-5,
 ) -> tuple[Tensor, tuple[Tensor]]:
     """Compute the same for the next tokens of a stream after ``past``, S (B, heads, N, P), and S after them."""
-    options = {"skip": skip, "weight": weight if norm else None, "key_mask": key_mask, "eps": eps, "past": past}
-    read = partial(_read, heads=heads, groups=groups, **options)
+    options: Options = {
+        "skip": skip,
+        "weight": weight if norm else None,
+        "key_mask": key_mask,
+        "eps": eps,
+        "past": past,
+    }
+    read: Callable[..., Read] = partial(_read, heads=heads, groups=groups, **options)
     return hide_gate(lambda z: propagate_nonfinite_chunk(partial(read, z=z), q, k, v, decay, dt, key_mask=key_mask), z)
 
 
@@ -121,7 +135,7 @@ def _read(
     key_mask: Tensor | None,
     past: Tensor | None = None,
     backend: Backend = "auto",
-) -> tuple[Tensor, tuple[Tensor]]:
+) -> Read:
     """Return the outputs (B, T, heads P) in q's dtype, and the state after the last token."""
     v = at_least_float32(zero_masked(v, key_mask)).unflatten(-1, (heads, -1))
     o, after = recurrence(

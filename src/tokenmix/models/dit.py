@@ -118,6 +118,8 @@ class DiTBlock(Block):
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation(condition)[:, None].chunk(6, -1)
         mixed = self.mixer(modulate(self.mixer_norm(x), shift, scale), **self.for_mixer(given))
         x = x + gate * self.dropout(mixed)
+        assert self.mlp is not None
+        assert self.mlp_norm is not None  # both refused at construction
         return x + mlp_gate * self.dropout(self.mlp(modulate(self.mlp_norm(x), mlp_shift, mlp_scale)))
 
     def reset_parameters(self, std: float = 0.02, residual_std: float | None = None) -> None:

@@ -21,6 +21,8 @@ from ...mixers.parts.short_conv import ShortConv
 from ...mixers.segments import Segmented
 
 Rest = TypeVar("Rest")
+Read = tuple[Tensor, tuple[Tensor]]
+"""The outputs of tokens, and the memory after them."""
 LIVES = (1e-3, 1e-1, 1e-4)
 """Bounds of the steps dt at the start, log-uniform, and the least of them, as in Mamba-2 and all its descendants."""
 

@@ -26,6 +26,8 @@ class ShortConv(nn.Module):
     Parameters: weight (dim, s), bias (dim). To stream it, keep the last s - 1 inputs (``history.RingState``).
     """
 
+    bias: Tensor | None
+
     def __init__(self, dim: int, kernel_size: int = 4, *, causal: bool = True, bias: bool = False):
         super().__init__()
         self.kernel_size, self.causal = kernel_size, causal
