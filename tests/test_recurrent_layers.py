@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from recurrent_layers import PAIRS, kimi, lfm, qwen
+from recurrent_layers import PAIRS, copy, copy_low_rank, kimi, lfm, perturb, qwen
 from tokenmix import build_mixer
 
 pytest.importorskip("transformers")
@@ -133,3 +133,17 @@ def test_padding_of_a_biased_convolution_counts_there_and_not_here():
     mask[0, :9] = False
     torch.testing.assert_close(ours(x, key_mask=mask)[:, 9:], theirs(x[:, 9:]), **CLOSE)
     assert float((theirs(x, attention_mask=mask)[:, 9:] - theirs(x[:, 9:])).detach().abs().max()) > 1e-2
+
+
+def test_the_bounded_decay_is_that_of_glm_5():
+    from transformers.models.glm5_next import modeling_glm5_next as hf
+
+    config = hf.Glm5NextTextConfig(hidden_size=32, linear_head_dim=8, linear_num_heads=2, linear_lower_bound=-5.0)
+    theirs: Any = perturb(hf.Glm5NextTextForgetGate(config))
+    options = {"decay": "feature", "gate": "sigmoid", "gate_rank": 8, "lower_bound": -5.0}
+    ours: Any = build_mixer("gated_delta", 32, heads=2, head_dim=8, **options)
+    copy_low_rank(ours.a_proj, theirs.f_a_proj, theirs.f_b_proj)
+    copy(ours.A_log, theirs.A_log)
+    copy(ours.dt_bias, theirs.dt_bias)
+    x = tokens(ours)
+    torch.testing.assert_close(ours.log_decay(x), theirs(x).flatten(2), **CLOSE)
