@@ -403,20 +403,24 @@ static void rec_forward_masked(const rec_in *a, const rec_row *row, int64_t h) {
 /* One token, from the state to the next one without a copy of either; nothing is kept. */
 static void rec_forward_one(const rec_in *a, const rec_row *row, int64_t r, int64_t h) {
     int64_t t = row->t[0], at = (row->b * a->T + t) * a->H + h, hk = h / (a->H / a->HK), size = a->K * a->V;
-    const float *q = a->q + row->b * a->qb + t * a->qt + hk * a->qh, *k = a->k + row->b * a->kb + t * a->kt + hk * a->kh;
-    const float *v = a->v + row->b * a->vb + t * a->vt + h * a->vh, *s = a->past ? a->past + (r * a->H + h) * size : NULL;
-    float *next = a->state + (r * a->H + h) * size, e[REC_D], read[REC_D] = {0}, y[REC_D] = {0}, new[REC_D];
+    const float *restrict q = a->q + row->b * a->qb + t * a->qt + hk * a->qh, *restrict k = a->k + row->b * a->kb + t * a->kt + hk * a->kh;
+    const float *restrict v = a->v + row->b * a->vb + t * a->vt + h * a->vh, *restrict s = a->past ? a->past + (r * a->H + h) * size : NULL;
+    float *restrict next = a->state + (r * a->H + h) * size, e[REC_D], read[REC_D] = {0}, y[REC_D] = {0}, new[REC_D];
     int start = a->mask && (a->mask[row->b * a->T + t] & 2);
     for (int x = 0; x < a->K; x++) e[x] = start ? 0.0f : a->kind ? tm_exp(a->g[a->kind == 2 ? at * a->K + x : at]) : 1.0f;
     for (int x = 0; s && a->delta && x < a->K; x++) {
         float w = e[x] * k[x];
+        TM_IVDEP
         for (int c = 0; c < a->V; c++) read[c] += w * s[x * a->V + c];
     }
     for (int c = 0; c < a->V; c++) new[c] = a->delta ? (a->b ? a->b[at] : 1.0f) * (v[c] - read[c]) : v[c];
     for (int x = 0; x < a->K; x++) {
-        float kx = k[x], qx = (float)a->scale * q[x], *to = next + x * a->V;
+        float kx = k[x], qx = (float)a->scale * q[x], ex = e[x], *to = next + x * a->V;
+        const float *from = s ? s + x * a->V : to;
+        if (!s) memset(to, 0, 4 * (size_t)a->V);
+        TM_IVDEP
         for (int c = 0; c < a->V; c++) {
-            float kept = s ? e[x] * s[x * a->V + c] + kx * new[c] : kx * new[c];
+            float kept = ex * from[c] + kx * new[c];
             to[c] = kept, y[c] += qx * kept;
         }
     }
