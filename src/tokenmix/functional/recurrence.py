@@ -103,11 +103,12 @@ def recurrence(
     """
     _check_options(rule, layout, keep, scale, l2norm)
     if layout == "bhtd":
-        q, k, v, decay, beta = (None if a is None else _swap(a) for a in (q, k, v, decay, beta))
+        q, k, v = _swap(q), _swap(k), _swap(v)
+        decay, beta = (None if a is None else _swap(a) for a in (decay, beta))
     _check_tensors(q, k, v, rule, decay, beta)
     _check_rows(q, k, v, past, cu_seqlens, positions, key_mask)
     given, states = q.dtype, v.shape[2]
-    call = _align_heads(*_cast_wide(q, k, v, decay, beta, past), l2norm=l2norm)._replace(
+    call = _align(q, k, v, decay, beta, past, l2norm=l2norm)._replace(
         live=key_mask,
         starts=None if positions is None else (positions == 0) & (True if key_mask is None else key_mask),
         ends=None if cu_seqlens is None else cu_seqlens.long(),
@@ -146,28 +147,28 @@ class _Call(NamedTuple):
 
     def change(self, change: Callable[[Tensor], Tensor]) -> _Call:
         """Change the tensors of tokens."""
-        return self._replace(**{name: a if a is None else change(a) for name, a in zip(_TOKENS, self, strict=False)})
+        decay, beta = (None if a is None else change(a) for a in (self.decay, self.beta))
+        return self._replace(q=change(self.q), k=change(self.k), v=change(self.v), decay=decay, beta=beta)
 
-
-_TOKENS = ("q", "k", "v", "decay", "beta")
+    def cut(self, tokens: slice) -> _Call:
+        """Keep some of the tokens."""
+        live, starts = (None if a is None else a[:, tokens] for a in (self.live, self.starts))
+        return self.change(lambda a: a[:, tokens])._replace(live=live, starts=starts)
 
 
 def _swap(a: Tensor) -> Tensor:
     return a if a.ndim < 3 else a.transpose(1, 2)
 
 
-def _cast_wide(*tensors: Tensor | None) -> list[Tensor | None]:
-    """Cast the tensors to the widest of their dtypes, float32 at least."""
-    wide = torch.float32
-    for a in tensors:
-        wide = wide if a is None else torch.promote_types(wide, a.dtype)
-    return [None if a is None else a.to(wide) for a in tensors]
-
-
-def _align_heads(
+def _align(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor | None, past: Tensor | None, *, l2norm: bool
 ) -> _Call:
-    """Give v, decay, beta and past the heads of the outputs, and q and k one number of heads; normalise q and k."""
+    """Cast to the widest dtype, float32 at least; give q and k one number of heads, the rest those of the outputs."""
+    wide = torch.float32
+    for a in (q, k, v, decay, beta, past):
+        wide = wide if a is None else torch.promote_types(wide, a.dtype)
+    q, k, v = q.to(wide), k.to(wide), v.to(wide)
+    decay, beta, past = (None if a is None else a.to(wide) for a in (decay, beta, past))
     if l2norm:
         q, k = (a * (a.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for a in (q, k))
     if decay is not None:
@@ -230,27 +231,23 @@ def _reach(mark: Tensor, starts: Tensor | None) -> Tensor:
 def _run_kernel(call: _Call, how: _How) -> tuple[Tensor, Tensor]:
     """Run on the C kernel; the state after every token is that of calls of one token each."""
     if how.every and call.v.shape[1] > 0:
-        outputs, states = [], []
+        outputs: list[Tensor] = []
+        states: list[Tensor] = []
         for t in range(call.v.shape[1]):
-            one = call.change(lambda a, t=t: a[:, t : t + 1])  # type: ignore[misc]  # mypy infers no default
-            one = one._replace(**{name: None if a is None else a[:, t : t + 1] for name, a in _marks_of(call).items()})
-            y, state = _run_kernel(one._replace(past=states[-1] if states else call.past), how._replace(every=False))
+            one = call.cut(slice(t, t + 1))._replace(past=states[-1] if states else call.past)
+            y, state = _run_kernel(one, how._replace(every=False))
             outputs.append(y)
             states.append(state)
         return torch.cat(outputs, 1), torch.stack(states, 1)
-    flags = None
-    if call.live is not None or call.starts is not None:
-        live = kernel.LIVE if call.live is None else call.live * kernel.LIVE
-        flags = (live + (0 if call.starts is None else call.starts * kernel.START)).to(torch.uint8)
+    flags = None if call.live is None else call.live.to(torch.uint8)
+    if call.starts is not None:
+        flags = call.starts * kernel.START + (kernel.LIVE if flags is None else flags)
+        flags = flags.to(torch.uint8)
     result = recurrence_kernel(*call[:6], flags, call.ends, how.delta, how.scale)
     rows = call.v.shape[0] if call.ends is None else call.ends.shape[0] - 1
     y, state = result.split([call.v.numel(), result.numel() - call.v.numel()])
     state = state.view(rows, call.v.shape[2], call.q.shape[3], call.v.shape[3])
     return y.view(call.v.shape), state[:, None][:, :0] if how.every else state
-
-
-def _marks_of(call: _Call) -> dict[str, Tensor | None]:
-    return {"live": call.live, "starts": call.starts}
 
 
 def _run_eager(call: _Call, how: _How) -> tuple[Tensor, Tensor]:

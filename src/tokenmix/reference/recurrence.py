@@ -24,9 +24,8 @@ def recurrence(
     each query has a state of its own, over the tokens that it may attend. Returns o and S after the last token.
     """
     H, heads = max(q.shape[2], v.shape[2]), v.shape[2]
-    q, k, v, decay, beta = (
-        None if a is None else a.repeat_interleave(H // a.shape[2], 2) for a in (q, k, v, decay, beta)
-    )
+    q, k, v = (a.repeat_interleave(H // a.shape[2], 2) for a in (q, k, v))
+    decay, beta = (None if a is None else a.repeat_interleave(H // a.shape[2], 2) for a in (decay, beta))
     B, T, dk = q.shape[0], q.shape[1], q.shape[3]
     queries = 1 if mask is None else T
     S = torch.zeros(B, 1, H, dk, v.shape[3], dtype=q.dtype) if past is None else past[:, None]

@@ -208,23 +208,27 @@ TM_INLINE void rec_load(float *row, const float *a, int n, int np) {
 
 TM_INLINE void rec_store(float *a, const float *row, int n) { rec_load(a, row, n, n); }
 
-/* Ask for n numbers. Rows of a head lie whole tokens apart, and no processor sees that pattern by itself. */
-TM_INLINE void rec_ahead(const float *a, int n) {
-    for (int x = 0; x < n; x += 16) __builtin_prefetch(a + x, 0, 2);
+/* Ask for numbers from ``first`` to ``end`` of the rows, ``stride`` apart, of the tokens ``step`` after those of a chunk. Rows of a head lie whole tokens apart,
+   and no processor sees that pattern by itself. It is asked between two products: the lines that are under way at a time are few. */
+TM_INLINE void rec_ahead(const rec_chunk *c, int64_t step, int64_t T, const float *a, int64_t stride, int first, int end) {
+    for (int i = 0; i < c->n; i++) {
+        const float *p = a + tm_max(0, tm_min(T - 1, c->t[i] + step)) * stride;
+        for (int x = first; x < end; x += 16) __builtin_prefetch(p + x, 0, 2);
+    }
 }
 
 /* The products of keys and queries of each pair of tokens; by feature each key decays on its way, in c->kr. */
-TM_INLINE void rec_pair_block(const int count, const int feature, rec_chunk *c, int i, int j, int Kp, float *qs, float *ks) {
+TM_INLINE void rec_pair_block(const int count, const int by_feature, const int decays, rec_chunk *c, int i, int j, int Kp, float *qs, float *ks) {
     tm_vf sq[4], sk[4];
 #pragma GCC unroll 4
     for (int m = 0; m < count; m++) sq[m] = sk[m] = (tm_vf){0};
     for (int x = 0; x < Kp; x += TM_VL) {
         tm_vf q = rec_get(c->q + i * REC_LD + x), k = rec_get(c->k + i * REC_LD + x), e = {0};
-        if (feature) e = rec_get(c->e + i * REC_LD + x);
+        if (decays) e = rec_get(c->e + i * REC_LD + x);
 #pragma GCC unroll 4
         for (int m = 0; m < count; m++) {
-            tm_vf w = rec_get(c->kr + (j + m) * REC_LD + x);
-            if (feature) w *= e, rec_put(c->kr + (j + m) * REC_LD + x, w);
+            tm_vf w = rec_get((by_feature ? c->kr : c->k) + (j + m) * REC_LD + x);
+            if (decays) w *= e, rec_put(c->kr + (j + m) * REC_LD + x, w);
             sq[m] += q * w, sk[m] += k * w;
         }
     }
@@ -237,9 +241,9 @@ static __attribute__((noinline)) void rec_pairs(const int feature, rec_chunk *c,
     memset(qs, 0, sizeof qs), memset(ks, 0, sizeof ks);
     for (int i = 0; i < c->n; i++) {
         int j = 0;
-        for (; j + 4 <= i; j += 4) rec_pair_block(4, feature, c, i, j, Kp, qs, ks);
-        for (; j < i; j++) rec_pair_block(1, feature, c, i, j, Kp, qs, ks);
-        rec_pair_block(1, 0, c, i, i, Kp, qs, ks);
+        for (; j + 4 <= i; j += 4) rec_pair_block(4, feature, feature, c, i, j, Kp, qs, ks);
+        for (; j < i; j++) rec_pair_block(1, feature, feature, c, i, j, Kp, qs, ks);
+        rec_pair_block(1, feature, 0, c, i, i, Kp, qs, ks);
         for (int m = 0; m < TM_VL; m++) ks[i * TM_VL + m] = 0.0f;
         for (int m = 0; m < REC_C; m += TM_VL) {
             rec_put(c->seen + i * REC_C + m, rec_sums(qs + m * TM_VL));
@@ -298,20 +302,12 @@ static __attribute__((noinline)) void rec_decay_feature(const rec_in *a, rec_chu
 /* Read n tokens of head h, and compute all that does not depend on values. back: the inverse is that of the backward pass. */
 static __attribute__((noinline)) void rec_prepare(const rec_in *a, const rec_size *z, int64_t b, int64_t h, const int64_t *t, int n, rec_chunk *c, int back) {
     int64_t hk = h / (a->H / a->HK);
-    int64_t ahead = back ? -REC_C * REC_GROUP : REC_C * REC_GROUP;
     float e[REC_C];
     c->t = t, c->n = n;
     for (int i = 0; i < n; i++) {
         int64_t at = (b * a->T + t[i]) * a->H + h;
         float *q = c->q + i * REC_LD, *row = c->e + i * REC_LD;
         int start = a->mask && (a->mask[b * a->T + t[i]] & 2);
-        int64_t next = b * a->T + tm_min(tm_max(t[i] + ahead, 0), a->T - 1), far = next - b * a->T;
-        rec_ahead(a->q + b * a->qb + far * a->qt + hk * a->qh, z->K), rec_ahead(a->k + b * a->kb + far * a->kt + hk * a->kh, z->K);
-        if (a->kind == 2) rec_ahead(a->g + (next * a->H + h) * z->K, z->K);
-        if (ahead > 0 || !a->delta) rec_ahead(a->v + b * a->vb + far * a->vt + h * a->vh, z->V);
-        if (ahead > 0) rec_ahead(a->y + (next * a->H + h) * z->V, z->V);
-        if (ahead < 0) rec_ahead(a->dy + (next * a->H + h) * z->V, z->V);
-        if (ahead < 0 && a->delta) rec_ahead(a->u + (next * a->H + h) * z->V, z->V);
         rec_load(q, a->q + b * a->qb + t[i] * a->qt + hk * a->qh, z->K, z->Kp);
         for (int x = 0; x < z->Kp; x++) q[x] *= (float)a->scale;
         rec_load(c->k + i * REC_LD, a->k + b * a->kb + t[i] * a->kt + hk * a->kh, z->K, z->Kp);
@@ -323,8 +319,7 @@ static __attribute__((noinline)) void rec_prepare(const rec_in *a, const rec_siz
             for (int x = 0; x < z->K; x++) row[x] = start ? 0.0f : tm_exp(g[x]);
             for (int x = z->K; x < z->Kp; x++) row[x] = 0.0f;
             rec_store(c->kr + i * REC_LD, c->k + i * REC_LD, z->Kp);
-        } else
-            rec_store(c->kr + i * REC_LD, c->k + i * REC_LD, z->Kp);
+        }
     }
     if (a->kind == 2) {
         rec_pairs(1, c, z->Kp);
@@ -339,10 +334,13 @@ static __attribute__((noinline)) void rec_prepare(const rec_in *a, const rec_siz
 /* The outputs of a chunk for one block of columns from c0, and its state s (K x REC_W). */
 static __attribute__((noinline)) void rec_forward_block(const rec_in *a, const rec_size *z, int64_t b, int64_t h, const rec_chunk *c, float *s, int c0) {
     float v[REC_C * REC_W] __attribute__((aligned(64))) = {0}, o[REC_C * REC_W] __attribute__((aligned(64))), d[REC_C * REC_W] __attribute__((aligned(64)));
-    int n = c->n, w = (int)tm_min(REC_W, z->V - c0);
+    int n = c->n, w = (int)tm_min(REC_W, z->V - c0), k0 = c0 * z->K / z->V, k1 = (c0 + w) * z->K / z->V, hk = (int)(h / (a->H / a->HK));
+    int64_t step = REC_C * REC_GROUP, T = a->T, row = b * a->T * a->H + h;
     for (int i = 0; i < n; i++) rec_load(v + i * REC_W, a->v + b * a->vb + c->t[i] * a->vt + h * a->vh + c0, w, REC_W);
+    rec_ahead(c, step, T, a->q + b * a->qb + hk * a->qh, a->qt, k0, k1);
     if (a->delta) {
         rec_rows(n, o, REC_W, (rec_factor){c->kd, REC_LD, 1, s, REC_W, z->K});
+        rec_ahead(c, step, T, a->k + b * a->kb + hk * a->kh, a->kt, k0, k1);
         for (int i = 0; i < n * REC_W; i++) v[i] -= o[i];
         rec_rows(n, d, REC_W, (rec_factor){c->inverse, REC_C, 1, v, REC_W, n});
         for (int i = 0; i < n; i++) {
@@ -351,8 +349,12 @@ static __attribute__((noinline)) void rec_forward_block(const rec_in *a, const r
         }
     }
     const float *new = a->delta ? d : v;
+    rec_ahead(c, step, T, a->v + b * a->vb + h * a->vh, a->vt, c0, c0 + w);
     rec_rows2(n, o, REC_W, (rec_factor){c->qd, REC_LD, 1, s, REC_W, z->K}, (rec_factor){c->seen, REC_C, 1, new, REC_W, n});
     for (int i = 0; i < n; i++) rec_store(a->y + ((b * a->T + c->t[i]) * a->H + h) * z->V + c0, o + i * REC_W, w);
+    if (!a->delta) rec_ahead(c, step, T, a->k + b * a->kb + hk * a->kh, a->kt, k0, k1);
+    if (a->kind == 2) rec_ahead(c, step, T, a->g + row * z->K, a->H * z->K, k0, k1);
+    rec_ahead(c, step, T, a->y + row * z->V, a->H * z->V, c0, c0 + w);
     rec_update(z->K, s, REC_W, c->through, (rec_factor){c->kr, 1, REC_LD, new, REC_W, n});
 }
 
@@ -388,24 +390,60 @@ static rec_row rec_tokens(const rec_in *a, int64_t r, int64_t *t) {
     return row;
 }
 
-static __attribute__((noinline)) void rec_forward_head(const rec_in *a, int64_t r, int64_t h) {
+/* Masked tokens have outputs of 0. */
+static void rec_forward_masked(const rec_in *a, const rec_row *row, int64_t h) {
+    for (int64_t t = row->first; t < row->end; t++) {
+        int64_t at = ((row->b * a->T + t) * a->H + h) * a->V;
+        if (a->mask[row->b * a->T + t] & 1) continue;
+        memset(a->y + at, 0, 4 * (size_t)a->V);
+        if (a->u) memset(a->u + at, 0, 4 * (size_t)a->V);
+    }
+}
+
+/* One token, from the state to the next one without a copy of either; nothing is kept. */
+static void rec_forward_one(const rec_in *a, const rec_row *row, int64_t r, int64_t h) {
+    int64_t t = row->t[0], at = (row->b * a->T + t) * a->H + h, hk = h / (a->H / a->HK), size = a->K * a->V;
+    const float *restrict q = a->q + row->b * a->qb + t * a->qt + hk * a->qh, *restrict k = a->k + row->b * a->kb + t * a->kt + hk * a->kh;
+    const float *restrict v = a->v + row->b * a->vb + t * a->vt + h * a->vh, *restrict s = a->past ? a->past + (r * a->H + h) * size : NULL;
+    float *restrict next = a->state + (r * a->H + h) * size, e[REC_D], read[REC_D] = {0}, y[REC_D] = {0}, new[REC_D];
+    int start = a->mask && (a->mask[row->b * a->T + t] & 2);
+    for (int x = 0; x < a->K; x++) e[x] = start ? 0.0f : a->kind ? tm_exp(a->g[a->kind == 2 ? at * a->K + x : at]) : 1.0f;
+    for (int x = 0; s && a->delta && x < a->K; x++) {
+        float w = e[x] * k[x];
+        TM_IVDEP
+        for (int c = 0; c < a->V; c++) read[c] += w * s[x * a->V + c];
+    }
+    for (int c = 0; c < a->V; c++) new[c] = a->delta ? (a->b ? a->b[at] : 1.0f) * (v[c] - read[c]) : v[c];
+    for (int x = 0; x < a->K; x++) {
+        float kx = k[x], qx = (float)a->scale * q[x], ex = e[x], *to = next + x * a->V;
+        const float *from = s ? s + x * a->V : to;
+        if (!s) memset(to, 0, 4 * (size_t)a->V);
+        TM_IVDEP
+        for (int c = 0; c < a->V; c++) {
+            float kept = ex * from[c] + kx * new[c];
+            to[c] = kept, y[c] += qx * kept;
+        }
+    }
+    memcpy(a->y + at * a->V, y, 4 * (size_t)a->V);
+}
+
+static void rec_forward_head(const rec_in *a, int64_t r, int64_t h) {
     rec_size z = rec_sizes(a);
     rec_row row = rec_tokens(a, r, tm_scratch(8 * (size_t)a->T + 8));
+    int64_t group = REC_C * REC_GROUP;
+    if (row.live < row.end - row.first) rec_forward_masked(a, &row, h);
+    if (row.live == 1 && !a->starts && a->state) {
+        rec_forward_one(a, &row, r, h);
+        free(row.t);
+        return;
+    }
     float *s = tm_scratch(4 * (size_t)z.Kp * z.Vp);
     rec_chunk *c = tm_scratch(REC_GROUP * sizeof(rec_chunk));
     rec_spread(a->past ? a->past + (r * a->H + h) * a->K * a->V : NULL, s, &z);
-    if (row.live < row.end - row.first) {
-        float zero[REC_D] = {0};
-        for (int64_t t = row.first; t < row.end; t++)
-            if (!(a->mask[row.b * a->T + t] & 1)) {
-                rec_store(a->y + ((row.b * a->T + t) * a->H + h) * z.V, zero, z.V);
-                if (a->u) memset(a->u + ((row.b * a->T + t) * a->H + h) * z.V, 0, 4 * (size_t)z.V);
-            }
-    }
-    for (int64_t i = 0; i < row.live; i += REC_C * REC_GROUP) {
+    for (int64_t i = 0; i < row.live; i += group) {
         int count = 0;
-        if (a->starts) rec_collect(a->starts + ((row.slot + i / (REC_C * REC_GROUP)) * a->H + h) * a->K * a->V, s, &z);
-        for (int64_t j = i; j < tm_min(row.live, i + REC_C * REC_GROUP); j += REC_C)
+        if (a->starts) rec_collect(a->starts + ((row.slot + i / group) * a->H + h) * a->K * a->V, s, &z);
+        for (int64_t j = i; j < tm_min(row.live, i + group); j += REC_C)
             rec_prepare(a, &z, row.b, h, row.t + j, (int)tm_min(REC_C, row.live - j), c + count++, 0);
         for (int c0 = 0; c0 < z.V; c0 += REC_W)
             for (int m = 0; m < count; m++) rec_forward_block(a, &z, row.b, h, c + m, s + c0 * z.Kp, c0);
@@ -516,12 +554,15 @@ static __attribute__((noinline)) void rec_back_head(const rec_size *z, const rec
 static __attribute__((noinline)) void rec_back_chunk(const rec_in *a, const rec_size *z, int64_t b, int64_t h, int m, rec_room *o, const float *st, int last) {
     rec_chunk *c = o->c + m;
     float *new = o->new[m];
-    int n = c->n, delta = (int)a->delta;
+    int n = c->n, delta = (int)a->delta, hk = (int)(h / (a->H / a->HK));
+    int64_t step = -REC_C * REC_GROUP, T = a->T, row = b * T * a->H + h, key = b * T * a->HK + hk;
     for (int i = 0; i < n; i++) rec_load(o->g + i * REC_LD, a->dy + ((b * a->T + c->t[i]) * a->H + h) * z->V, z->V, z->Vp);
     for (int v = 0; v < z->Vp; v += REC_W) {
         float *e = o->e + v;
         rec_rows2(n, e, REC_LD, (rec_factor){c->kr, REC_LD, 1, o->ds + v * z->Kp, REC_W, z->K}, (rec_factor){c->seen, 1, REC_C, o->g + v, REC_LD, n});
         if (delta) rec_rows(n, o->x + v, REC_LD, (rec_factor){c->inverse, 1, REC_C, e, REC_LD, n});
+        rec_ahead(c, step, T, a->dy + row * z->V, a->H * z->V, v, (int)tm_min(v + REC_W, z->V));
+        rec_ahead(c, step, T, a->dv + row * z->V, a->H * z->V, v, (int)tm_min(v + REC_W, z->V));
     }
     for (int i = 0; i < n; i++) {
         int64_t at = (b * a->T + c->t[i]) * a->H + h;
@@ -534,9 +575,14 @@ static __attribute__((noinline)) void rec_back_chunk(const rec_in *a, const rec_
     }
     for (int x = 0; x < z->Kp; x += REC_W) {
         rec_factor s = {o->g, REC_LD, 1, st + x * z->Vp, REC_W, z->V};
+        int end = (int)tm_min(x + REC_W, z->K);
         rec_rows(n, o->dqd + x, REC_LD, s);
+        rec_ahead(c, step, T, a->q + b * a->qb + hk * a->qh, a->qt, x, end);
+        rec_ahead(c, step, T, a->k + b * a->kb + hk * a->kh, a->kt, x, end);
         s.a = o->less;
         if (delta) rec_rows(n, o->dkd + x, REC_LD, s);
+        rec_ahead(c, step, T, a->dq + key * z->K, a->HK * z->K, x, end);
+        rec_ahead(c, step, T, a->dk + key * z->K, a->HK * z->K, x, end);
         rec_rows(n, o->dkr + x, REC_LD, (rec_factor){new, REC_LD, 1, o->dst + x * z->Vp, REC_W, z->V});
         for (int y = x; y < x + REC_W; y += TM_VL) {
             tm_vf sum[2] = {{0}, {0}};
@@ -562,6 +608,11 @@ static __attribute__((noinline)) void rec_back_chunk(const rec_in *a, const rec_
         rec_back_head(z, c, o, delta);
     for (int v = 0; v < z->Vp; v += REC_W) {
         rec_factor outputs = {c->qd, 1, REC_LD, o->g + v, REC_LD, n};
+        if (delta)
+            rec_ahead(c, step, T, a->u + row * z->V, a->H * z->V, v, (int)tm_min(v + REC_W, z->V));
+        else
+            rec_ahead(c, step, T, a->v + b * a->vb + h * a->vh, a->vt, v, (int)tm_min(v + REC_W, z->V));
+        if (a->kind == 2) rec_ahead(c, step, T, a->g + row * z->K, a->H * z->K, v * z->K / z->V, (int)tm_min(z->K, (v + REC_W) * z->K / z->V));
         if (delta)
             rec_update2(z->K, o->ds + v * z->Kp, REC_W, c->through, outputs, (rec_factor){c->kd, 1, REC_LD, o->less + v, REC_LD, n});
         else
