@@ -277,7 +277,7 @@ class GatedDelta(Recurrent):
         """Refuse options that are out of their range, or that nothing would read."""
         at_least(self, 1, head_dim=self.head_dim, value_dim=self.value_dim)
         one_of(self, ("head", "feature", None), decay=self.decay)
-        one_of(self, tuple(OUTPUT_GATES), gate=self.gate)
+        one_of(self, OUTPUT_GATES, gate=self.gate)
         check_positive(self, eps=self.eps)
         for name, value, where in (
             ("decay_rank", decay_rank, self.decay == "feature"),

@@ -17,7 +17,7 @@ from ...kernels.precision import at_least_float32
 from ...kernels.tokenwise import rms_norm
 
 OutputGate = Literal["silu", "sigmoid"]
-OUTPUT_GATES: dict[OutputGate | None, str] = {"silu": "silu", "sigmoid": "sigmoid", None: "none"}
+OUTPUT_GATES: tuple[OutputGate | None, ...] = ("silu", "sigmoid", None)
 
 
 def gated_norm(

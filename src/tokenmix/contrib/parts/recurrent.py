@@ -23,7 +23,7 @@ from ...mixers.segments import Segmented
 Rest = TypeVar("Rest")
 Read = tuple[Tensor, tuple[Tensor]]
 """The outputs of tokens, and the memory after them."""
-LIVES = (1e-3, 1e-1, 1e-4)
+STEPS = (1e-3, 1e-1, 1e-4)
 """Bounds of the steps dt at the start, log-uniform, and the least of them, as in Mamba-2 and all its descendants."""
 
 
@@ -73,8 +73,8 @@ def hide_gate(form: Callable[[Tensor | None], tuple[Tensor, Rest]], z: Tensor | 
 
 
 def start_steps(bias: Tensor) -> None:
-    """Fill ``bias`` so that softplus(bias) is log-uniform between the bounds of ``LIVES``."""
-    low, high, least = LIVES
+    """Fill ``bias`` so that softplus(bias) is log-uniform between the bounds of ``STEPS``."""
+    low, high, least = STEPS
     dt = torch.empty_like(bias, dtype=torch.float32).uniform_(0, 1)
     dt = (low * (high / low) ** dt).clamp_min(least)
     bias.copy_(dt + torch.log(-torch.expm1(-dt)))
