@@ -128,6 +128,38 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"heads": 4, "rank": 1, "decay": False, "kernel_size": 1, "gate": "tanh", "key_norm": False},
     ),
     "aft_pairs-plain": ("aft_pairs", {"heads": 2, "rank": 3, "norm": False, "qkv_bias": False, "kernel_size": 1}),
+    "gated_delta": ("gated_delta", {"heads": 2}),
+    "gated_delta-delta": (
+        "gated_delta",
+        {"heads": 2, "decay": None, "gate": None, "negative": True, "kernel_size": 1, "out_bias": True},
+    ),
+    "gated_delta-grouped": (
+        "gated_delta",
+        {"heads": 2, "value_heads": 4, "head_dim": 3, "value_dim": 5, "qkv_bias": True},
+    ),
+    "gated_delta-feature": (
+        "gated_delta",
+        {"heads": 2, "decay": "feature", "gate": "sigmoid", "gate_rank": 3, "gate_bias": True},
+    ),
+    "gated_delta-bound": (
+        "gated_delta",
+        {"heads": 2, "decay": "feature", "decay_rank": 2, "lower_bound": -5.0, "kernel_size": 2},
+    ),
+    "mamba2": ("mamba2", {"heads": 2, "state_dim": 3, "qkv_bias": True}),
+    "mamba2-groups": (
+        "mamba2",
+        {
+            "heads": 4,
+            "groups": 2,
+            "state_dim": 4,
+            "expand": 1,
+            "dt_limit": [0.3, 0.9],
+            "conv_bias": False,
+            "out_bias": True,
+        },
+    ),
+    "short_conv": ("short_conv", {}),
+    "short_conv-bias": ("short_conv", {"kernel_size": 4, "conv_bias": True, "qkv_bias": True, "out_bias": True}),
     # hydra
     "hydra": ("hydra", {}),
     "hydra-softmax": ("hydra", {"feature": "sigmoid/softmax", "qkv_bias": False}),

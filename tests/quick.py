@@ -12,6 +12,7 @@ from typing import Any
 from cases import CASES
 from suites import is_more, is_slow
 from tokenmix import MIXERS
+from tokenmix.mixers.facts import page_stem
 
 TABLES: dict[str, tuple[str, ...]] = {
     "test_adapted.py": (),
@@ -49,9 +50,9 @@ LATER = {
 
 
 def family(name: str) -> set[str]:
-    """Return the names that a mixer's test file and page may have: its own, its module's and its family's."""
+    """Return the names that a mixer's test file and page may have: its own, its module's, page's and family's."""
     stem = MIXERS[name].__module__.split(".")[-1]
-    return {name, stem, stem.split("_")[0]}
+    return {name, stem, page_stem(MIXERS[name]), stem.split("_")[0]}
 
 
 def is_read(name: str, file: str) -> bool:

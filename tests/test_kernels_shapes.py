@@ -13,7 +13,8 @@ from tokenmix.kernels.tokenwise import rms_norm, rotate, silu_gate
 
 SIZES = {"B": 2, "T": 6, "S": 6, "R": 6, "D": 8, "h": 8, "H": 8, "W": 1, "L": 3, "s": 3, "e": 8, "m": 2, "C": 2}
 OPTIONS = {"T": 6, "causal": True, "of_q": True, "of_k": True, "eps": 1e-5, "mean": False, "grid": [2, 3], "prefix": 0}
-OPTIONS |= {"norm": False, "heads": 2, "elu": True, "interleaved": False}
+OPTIONS |= {"norm": False, "heads": 2, "elu": True, "interleaved": False, "delta": True, "scale": 0.5}
+ROW = {"B": 1, "H": 2, "R": 2, "K": 4, "V": 5, "E": 4, "N": 1, "M": 2}  # of recurrence: one document in one row
 KEPT = [name for name in OPERATORS if cpu.available() and "cpu" in OPERATORS[name].on]
 
 
@@ -21,12 +22,14 @@ def call_of(name: str) -> tuple[list[torch.Tensor], list]:
     """Tensors and options that the operator takes."""
     operator, draw = OPERATORS[name], torch.Generator().manual_seed(0)
     sizes = SIZES | ({"H": 2, "R": 2} if name == "aft_pairs" else {"H": 8, "R": 1} if name == "aft_band" else {})
-    sizes |= {"h": 8} if name == "aft_conv2d" else {}
+    sizes |= {"h": 8} if name == "aft_conv2d" else ROW if name == "recurrence" else {}
     tensors = []
     for one in operator.each:
         shape = (2, 3)[: one.leads * 2] + tuple(sizes[dim] for dim in one.dims)
         a = torch.randn(shape, generator=draw)
-        tensors.append(a > -1 if one.dtype is torch.bool else a)
+        if one.dtype is torch.int64:  # where documents end
+            a = torch.tensor([0, sizes["T"]])
+        tensors.append((a > -1).to(one.dtype) if one.dtype in (torch.bool, torch.uint8) else a)
     return tensors, [
         ({"norm": "double"} if name == "external" else {}).get(o, OPTIONS.get(o)) for o in operator.options
     ]
@@ -71,7 +74,7 @@ def test_backward_takes_only_what_forward_gave(name):
     operator.backward(torch.ones_like(y), *tensors, *kept, *options)
     given = [torch.ones_like(y), *kept]
     for i, a in enumerate(given):
-        for other in (a[:1], torch.cat([a, a]), a.double(), a.new_empty(0), a[None]):
+        for other in (a[:-1], torch.cat([a, a]), a.double(), a.new_empty(0), a[None]):
             wrong = [*given[:i], other, *given[i + 1 :]]
             with pytest.raises(MixerError, match="_backward"):
                 operator.backward(wrong[0], *tensors, *wrong[1:], *options)

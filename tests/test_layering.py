@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import gc
-import importlib
 import re
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from cases import CASES
 from docs_hooks import with_mixers
 from import_graph import Imports, circles, height, nodes, room
 from tokenmix import MIXERS, contrib, functional, reference
+from tokenmix.mixers.facts import page_stem
 from tokenmix.system.collection import collection_paused
 
 ROOT = Path(__file__).parent.parent
@@ -127,7 +127,7 @@ def test_a_circle_and_a_private_import_are_noticed(tmp_path):
 
 @pytest.mark.parametrize("name", MIXERS)
 def test_each_mixer_has_its_parts(name):
-    stem = importlib.import_module(MIXERS[name].__module__).__name__.split(".")[-1]
+    stem = page_stem(MIXERS[name])
     family = stem.split("_")[0]
     form = MIXERS[name].facts.functional_form()
     assert form is getattr(contrib, form.__name__, None) or form is getattr(functional, form.__name__), "a public form"

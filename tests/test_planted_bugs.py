@@ -27,8 +27,10 @@ import torch
 from torch import Tensor
 
 import test_kernels_decode
+import test_kernels_recurrence
 import test_kernels_tokenwise
 import test_parallel
+import test_recurrence
 from planted_bugs import (
     Bug,
     Kernel,
@@ -155,6 +157,22 @@ TOKENWISE = test_kernels_tokenwise.test_equal_the_eager_forms_in_float64
 SIZE = {"size": (2, 70, 3, 18), "dtype": torch.float32}
 BUGS = [
     # values and gradients
+    Bug(
+        "heads that share a key are tiled",
+        function(
+            "tokenmix.functional.recurrence",
+            "_repeat",
+            lambda right, a, heads, dim=2: torch.cat([a] * (heads // a.shape[dim]), dim),
+        ),
+        test=test_recurrence.test_groups_of_heads,
+        given={"heads": (2, 2, 4)},
+    ),
+    Bug(
+        "a key decays once too often",
+        function("tokenmix.functional.recurrence", "_after", lambda right, g: right(g) + g),
+        test=test_recurrence.test_equals_the_loop,
+        given={"rule": "gated head", "T": 33},
+    ),
     Bug(
         "a window one too wide",
         form(lambda right, *given, window, **options: right(*given, window=window + 1, **options)),
@@ -442,6 +460,16 @@ KERNEL_BUGS = [
         "linear",
         causal=True,
         subject=subject32,
+    ),
+    Bug(
+        "masked tokens write into a matrix",
+        Kernel(
+            "recurrence",
+            "forward",
+            lambda right, *given, **options: right(*given[:6], None, *given[7:], **options),
+        ),
+        test=test_kernels_recurrence.test_masks_and_documents_as_in_plain_torch,
+        given={"rule": "gated_delta head", "documents": False},
     ),
     Bug(
         "the last row of the batch is that of the first",

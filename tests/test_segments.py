@@ -18,7 +18,7 @@ from tokenmix.testing import PROMISES, run_promise, subject
 WITH = {
     *("aft_simple", "aft_local", "aft_conv", "aft_forget", "aft_reach", "aft_pairs", "hydra", "multihead_linear"),
     *("polynl", "linear", "performer", "rfa", "external", "external_multihead", "local", "lightconv", "dynamicconv"),
-    *("pooling", "image_local"),
+    *("pooling", "image_local", "gated_delta", "mamba2", "short_conv"),
 }
 NARROWED = {"aft_full-alibi", "lambda-window", "transformer_xl-memory"}
 

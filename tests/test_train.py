@@ -865,8 +865,9 @@ def test_mixer_lr_moves_what_is_the_mixers_own(case):
         for p in group["params"]
         if group["scale"] == 3.0
     }
-    shared = re.compile(r"(.*_proj|.*_proj\.linear|.*_global|stage_\d|feed|.*conv|.*norm.*)\.(weight|bias)")
-    taps = {f"{n}.weight".removeprefix("mixer.") for n, m in model.named_modules() if isinstance(m, ShortConv)}
+    shared = re.compile(r"(.*_proj|.*_proj\.(linear|down|up)|.*_global|stage_\d|feed|.*conv|.*norm.*)\.(weight|bias)")
+    convs = [n.removeprefix("mixer.") for n, m in model.named_modules() if isinstance(m, ShortConv)]
+    taps = {f"{n}.{kind}" for n in convs for kind in ("weight", "bias")}
     assert moved == {n for n in names.values() if n in taps or not shared.fullmatch(n)}
     if name in ("aft_full", "synthesizer_random", "synthesizer_factorized_random") and options.get("trainable", True):
         assert any(n.startswith(("bias.", "logits.")) for n in moved)

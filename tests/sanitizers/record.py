@@ -159,6 +159,34 @@ def token_by_token() -> None:
                 y.sum().backward()
 
 
+def recurrences() -> None:
+    """Gated linear recurrences, forward and backward: rules, groups, holes, documents, widths that fill no vector."""
+    before = torch.get_num_threads()
+    for threads, rule, (hq, hk, hv), (dk, dv), T in (
+        (1, "gated_delta", (2, 2, 2), (33, 17), 70),
+        (3, "gated_delta", (1, 1, 2), (8, 40), 150),
+        (3, "gated", (4, 2, 2), (64, 5), 33),
+        (1, "delta", (1, 1, 1), (256, 256), 17),
+        (1, "linear", (2, 1, 2), (1, 1), 1),
+    ):
+        torch.set_num_threads(threads)
+        for packed in (False, True):
+            rows = 1 if packed else 3
+            q, k, v = (torch.randn(rows, T, h, d) for h, d in ((hq, dk), (hk, dk), (hv, dv)))
+            given = [q, torch.nn.functional.normalize(k, dim=-1), v, torch.randn(2 if packed else rows, hv, dk, dv)]
+            leaves = [a.requires_grad_() for a in given]
+            gates: dict[str, Any] = {}
+            if "gated" in rule:
+                gates["decay"] = -torch.rand(rows, T, hv, *([dk] if packed else [])).requires_grad_()
+            if "delta" in rule:
+                gates["beta"] = torch.rand(rows, T, hv).requires_grad_()
+            gates |= {"key_mask": torch.rand(rows, T) < 0.8, "positions": torch.arange(T).remainder(9).expand(rows, T)}
+            gates |= {"cu_seqlens": torch.tensor([0, T // 3, T])} if packed else {}
+            y, state = functional.recurrence(*leaves[:3], past=leaves[3], rule=rule, **gates, backend="cpu")
+            torch.autograd.grad(y.sum() + state.sum(), leaves)
+    torch.set_num_threads(before)
+
+
 MORE: list[Callable[[], None]] = [
     extended_scan,
     extended_with_gradients,
@@ -168,6 +196,7 @@ MORE: list[Callable[[], None]] = [
     convolutions,
     wide_grids,
     token_by_token,
+    recurrences,
 ]
 """List what uses kernels beside the forms: streams, large shapes.
 

@@ -8,12 +8,15 @@ from .compressive import Compressive
 from .compressive_forms import compressive
 from .external import SimplifiedAttention, simplified_attention
 from .fourier import Fourier, fourier
+from .gated_conv import GatedConv, gated_conv
+from .gated_delta import GatedDelta, gated_delta
 from .gmlp import GMLP, gmlp
 from .hydra import PolyNL
 from .image_local import ImageLocal, image_local
 from .lambda_layer import Lambda, lambda_layer
 from .lightconv import DynamicConv, LightConv, lightconv
 from .linformer import Linformer, linformer
+from .mamba2 import Mamba2, mamba2
 from .memory_compressed import MemoryCompressed
 from .memory_compressed_forms import memory_compressed
 from .mlp_mixer import MLPMixer, mlp_mixer
@@ -41,6 +44,8 @@ __all__ = [
     "Fixed",
     "Fourier",
     "GMLP",
+    "GatedConv",
+    "GatedDelta",
     "ImageLocal",
     "InducedSet",
     "Lambda",
@@ -48,6 +53,7 @@ __all__ = [
     "Linformer",
     "Longformer",
     "MLPMixer",
+    "Mamba2",
     "MemoryCompressed",
     "Nystrom",
     "PCTAttention",
@@ -65,6 +71,8 @@ __all__ = [
     "compressive",
     "fixed",
     "fourier",
+    "gated_conv",
+    "gated_delta",
     "gmlp",
     "image_local",
     "induced_set",
@@ -72,6 +80,7 @@ __all__ = [
     "lightconv",
     "linformer",
     "longformer",
+    "mamba2",
     "memory_compressed",
     "mlp_mixer",
     "nystrom",
@@ -110,6 +119,10 @@ ROWS: dict[str, type[Mixer]] = {
     "gmlp": GMLP,
     "pooling": Pooling,
     "fourier": Fourier,
+    # recurrences
+    "gated_delta": GatedDelta,
+    "mamba2": Mamba2,
+    "short_conv": GatedConv,
     # content-sorted
     "reformer": Reformer,
     "routing": Routing,

@@ -11,6 +11,7 @@ from .hydra import hydra, multihead_linear
 from .linear import linear_attention
 from .local import local
 from .performer import performer
+from .recurrence import recurrence
 from .rfa import rfa
 from .synthesizer import (
     synthesize,
@@ -35,6 +36,7 @@ __all__ = [
     "local",
     "multihead_linear",
     "performer",
+    "recurrence",
     "rfa",
     "synthesize",
     "synthesizer_dense",

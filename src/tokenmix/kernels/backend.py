@@ -26,10 +26,10 @@ from .recompute import SETTINGS, Setting
 Backend = Literal["auto", "eager", "cpu", "triton"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 AUTO_RULE = (
-    "auto: AFT, Hydra, External and linear attention in float32, bfloat16 and float16 run on the C kernels (CPU) or "
-    "the Triton kernels (CUDA), if these support the call and plain torch is not faster at its shapes; softmax "
-    "attention runs on torch SDPA (plain matrix products in float64 and on export); everything else runs in its eager "
-    "torch form"
+    "auto: AFT, Hydra, External, linear attention and recurrences in float32, bfloat16 and float16 run on the C "
+    "kernels (CPU) or the Triton kernels (CUDA), if these exist, support the call and plain torch is not faster at its "
+    "shapes; softmax attention runs on torch SDPA (plain matrix products in float64 and on export); everything else "
+    "runs in its eager torch form"
 )
 KERNELS = {"cpu": cpu, "triton": triton}
 _cpu = cpu.available()

@@ -13,7 +13,7 @@ from ..errors import MixerError
 from ..types import Options
 from .cpu import DTYPES
 
-KINDS = {"bool": torch.bool, "float32": torch.float32, "float": None}
+KINDS = {"bool": torch.bool, "uint8": torch.uint8, "int64": torch.int64, "float32": torch.float32, "float": None}
 _PATTERN = re.compile(r"(\w+)([?!]*)\(([^)]*)\)(?::(\w+))?")
 
 

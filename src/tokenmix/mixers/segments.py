@@ -21,6 +21,8 @@ from .state import Halo, Segment, State
 _tracing = torch._C._get_tracing_state
 Join = Callable[[State, State, Tensor | None], State]
 """The state after two adjacent stretches, from the state of each; earlier sums are first multiplied by exp(fade)."""
+Chain = Callable[[Tensor, Tensor], Tensor]
+"""The fading by two adjacent stretches, from that by each."""
 
 
 def newest_halo(x: Tensor, valid: Tensor, positions: Tensor, *, size: int) -> Halo:
@@ -35,10 +37,11 @@ class Stretch(NamedTuple):
     Positions that were not given are counted from the first token of the stretch, and moved when it is composed.
 
     state: after the stretch alone. fade: the logarithm of the factor by which the stretch multiplies earlier sums, in
-    the shape of the scale m; None: 1. rate: the same for each position of distance since the last valid token, instead
-    of ``fade``. length (B,): the number of tokens. live (B,): of those from the first valid one on. placed (B,) bool:
-    whether positions were given. cut (B,) bool: whether a document begins inside, so that nothing before it counts; the
-    state is then that of the last document. join: composes two states.
+    the shape of the scale m, or what else ``join`` reads; None: 1. rate: the same for each position of distance since
+    the last valid token, instead of ``fade``. length (B,): the number of tokens. live (B,): of those from the first
+    valid one on. placed (B,) bool: whether positions were given. cut (B,) bool: whether a document begins inside, so
+    that nothing before it counts; the state is then that of the last document. join: composes two states. chain:
+    composes two ``fade``.
     """
 
     state: State
@@ -49,6 +52,7 @@ class Stretch(NamedTuple):
     placed: Tensor
     cut: Tensor
     join: Join
+    chain: Chain
 
     def then(self, later: Stretch) -> Stretch:
         """Return the segment of both stretches, this one first."""
@@ -69,16 +73,15 @@ class Stretch(NamedTuple):
         state = pytree.tree_map(lambda whole, alone: _rows(later.cut, alone, whole), state, new)
         length = torch.where(later.cut, later.length, self.length + later.length)
         live = torch.where((self.live > 0) & ~later.cut, self.live + later.length, later.live)
-        both = None if later.fade is None or self.fade is None else self.fade + later.fade
+        both = None if later.fade is None or self.fade is None else self.chain(self.fade, later.fade)
         placed, cut = self.placed | later.placed, self.cut | later.cut
-        return Stretch(state, both, later.rate, length, live, placed, cut, self.join)
+        return Stretch(state, both, later.rate, length, live, placed, cut, self.join, self.chain)
 
     def after(self, state: State) -> State:
         """Return the state after the stretch, given the state before it."""
         none = torch.zeros_like(self.length)
-        fade = None if self.fade is None else torch.zeros_like(self.fade)
         placed, cut = torch.ones_like(self.placed), torch.zeros_like(self.cut)
-        return Stretch(state, fade, self.rate, none, none, placed, cut, self.join).then(self).state
+        return Stretch(state, None, self.rate, none, none, placed, cut, self.join, self.chain).then(self).state
 
 
 def _rows(which: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -100,12 +103,13 @@ def count_stretch(
     positions: Tensor | None,
     key_mask: Tensor | None,
     join: Join,
+    chain: Chain = torch.add,
 ) -> Stretch:
     """Return the segment of x (B, L, D) whose state alone and whose fading are given; its tokens are counted."""
     length = torch.full((x.shape[0],), x.shape[1], device=x.device)
     live = length if key_mask is None else (key_mask.cumsum(1) > 0).sum(1)
     none = torch.zeros_like(length, dtype=torch.bool)
-    return Stretch(state, fade, rate, length, live, none if positions is None else ~none, none, join)
+    return Stretch(state, fade, rate, length, live, none if positions is None else ~none, none, join, chain)
 
 
 class Segmented(Mixer):
@@ -135,7 +139,7 @@ class Segmented(Mixer):
         if x.shape[1] == 0:
             empty = self.empty_state(x.shape[0], device=x.device, dtype=x.dtype)
             fades = self.fades(x, torch.zeros_like(x[..., 0], dtype=torch.bool))
-            return count_stretch(x, empty, *fades, None, None, self.join_states)
+            return count_stretch(x, empty, *fades, None, None, self.join_states, self.chain_fades)
         return self._enter(self._segment, halo, x, positions, key_mask)
 
     @remembers_settings
@@ -153,10 +157,16 @@ class Segmented(Mixer):
                 at, near = at + first, halo.positions + first
                 halo = Halo(halo.x, halo.valid & (near >= 0), near.clamp_min(0))
             state = self.state_from_halo(halo, state)
-        state = self.state_of(x, state, at, key_mask)
+        state, fade, rate = self.measure_stretch(x, state, at, key_mask)
         state = _shift_positions(state, torch.full_like(at[:, 0], -first)) if first else state
-        valid = torch.ones_like(index, dtype=torch.bool) if key_mask is None else key_mask
-        return count_stretch(x, state, *self.fades(x, valid), positions, key_mask, self.join_states)
+        return count_stretch(x, state, fade, rate, positions, key_mask, self.join_states, self.chain_fades)
+
+    def measure_stretch(
+        self, x: Tensor, empty: State, positions: Tensor, key_mask: Tensor | None
+    ) -> tuple[State, Tensor | None, Tensor | None]:
+        """Return ``state_of`` and ``fades``; a mixer for which both are one computation overrides this instead."""
+        valid = torch.ones_like(positions, dtype=torch.bool) if key_mask is None else key_mask
+        return self.state_of(x, empty, positions, key_mask), *self.fades(x, valid)
 
     def state_of(self, x: Tensor, empty: State, positions: Tensor, key_mask: Tensor | None) -> State:
         """Return the state after x (B, L, D), from an empty one or from that of ``state_from_halo``."""
@@ -171,6 +181,10 @@ class Segmented(Mixer):
     def fades(self, x: Tensor, valid: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Return ``fade`` and ``rate`` of ``Stretch``: the effect of x on earlier sums."""
         return None, None
+
+    def chain_fades(self, earlier: Tensor, later: Tensor) -> Tensor:
+        """Return the ``fade`` of two adjacent stretches, from that of each."""
+        return earlier + later
 
     def join_states(self, earlier: State, later: State, fade: Tensor | None) -> State:
         """Return the state after two adjacent stretches; positions of the later one count on from the earlier one."""

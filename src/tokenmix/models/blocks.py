@@ -47,7 +47,7 @@ class Block(nn.Module):
         causal: whether the mixer is causal.
         max_len: length of the longest sequence.
         grid: sizes of the token grid that the model is built for, if its tokens lie on one.
-        mlp_ratio: hidden width of the MLP as a multiple of ``dim``.
+        mlp_ratio: hidden width of the MLP as a multiple of ``dim``; 0: there is none, as in Mamba-2.
         mlp: "gelu", "swiglu" or "relu2"; see ``MLP``.
         mlp_bias: whether its layers have biases.
         norm: "pre" or "post".
@@ -89,12 +89,13 @@ class Block(nn.Module):
                 stacklevel=2,
             )
         self.pre = norm == "pre"
-        self.mixer_norm, self.mlp_norm = build_norm(norm_type, dim, norm_eps), build_norm(norm_type, dim, norm_eps)
+        self.mixer_norm = build_norm(norm_type, dim, norm_eps)
+        self.mlp_norm = build_norm(norm_type, dim, norm_eps) if mlp_ratio else None
         self.mixer: Mixer = build_mixer(dim=dim, causal=causal, **spec)
         self.on_grid = (
             grid is not None and self.mixer.capabilities.grid and getattr(self.mixer, "ndim", len(grid)) == len(grid)
         )
-        self.mlp = MLP(dim, mlp_ratio, mlp, bias=mlp_bias)
+        self.mlp = MLP(dim, mlp_ratio, mlp, bias=mlp_bias) if mlp_ratio else None
         self.dropout = nn.Dropout(dropout) if not drop_path else nn.Sequential(nn.Dropout(dropout), DropPath(drop_path))
         self.cross: Mixer | None = None
         if cross is not None:
@@ -170,7 +171,9 @@ class Block(nn.Module):
         return self.mixer.capabilities.streaming and (self.cross is None or self.cross.capabilities.keeps_context)
 
     def after_mixing(self, x: Tensor) -> Tensor:
-        """Apply the MLP's half of the block."""
+        """Apply the MLP's half of the block, if there is one."""
+        if self.mlp is None or self.mlp_norm is None:
+            return x
         return self.add_branch(x, self.mlp(self.branch_input(x, self.mlp_norm)), self.mlp_norm)
 
     def branch_input(self, x: Tensor, norm: nn.Module) -> Tensor:
@@ -189,9 +192,10 @@ class Block(nn.Module):
         """
         residual_std = std if residual_std is None else residual_std
         self.mixer_norm.reset_parameters()
-        self.mlp_norm.reset_parameters()
         reset_mixer(self.mixer, std, residual_std)
-        self.mlp.reset_parameters(std, residual_std)
+        if self.mlp is not None and self.mlp_norm is not None:
+            self.mlp_norm.reset_parameters()
+            self.mlp.reset_parameters(std, residual_std)
         if self.cross is not None:
             self.cross_norm.reset_parameters()
             reset_mixer(self.cross, std, residual_std)

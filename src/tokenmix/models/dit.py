@@ -106,6 +106,8 @@ class DiTBlock(Block):
 
     def __init__(self, dim: int, spec: Spec, **options: Any):
         super().__init__(dim, spec, **options)
+        if self.mlp is None:
+            raise MixerError("DiTBlock: mlp_ratio must be above 0, because the condition also steers the MLP.")
         self.mixer_norm, self.mlp_norm = (plain_norm(dim, options["norm_eps"]) for _ in range(2))
         self.modulation = nn.Linear(dim, 6 * dim)
 
@@ -116,6 +118,8 @@ class DiTBlock(Block):
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation(condition)[:, None].chunk(6, -1)
         mixed = self.mixer(modulate(self.mixer_norm(x), shift, scale), **self.for_mixer(given))
         x = x + gate * self.dropout(mixed)
+        assert self.mlp is not None
+        assert self.mlp_norm is not None  # both refused at construction
         return x + mlp_gate * self.dropout(self.mlp(modulate(self.mlp_norm(x), mlp_shift, mlp_scale)))
 
     def reset_parameters(self, std: float = 0.02, residual_std: float | None = None) -> None:

@@ -33,7 +33,7 @@ class LMConfig(Json):
         mixers: one spec per layer, or a shorter list repeated cyclically over ``layers``.
         layers: number of blocks; None: one per spec.
         vocab: number of tokens in the vocabulary, at least 1; default 256, all bytes.
-        mlp_ratio: hidden width of the MLPs as a multiple of ``dim``.
+        mlp_ratio: hidden width of the MLPs as a multiple of ``dim``; 0: there are none, as in Mamba-2.
         norm: "pre" (with a final norm before the head) or "post".
         norm_type: "layer" for LayerNorm, "rms" for RMSNorm, both with eps 1e-5.
         mlp: "gelu", "relu2" or "swiglu"; see ``MLP``.

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from ..errors import MixerError
 from ..types import Spec
 from .eamlp import EAMLPConfig
+from .lm import LMConfig
 from .pyramid import PyramidConfig
 from .resnet import ResNetConfig
 from .vit import ViTConfig
@@ -127,5 +128,16 @@ MODELS: dict[str, Any] = {
     "eamlp_24": eamlp(512, 24, 8, 3.0),
     "hydra_deit_base": replace_layers(BASE, HYDRA, last=12),
     **{f"hydra_deit_base_last{k}": replace_layers(BASE, HYDRA, last=k) for k in (1, 2, 4, 6, 8, 10)},
+    "mamba2_130m": LMConfig(
+        dim=768,
+        max_len=2048,
+        mixers=({"name": "mamba2", "heads": 24},),
+        layers=24,
+        vocab=50_288,
+        mlp_ratio=0,
+        norm_type="rms",
+        positions=None,
+        tied=True,
+    ),
     **{f"hydra_deit_base_every{k}": replace_layers(BASE, HYDRA, every=k) for k in (2, 3, 4, 6)},
 }

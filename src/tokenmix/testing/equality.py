@@ -111,7 +111,7 @@ def _plain_reference(s: Subject, mixer: Mixer, x: Tensor, given: Options) -> Ten
     )
 
 
-def _longer_case(s: Subject) -> tuple[tuple, Options]:
+def longer_case(s: Subject) -> tuple[tuple, Options]:
     """Build a mixer and the arguments of its functional form for a longer sequence, in float64 without a graph."""
     if s.functional is None or not hasattr(s.cls, "functional_args"):
         raise NotApplicable("has no functional form to measure (functional=...)")
@@ -130,7 +130,7 @@ def _longer_case(s: Subject) -> tuple[tuple, Options]:
 def accurate_on_adversarial_keys(s: Subject) -> None:
     """float32 output and gradients are within 1e-5 of the reference for keys in +-100, spikes, ramps and |w| to 60."""
     needs_reference(s)
-    args, options = _longer_case(s)
+    args, options = longer_case(s)
     of = roles(s.functional)  # type: ignore[arg-type]  # _long has refused None
     measure = Measure(s.functional, partial(reference_value, s), of, s.cls.largest_logit)  # type: ignore[arg-type, attr-defined]  # as above, so a Mixer
     names = list(inspect.signature(s.functional).parameters)  # type: ignore[arg-type]  # as above
@@ -148,7 +148,7 @@ def finite_at_large_keys(s: Subject) -> None:
     dtype.
     """
     if s.functional is not None and hasattr(s.cls, "functional_args"):
-        args, options = _longer_case(s)
+        args, options = longer_case(s)
         at = roles(s.functional).keys
         for name, keys in inputs.adversarial_keys(tuple(args[at].shape), size=1e4, seed=s.seed).items():
             for dtype in DTYPES:

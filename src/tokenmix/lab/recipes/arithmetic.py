@@ -88,6 +88,10 @@ ROWS = {
     "aft_local_t5": ArithmeticRow("AFT-local with T5's buckets, Abacus", {"name": "aft_local", "window": 16, **T5}),
     "aft_simple": ArithmeticRow("AFT-simple, Abacus", {"name": "aft_simple"}),
     "aft_forget": ArithmeticRow("AFT-forget, Abacus", {"name": "aft_forget"}),
+    "gated_delta": ArithmeticRow(
+        "Gated DeltaNet whose writes may reflect, Abacus", {"name": "gated_delta", "heads": 16, "negative": True}
+    ),
+    "mamba2": ArithmeticRow("Mamba-2, Abacus", {"name": "mamba2", "heads": 16, "state_dim": 64}),
     "linear": ArithmeticRow("linear attention, Abacus", {"name": "linear", "heads": 16}),
     "hydra": ArithmeticRow("Hydra, Abacus", {"name": "hydra"}),
 }

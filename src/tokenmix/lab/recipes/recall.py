@@ -3,7 +3,8 @@
 ``paper`` has the longest sequences of Arora et al.: 512 tokens with 64 pairs of a vocabulary of 8,192, and their
 2 layers. The width of 512, the optimiser and the batches are ours.
 
-All sizes have the blocks of today (``in_shell(..., "modern")``). ``smoke``: 2 layers x 64.
+All sizes have the blocks of today (``in_shell(..., "modern")``). ``smoke``: 2 layers x 64; hybrids have one layer of
+each kind at least.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ OPTIM = replace(MUON, lr=0.0024, muon_lr=0.004)  # a muon_lr of 0.02 leaves atte
 
 
 def row(about: str, *mixers: Spec) -> Row:
-    """Return a row with these mixers."""
-    return Row(about, mixers, LAYERS, DIM, SEQ_LEN)
+    """Return a row with these mixers, and as many layers at least."""
+    return Row(about, mixers, max(LAYERS, len(mixers)), DIM, SEQ_LEN)
 
 
 ROTARY = {"name": "rotary", "base": 10_000.0}  # half of the features hardly turn over the sequence, and match keys
 ATTENTION = {"name": "attention", "heads": HEADS, "positions": ROTARY, "qk_norm": "rms"}
+DELTA = {"name": "gated_delta", "heads": HEADS}
 ROWS = {
     "attention": row("softmax attention, the baseline", ATTENTION),
     "aft_simple": row("AFT-simple", {"name": "aft_simple"}),
@@ -49,6 +51,13 @@ ROWS = {
     "aft_forget": row("AFT-forget", {"name": "aft_forget"}),
     "aft_pairs": row("AFT-pairs, rank 4", {"name": "aft_pairs", "heads": HEADS, "rank": 4}),
     "aft_reach": row("AFT-reach, 8 decays", {"name": "aft_reach", "heads": HEADS, "reaches": 8}),
+    "delta": row("DeltaNet", {**DELTA, "decay": None, "gate": None}),
+    "gated_delta": row("Gated DeltaNet", DELTA),
+    "kda": row("Kimi Delta Attention, a decay per feature", {**DELTA, "decay": "feature", "gate": "sigmoid"}),
+    "mamba2": row("Mamba-2, a state as large as Gated DeltaNet's", {"name": "mamba2", "heads": HEADS, "state_dim": 32}),
+    "short_conv": row("gated convolutions of 3 tokens, as in LFM2", {"name": "short_conv"}),
+    "hybrid_delta_3": row("three Gated DeltaNet layers, then one of attention", *[DELTA] * 3, ATTENTION),
+    "hybrid_delta_7": row("seven Gated DeltaNet layers, then one of attention", *[DELTA] * 7, ATTENTION),
     "hydra": row("Hydra attention, cosine kernel", {"name": "hydra"}),
     "linear": row("linear attention, elu + 1", {"name": "linear", "heads": HEADS}),
     "performer": row("Performer, positive orthogonal features", {"name": "performer", "heads": HEADS}),

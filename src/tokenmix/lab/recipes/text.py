@@ -9,6 +9,8 @@ from .recipe import Recipe, Row, shrink_spec
 
 LOCAL = {"name": "aft_local", "window": 32, "rank": 128}
 ATTENTION = {"name": "attention", "heads": 8}
+DELTA = {"name": "gated_delta", "heads": 8}
+KDA = {**DELTA, "decay": "feature", "gate": "sigmoid"}
 ROWS = {
     "aft_local": Row("AFT-local, window 32", (LOCAL,), 24, 512, 1024),
     "attention": Row("softmax attention, the baseline", (ATTENTION,), 24, 512, 1024),
@@ -24,6 +26,10 @@ ROWS = {
     "aft_forget": Row("AFT-forget", ({"name": "aft_forget"},), 24, 512, 1024),
     "aft_reach": Row("AFT-reach, 8 decays", ({"name": "aft_reach", "heads": 8, "reaches": 8},), 24, 512, 1024),
     "aft_pairs": Row("AFT-pairs, rank 4", ({"name": "aft_pairs", "heads": 8, "rank": 4},), 24, 512, 1024),
+    "gated_delta": Row("Gated DeltaNet", (DELTA,), 24, 512, 1024),
+    "kda": Row("Kimi Delta Attention, a decay per feature", (KDA,), 24, 512, 1024),
+    "mamba2": Row("Mamba-2", ({"name": "mamba2", "heads": 8, "state_dim": 64},), 24, 512, 1024),
+    "short_conv": Row("gated convolutions of 3 tokens, as in LFM2", ({"name": "short_conv"},), 24, 512, 1024),
     "hydra": Row("Hydra attention, cosine kernel", ({"name": "hydra"},), 24, 512, 1024),
     "multihead_linear": Row(
         "linear attention with Hydra's kernel, 8 heads", ({"name": "multihead_linear", "heads": 8},), 24, 512, 1024
@@ -57,17 +63,24 @@ ROWS = {
     "hybrid_forget": Row(
         "two AFT-forget layers, then one of attention", ({"name": "aft_forget"},) * 2 + (ATTENTION,), 24, 512, 1024
     ),
+    "hybrid_delta_3": Row(
+        "three Gated DeltaNet layers, then one of attention", (DELTA,) * 3 + (ATTENTION,), 24, 512, 1024
+    ),
+    "hybrid_delta_7": Row(
+        "seven Gated DeltaNet layers, then one of attention", (DELTA,) * 7 + (ATTENTION,), 24, 512, 1024
+    ),
 }
 
 
 def build(row: Row, size: str) -> RunConfig:
     """Return the config of a row at a size.
 
-    It is 4 layers x 128 for about a minute on a CPU, 8 x 384 on one GPU, or 24 x 512.
+    It is 4 layers x 128 for about a minute on a CPU (one of each kind, where there are more), 8 x 384 on one GPU, or
+    24 x 512.
     """
     if size == "smoke":
         mixers = tuple(shrink_spec(spec, seq_len=256, heads=4, rank=32) for spec in row.mixers)
-        model = LMConfig(dim=128, max_len=256, mixers=mixers, layers=4)
+        model = LMConfig(dim=128, max_len=256, mixers=mixers, layers=max(4, len(mixers)))
         loop = TrainConfig(steps=200, batch_size=8, eval_every=100, save_every=50, eval_bytes=20_000, sample_bytes=128)
         return RunConfig(model, DataConfig(seq_len=256), OptimConfig(lr=3e-3, warmup=50), loop)
     if size == "gpu":

@@ -60,7 +60,8 @@ def readme_table() -> str:
     listed = ", ".join(f"{kind.replace(', ', ' and ')} ({', '.join(names)})" for kind, names in kinds.items())
     blind = ", ".join(f"`{n}`" for n, cls in MIXERS.items() if not cls.facts.causal)
     said = "These are the core mixers. The extended ones keep the same contract, pass the same tests "
-    said += "and run in plain torch:"
+    fused = " and ".join(f"`{n}`" for n, cls in extended.items() if cls.facts.kernels.whole)
+    said += f"and run in plain torch, or {fused} on a C kernel:"
     return "\n".join(
         [
             head,

@@ -21,14 +21,18 @@ class ShortConv(nn.Module):
         dim: number of features.
         kernel_size: s, the number of taps.
         causal: use tokens up to t only.
+        bias: add a learned number to each feature, 0 at the start.
 
-    Parameters: weight (dim, s). To stream it, keep the last s - 1 inputs (``history.RingState``).
+    Parameters: weight (dim, s), bias (dim). To stream it, keep the last s - 1 inputs (``history.RingState``).
     """
 
-    def __init__(self, dim: int, kernel_size: int = 4, *, causal: bool = True):
+    bias: Tensor | None
+
+    def __init__(self, dim: int, kernel_size: int = 4, *, causal: bool = True, bias: bool = False):
         super().__init__()
         self.kernel_size, self.causal = kernel_size, causal
         self.weight = nn.Parameter(torch.empty(dim, kernel_size))
+        self.register_parameter("bias", nn.Parameter(torch.empty(dim)) if bias else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -36,6 +40,8 @@ class ShortConv(nn.Module):
         with torch.no_grad():
             self.weight.zero_()
             self.weight[:, centre_of(self.kernel_size, self.causal)] = 1.0
+            if self.bias is not None:
+                self.bias.zero_()
 
     def forward(
         self,
@@ -56,9 +62,11 @@ class ShortConv(nn.Module):
             holes: with a state, whether masked tokens may follow valid ones.
         """
         if state is None:
-            return short_conv(x, self.weight, causal=self.causal, key_mask=key_mask, positions=positions)
+            y = short_conv(x, self.weight, causal=self.causal, key_mask=key_mask, positions=positions)
+            return y if self.bias is None else y + self.bias.to(y.dtype)
         if positions is None or key_mask is None:
             raise MixerError("ShortConv: streaming needs the positions and the key_mask of the new tokens.")
         past = state.values, state.valid, state.positions
         y, (values, valid, at) = short_conv_chunk(x, self.weight, key_mask, positions, past, holes=holes)
+        y = y if self.bias is None else y + self.bias.to(y.dtype)
         return y, state._replace(values=values, valid=valid, positions=at)

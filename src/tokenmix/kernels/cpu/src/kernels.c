@@ -10,3 +10,4 @@
 #include "external.c"
 #include "aft_conv2d.c"
 #include "tokenwise.c"
+#include "recurrence.c"
