@@ -20,7 +20,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,9 +144,9 @@ def paired_ratios(before: Callable[[], Any], after: Callable[[], Any], seconds: 
 
 
 @torch.no_grad()
-def retime(advice: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
+def retime(advice: dict[str, Any], seconds: float) -> Iterator[dict[str, Any]]:
     """Time every promise of an advice again: candidates with a speed-up, in the runtime that it is about."""
-    runtime, batch, found = advice["setting"]["runtime"], advice["setting"]["batch"], []
+    runtime, batch = advice["setting"]["runtime"], advice["setting"]["batch"]
     host = load_host(advice["model"]["name"], advice["model"]["options"])
     for row in advice["candidates"]:
         if row["runtime"] != runtime or row["speedup"] is None or row["mixer"] not in advice["specs"]:
@@ -161,8 +161,7 @@ def retime(advice: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
         line = {"mixer": row["mixer"], "length": row["length"], "runtime": runtime, "promised": promised}
         line |= {"promised_quartiles": [row["least"], row["most"]], "found": again, "turns": len(ratios)}
         line |= {"found_quartiles": [ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]]}
-        found.append({**line, "within": abs(promised / again - 1) <= WITHIN})
-    return found
+        yield {**line, "within": abs(promised / again - 1) <= WITHIN}
 
 
 def table(results: dict[str, Any]) -> list[str]:
