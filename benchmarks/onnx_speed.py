@@ -105,6 +105,7 @@ def main() -> None:
     for length in given.lengths:
         for way in given.ways:
             found[way][str(length)] = timed(given.files, way, length, given.seconds)
+            found[way] = {str(n): found[way][str(n)] for n in LENGTHS if str(n) in found[way]}
             print(way, length, found[way][str(length)], flush=True)
         path.write_text(json.dumps(found, indent=1) + "\n")
 
