@@ -226,6 +226,8 @@ def test_the_page_of_onnx_holds_what_was_timed():
             each = [found[way][n]["attention"]["median"] / found[way][n][name]["median"] for n in found[way]]
             assert re.findall(r"\*\*([\d.]+)\*\*", row) == [f"{times:.2f}" for times in each]
             ratios += [each[-1]] if name != "attention" else []
-    said = re.search(r"At 1,024 tokens every file is ([\d.]+) to ([\d.]+) times as fast as attention's", page.read_text())
+    said = re.search(
+        r"At 1,024 tokens every file is ([\d.]+) to ([\d.]+) times as fast as attention's", page.read_text()
+    )
     assert said is not None
     assert (float(said[1]), float(said[2])) == (round(min(ratios), 1), round(max(ratios), 1))
