@@ -183,12 +183,14 @@ def _attend_finite(
         y = fused_attention(q, k, v, mask=w, scale=scale) if fused else plain_attention(q, k, v, None, scale, w)
         return y.transpose(1, 2).flatten(2).to(q.dtype)
     rows = T if causal or attn_mask is not None else 1  # one row of a mask of keys serves all queries
-    ok = allowed(B, rows, S, causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
-    some = ok.any(-1, keepdim=True)
-    safe = (ok | ~some)[:, None]
+    alike = key_mask is None and attn_mask is None  # one mask serves the batch, and leaves each query a key if T <= S
+    ok = allowed(1 if alike else B, rows, S, causal=causal, key_mask=key_mask, attn_mask=attn_mask, device=q.device)
+    some = None if alike and T <= S else ok.any(-1, keepdim=True)
+    safe = (ok if some is None else ok | ~some)[:, None]
     if fused:
         mask = safe if w is None else w.to(q.dtype).masked_fill(~safe, float("-inf"))
         y = fused_attention(q, k, v, mask=mask, scale=scale)
     else:
         y = plain_attention(q, k, v, safe, scale, w)
-    return torch.where(some, y.transpose(1, 2).flatten(2), 0.0).to(q.dtype)
+    y = y.transpose(1, 2).flatten(2)
+    return (y if some is None else torch.where(some, y, 0.0)).to(q.dtype)
