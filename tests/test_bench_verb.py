@@ -309,7 +309,7 @@ def test_turns_share_the_budget_and_short_calls_repeat():
 
 
 def test_quartile_minimum_and_cpu_of_samples():
-    found = timing._summary([(4.0, 8.0), (1.0, 2.0), (3.0, 6.0), (2.0, 4.0)], 7)
+    found = timing._summary([(4.0, 8.0), (1.0, 2.0), (3.0, 6.0), (2.0, 4.0)], 7, ())
     assert (found.wall, found.wall_min, found.cpu, found.samples, found.inner) == (2.0, 1.0, 4.0, 4, 7)
 
 

@@ -30,7 +30,6 @@ import test_kernels_decode
 import test_kernels_recurrence
 import test_kernels_tokenwise
 import test_parallel
-import test_recurrence
 from planted_bugs import (
     Bug,
     Kernel,
@@ -157,22 +156,6 @@ TOKENWISE = test_kernels_tokenwise.test_equal_the_eager_forms_in_float64
 SIZE = {"size": (2, 70, 3, 18), "dtype": torch.float32}
 BUGS = [
     # values and gradients
-    Bug(
-        "heads that share a key are tiled",
-        function(
-            "tokenmix.functional.recurrence",
-            "_repeat",
-            lambda right, a, heads, dim=2: torch.cat([a] * (heads // a.shape[dim]), dim),
-        ),
-        test=test_recurrence.test_groups_of_heads,
-        given={"heads": (2, 2, 4)},
-    ),
-    Bug(
-        "a key decays once too often",
-        function("tokenmix.functional.recurrence", "_after", lambda right, g: right(g) + g),
-        test=test_recurrence.test_equals_the_loop,
-        given={"rule": "gated head", "T": 33},
-    ),
     Bug(
         "a window one too wide",
         form(lambda right, *given, window, **options: right(*given, window=window + 1, **options)),

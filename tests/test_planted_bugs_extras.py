@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 import huggingface_checks
-import test_documents
 import test_sanitizers
 import test_segmentation_training
 import test_surgery
@@ -18,7 +17,6 @@ from test_planted_bugs import BUGS, KERNEL_BUGS
 from tokenmix.hosts.huggingface.cache import TokenMixStateLayer
 from tokenmix.hosts.surgery import adapters, masks, probe
 from tokenmix.kernels.operator import OPERATORS
-from tokenmix.models import LM, LMConfig
 from tokenmix.testing import PLAIN_PROMISES, PROMISES
 
 
@@ -56,14 +54,6 @@ EXTRA_BUGS = [
         hosts_without_masks,
         test=test_surgery.test_softmax_into_softmax_changes_nothing,
         given={"name": "bert"},
-    ),
-    Bug(
-        "packed texts see each other",
-        lambda patch, cls: replace(
-            patch, LM, "forward", lambda right, model, tokens, starts=None, **options: right(model, tokens, **options)
-        ),
-        test=test_documents.test_packed_texts_do_not_see_each_other,
-        given={"spec": {"name": "hydra"}, "cls": LM, "config": LMConfig},
     ),
     Bug(
         "targets to be ignored are learned",

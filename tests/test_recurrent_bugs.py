@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from planted_bugs import Bug, check, name_of
+import test_recurrence
+from planted_bugs import Bug, check, function, name_of
 from tokenmix.contrib.parts.gated_norm import gated_norm
 from tokenmix.contrib.parts.recurrent import Recurrent
 
@@ -86,6 +87,22 @@ BUGS = [
     Bug("the gate comes before the norm", plant_order, ("equals_reference",), "gated_delta", True),
     Bug("the norm comes before the gate", plant_order, ("equals_reference",), "mamba2", True),
     Bug("the state is activated", plant_state, ("streaming_equals_parallel",), "gated_delta", True),
+    Bug(
+        "heads that share a key are tiled",
+        function(
+            "tokenmix.functional.recurrence",
+            "_repeat",
+            lambda right, a, heads, dim=2: torch.cat([a] * (heads // a.shape[dim]), dim),
+        ),
+        test=test_recurrence.test_groups_of_heads,
+        given={"heads": (2, 2, 4)},
+    ),
+    Bug(
+        "a key decays once too often",
+        function("tokenmix.functional.recurrence", "_after", lambda right, g: right(g) + g),
+        test=test_recurrence.test_equals_the_loop,
+        given={"rule": "gated head", "T": 33},
+    ),
 ]
 
 

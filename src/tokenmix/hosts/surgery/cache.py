@@ -39,6 +39,7 @@ class SharedLayer(LinearAttentionLayer, TokenMixStateLayer):  # type: ignore[ove
     """
 
     is_croppable = is_compileable = False
+    _layer_type = None  # transformers finds no class of its own by this one's name
 
     def __init__(self, before: LinearAttentionLayer):
         TokenMixStateLayer.__init__(self)
