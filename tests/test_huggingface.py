@@ -87,7 +87,7 @@ def test_a_cache_goes_by_its_name_of_either_version_of_transformers(name):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         out = model(x[:, 7:], **{name: cache})
-    old = [w for w in told if "past_key_values is deprecated since transformers 5.24" in str(w.message)]
+    old = [w for w in told if "`past_key_values` is deprecated since transformers 5.24" in str(w.message)]
     assert len(old) == (name == "past_key_values" and OUTPUT_NAME == "cache")
     close(out.logits, whole[:, 7:])
     assert out.past_key_values is cache

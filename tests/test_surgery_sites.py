@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 from torch import nn
+from transformers.models.dinov2 import modeling_dinov2
 
 from surgery_models import MAKERS, TRANSLATORS, make
 from tokenmix import MixerError
 from tokenmix.hosts.surgery import find_attention
 from tokenmix.hosts.surgery.sites import unknown_attention
 
+DINOV2 = "dinov2" if hasattr(modeling_dinov2, "Dinov2SelfAttention") else "vit"  # the first in transformers 5.16
 FACTS = {
     "bert": ("encoder.layer.1.attention", "bert", 4, False, False, False, 40),
     "roberta": ("encoder.layer.1.attention", "bert", 4, False, False, False, 41),
@@ -67,8 +69,8 @@ FACTS = {
     "deit": ("deit.layers.1.attention", "vit", 4, False, False, False, 18),
     "vit_msn": ("vit.layers.1.attention", "vit", 4, False, False, False, 17),
     "ijepa": ("ijepa.layers.1.attention", "vit", 4, False, False, False, 16),
-    "dinov2": ("dinov2.encoder.layer.1.attention", "vit", 4, False, False, False, 17),
-    "dinov2_registers": ("dinov2_with_registers.encoder.layer.1.attention", "vit", 4, False, False, False, 20),
+    "dinov2": ("dinov2.encoder.layer.1.attention", DINOV2, 4, False, False, False, 17),
+    "dinov2_registers": ("dinov2_with_registers.encoder.layer.1.attention", DINOV2, 4, False, False, False, 20),
     "clip_vision": ("encoder.layers.1.self_attn", "clip", 4, False, False, False, 17),
     "siglip_vision": ("encoder.layers.1.self_attn", "clip", 4, False, False, False, 16),
     "vit": ("vit.layers.1.attention", "vit", 4, False, False, False, 17),
@@ -90,6 +92,31 @@ def test_each_family_is_described(name):
     )
     assert model.get_submodule(s.name) is not None
     assert not unknown_attention(model)
+
+
+class Dinov2Attention(nn.Module):
+    """The module of that name as transformers 5.16 has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.output = nn.Module(), nn.Module()
+        self.attention.num_attention_heads, self.attention.attention_head_size = 4, 8
+        for name in ("query", "key", "value"):
+            setattr(self.attention, name, nn.Linear(32, 32))
+        self.output.dense = nn.Linear(32, 32)
+
+    def forward(self, hidden_states):
+        raise NotImplementedError
+
+
+def test_two_classes_of_one_name_are_told_apart_by_their_submodules(monkeypatch):
+    monkeypatch.setattr(Dinov2Attention, "__module__", "transformers.models.dinov2.modeling_dinov2")
+    old = Dinov2Attention()
+    (site,) = find_attention(nn.ModuleList([old]))
+    assert (site.family, site.dim, site.heads, site.head_dim) == ("dinov2", 32, 4, 8)
+    assert old.get_parameter(site.known.weights[0]) is old.attention.query.weight
+    old.attention = nn.Identity()  # as after a replacement
+    assert find_attention(nn.ModuleList([old])) == []
 
 
 def test_a_decoder_of_bert_is_causal_but_not_across():
@@ -148,10 +175,10 @@ def test_unknown_attention_is_left_out_and_named():
 
 
 def test_a_class_of_a_known_name_that_is_built_differently_is_left_out():
-    model = make("dinov2")
-    del model.dinov2.encoder.layer[0].attention.q_proj
-    assert [s.name for s in find_attention(model)] == ["dinov2.encoder.layer.1.attention"]
-    assert unknown_attention(model) == ["Dinov2Attention"]
+    model = make("vit")
+    del model.vit.layers[0].attention.q_proj
+    assert [s.name for s in find_attention(model)] == ["vit.layers.1.attention"]
+    assert unknown_attention(model) == ["ViTAttention"]
 
 
 def test_no_model_is_refused():

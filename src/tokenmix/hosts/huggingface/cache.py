@@ -163,7 +163,7 @@ OUTPUT_NAME = "cache" if "cache" in BaseModelOutputWithPast.__annotations__ else
 def input_cache(who: str, cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
     """Return the cache given by either of its names; warn of the old one where transformers does."""
     if past_key_values is not None and OUTPUT_NAME == "cache" and not torch.compiler.is_compiling():
-        old = "past_key_values is deprecated since transformers 5.24"
+        old = "`past_key_values` is deprecated since transformers 5.24"
         warnings.warn(f"{who}: {old}; pass it as cache.", FutureWarning, stacklevel=3)
     return given_cache(who, cache=cache, past_key_values=past_key_values)
 

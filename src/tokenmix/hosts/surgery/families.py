@@ -135,6 +135,17 @@ def _describe_bert(module: Any) -> Options:
     }
 
 
+def _describe_dinov2(module: Any) -> Options:
+    """Describe a module of DINOv2's in transformers 5.16: projections are in its ``attention`` and its ``output``."""
+    inner = module.attention
+    return {
+        "dim": inner.query.in_features,
+        "heads": inner.num_attention_heads,
+        "kv_heads": inner.num_attention_heads,
+        "head_dim": inner.attention_head_size,
+    }
+
+
 def _describe_gpt2(module: Any) -> Options:
     """Describe a module of GPT-2's."""
     return {
@@ -461,6 +472,13 @@ FAMILIES = {
         ),
         prefix={"deit": 2, "ijepa": 0},
     ),
+    "dinov2": Family(  # as in transformers 5.16; later ones belong to vit
+        classes=("Dinov2Attention", "Dinov2WithRegistersAttention"),
+        mark="attention.query",
+        describe=_describe_dinov2,
+        weights=("attention.query.weight", "attention.key.weight", "attention.value.weight", "output.dense.weight"),
+        parts=("attention", "output.dense"),
+    ),
     "clip": Family(
         classes=("CLIPAttention", "SiglipAttention"),
         describe=_describe_clip,
@@ -498,8 +516,9 @@ def family_of(module: nn.Module) -> str | None:
     if owner is None:
         return None
     for name, family in FAMILIES.items():
-        if owner.__name__ in family.classes and owner.__module__.startswith(f"{family.library}."):
-            return name if _has_attribute(module, family.mark) else None
+        known = owner.__name__ in family.classes and owner.__module__.startswith(f"{family.library}.")
+        if known and _has_attribute(module, family.mark):
+            return name
     return None
 
 

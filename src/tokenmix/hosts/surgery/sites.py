@@ -181,9 +181,9 @@ def _attention(model: nn.Module, adapters: tuple[AttentionAdapter, ...] = ()) ->
 def _describe_site(model: nn.Module, name: str, module: Any, family: str) -> Site:
     known = FAMILIES[family]
     facts = known.describe(module)
-    config = getattr(module, "config", None)
+    config = getattr(module.get_submodule(known.parts[0]), "config", None)
     if known.library == "timm" or (hasattr(config, "patch_size") and hasattr(config, "image_size")):
-        facts |= _image(model, name, module, known)
+        facts |= _image(model, name, config, known)
     facts["qk_norm"] = head_norm(module, facts["head_dim"])
     if facts.get("grid") is not None:
         facts["max_len"] = facts["prefix"] + facts["grid"][0] * facts["grid"][1]
@@ -194,10 +194,9 @@ def _describe_site(model: nn.Module, name: str, module: Any, family: str) -> Sit
     return Site(name, family, **facts)
 
 
-def _image(model: nn.Module, name: str, module: Any, family: Family) -> Options:
+def _image(model: nn.Module, name: str, config: Any, family: Family) -> Options:
     """Return the patches of an image model, and the number of tokens before them."""
-    if hasattr(module, "config"):
-        config = module.config
+    if config is not None:
         prefix = family.prefix.get(config.model_type, 1) + getattr(config, "num_register_tokens", 0)
         (rows, columns), patch = _pair(config.image_size), _pair(config.patch_size)
         return {"grid": (rows // patch[0], columns // patch[1]), "prefix": prefix, "patch": patch}

@@ -15,7 +15,7 @@ from ...hosts.surgery.sites import Site, find_attention
 from ..report.maps import evaluate_without_gradients
 from .subject import ProbedModel, Projected, prefix_names
 
-SEPARATE = ("q_proj", "k_proj", "v_proj")
+SUPPORTED = ("timm", "vit", "dinov2", "clip")
 
 
 @dataclass
@@ -29,19 +29,19 @@ class TheirViT(ProbedModel):
         projections give, before any norm of queries and keys.
         """
         module: Any = self.model.get_submodule(self.site.name)
-        parts = ("qkv",) if self.site.family == "timm" else SEPARATE
+        parts = tuple(dict.fromkeys(name.removesuffix(".weight") for name in self.site.known.weights[:3]))
         seen: dict[str, Tensor] = {}
 
         def note(name: str, _: nn.Module, args: tuple, y: Tensor) -> None:
             seen[name] = y.detach()
 
-        hooks = [getattr(module, name).register_forward_hook(partial(note, name)) for name in parts]
+        hooks = [module.get_submodule(name).register_forward_hook(partial(note, name)) for name in parts]
         try:
             tokens = self._read_tokens(images)
         finally:
             for hook in hooks:
                 hook.remove()
-        return tokens, Projected(*(seen["qkv"].chunk(3, -1) if "qkv" in seen else (seen[name] for name in SEPARATE)))
+        return tokens, Projected(*(seen[parts[0]].chunk(3, -1) if len(parts) == 1 else (seen[name] for name in parts)))
 
     def attention(self, images: Tensor) -> tuple[Tensor, str]:
         """Return softmax(q k^T scale) of the last layer, the mean over heads."""
@@ -51,7 +51,8 @@ class TheirViT(ProbedModel):
             q, k = (by_head(p, self.site.heads) for p in (found.queries, found.keys) if p is not None)
             if self.site.family == "timm":
                 q, k = module.q_norm(q), module.k_norm(k)
-            scale = module.scale if self.site.family == "timm" else module.scaling
+            inner: Any = module.get_submodule(self.site.known.parts[0])
+            scale = inner.scale if self.site.family == "timm" else inner.scaling
             return (scale * q.double() @ k.double().mT).softmax(-1).mean(1), "softmax"
 
     def _read_tokens(self, images: Tensor) -> Tensor:
@@ -78,7 +79,7 @@ def their_vit(
     sites = find_attention(model)
     blocks = [_block(model, site.name) for site in sites]
     patches = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == m.stride and m.groups == 1]
-    odd = [s for s in sites if s.grid is None or s.causal or s.cross or s.family not in ("timm", "vit", "clip")]
+    odd = [s for s in sites if s.grid is None or s.causal or s.cross or s.family not in SUPPORTED]
     if not sites or odd or None in blocks or len(patches) != 1:
         raise MixerError(
             f"look tokens: {name}: {type(model).__name__} is not a supported Vision Transformer; supported are ViT, "
