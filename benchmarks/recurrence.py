@@ -28,6 +28,7 @@ from torch import Tensor
 from tokenmix.functional import recurrence
 from tokenmix.lab.bench.roofline import machine
 from tokenmix.system.machine import process_memory, reset_peak
+from tokenmix.system.torchvision import ensure_torchvision
 
 RECORD = Path(__file__).parent / "results" / "recurrence.json"
 HEADS, WIDTH, LENGTH, SHORT, CONTEXT = 16, 128, 1024, 128, 64
@@ -266,6 +267,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=list(CASES))
     parser.add_argument("--peaks", action="store_true")
     given = parser.parse_args()
+    ensure_torchvision()
     if given.peaks:
         kept = json.loads(RECORD.read_text())
         for row in kept["rows"]:
