@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 import tokenmix.hosts.torchvision  # noqa: F401  before transformers: a torchvision of another torch would break it
+from surgery_bert import rank_correlation, vectors
 from tokenmix.errors import MixerError
 from tokenmix.export import export_onnx
 from tokenmix.hosts import load_converted, replace_mixers, save_replaced
@@ -106,31 +107,14 @@ def encode(tokenizer: Any, texts: list[str], tokens: int) -> dict[str, Tensor]:
     return dict(tokenizer(texts, padding=True, truncation=True, max_length=tokens, return_tensors="pt"))
 
 
-@torch.no_grad()
-def embed(model: Any, tokenizer: Any, texts: list[str]) -> Tensor:
-    """Return one vector a text, (texts, D): the mean of the tokens' last states, scaled to length one."""
-    found = []
-    for start in range(0, len(texts), 16):
-        batch = encode(tokenizer, texts[start : start + 16], 512)
-        states, mask = model(**batch).last_hidden_state, batch["attention_mask"][..., None].float()
-        found.append((states * mask).sum(1) / mask.sum(1))
-    return torch.nn.functional.normalize(torch.cat(found), dim=-1)
-
-
 def cosines(model: Any, tokenizer: Any, corpus: Corpus) -> Tensor:
     """Return the cosines of ``PAIRS`` pairs of held-out texts, drawn once and for all."""
     draw = torch.Generator().manual_seed(0)
     texts = [corpus.score[i] for i in torch.randperm(len(corpus.score), generator=draw)[:DRAWN].tolist()]
     pairs = torch.triu_indices(len(texts), len(texts), 1)
     first, second = pairs[:, torch.randperm(pairs.shape[1], generator=draw)[:PAIRS]]
-    vectors = embed(model, tokenizer, texts)
-    return (vectors[first] * vectors[second]).sum(-1)
-
-
-def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Return Spearman's rank correlation of two vectors."""
-    ranks = torch.stack([x.argsort().argsort().double() for x in (a, b)])
-    return float(torch.corrcoef(ranks)[0, 1])
+    found = vectors(model, [encode(tokenizer, texts[start : start + 16], 512) for start in range(0, len(texts), 16)])
+    return (found[first] * found[second]).sum(-1)
 
 
 def teach(given: argparse.Namespace) -> None:
