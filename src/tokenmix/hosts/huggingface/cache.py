@@ -45,7 +45,7 @@ class TokenMixStateLayer(CacheLayerMixin):
     assisted decoding does with wrong guesses.
     """
 
-    _layer_type = "tokenmix_state"  # the name in config.layer_types by which transformers finds the class
+    _layer_type: str | None = "tokenmix_state"  # the name in config.layer_types by which transformers finds the class
     is_compileable = is_croppable = is_sliding = supports_early_init = False
 
     def __init__(self, **kwargs: object):
