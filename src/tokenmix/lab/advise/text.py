@@ -269,16 +269,17 @@ def answer(advice: Advice) -> str:
         lengths = list(dict.fromkeys(r.length for r in reached))
         missed = [n for n in dict.fromkeys(r.length for r in timed) if n not in lengths]
         best = at_longest(reached)[0]
-        not_at = f"; at {_listed(advice, missed)} none reaches it" if missed else ""
-        return f"Yes, at {_listed(advice, lengths)}: {_measured(advice, best)} in {where}, {bar} or more{not_at}."
+        not_at = f"; at {_list_lengths(advice, missed)} none reaches it" if missed else ""
+        said = f"{_describe_speed(advice, best)} in {where}, {bar} or more{not_at}"
+        return f"Yes, at {_list_lengths(advice, lengths)}: {said}."
     if timed:
         best = max(timed, key=lambda r: r.high_speedup)
         if advice.verdict == NO:
-            return f"No: no candidate measured reaches {bar} in {where}. The best: {_measured(advice, best)}."
-        said = f"Open: {_measured(advice, best)} in {where}"
+            return f"No: no candidate measured reaches {bar} in {where}. The best: {_describe_speed(advice, best)}."
+        said = f"Open: {_describe_speed(advice, best)} in {where}"
         if best.high_speedup < advice.worth:
             rest = sorted({*untimed(advice.shares, timed), *advice.left_out})
-            return f"{said}; no candidate was measured at {_listed(advice, rest)}."
+            return f"{said}; no candidate was measured at {_list_lengths(advice, rest)}."
         return f"{said}, but {bar} lies within the spread of its ratios; measure again on a quiet machine."
     if advice.verdict == NO:
         most = max(advice.shares, key=lambda s: s.limit)
@@ -287,15 +288,15 @@ def answer(advice: Advice) -> str:
     why = next((r.why for r in advice.rows if r.runtime == advice.runtime and r.why), None)
     hint = f"every one fails, the first with: {why}" if why else "--candidates auto measures some"
     if advice.left_out and all(s.limit < advice.worth for s in advice.shares):
-        hint += f"; {_listed(advice, advice.left_out)} left out"
+        hint += f"; {_list_lengths(advice, advice.left_out)} left out"
     return f"Open: no candidate was measured in {where} ({hint}), and a bound alone says neither yes nor no."
 
 
-def _measured(advice: Advice, r: Candidate) -> str:
+def _describe_speed(advice: Advice, r: Candidate) -> str:
     return f"{r.mixer} makes the model {_times(r)} as fast at {length(advice, r.length)}"
 
 
-def _listed(advice: Advice, lengths: list[int]) -> str:
+def _list_lengths(advice: Advice, lengths: list[int]) -> str:
     return " and ".join(length(advice, n) for n in lengths)
 
 
@@ -329,7 +330,7 @@ def describe_choice(advice: Advice, choice: Choice) -> str:
     """Say which candidate --data would write, and by which part of the rule."""
     reason = above_bound(advice, choice.row)
     noted = f" ({reason})" if reason else ""
-    said = f"Choice: {choice.row.mixer}, {choice.why}: {_measured(advice, choice.row)}{noted}."
+    said = f"Choice: {choice.row.mixer}, {choice.why}: {_describe_speed(advice, choice.row)}{noted}."
     return f"{said} Its quality has to be measured by training (--data, `tokenmix convert`)."
 
 
