@@ -506,3 +506,16 @@ def test_an_encoder_with_some_mixers_takes_padding_in_evaluation():
             encoder(x, src_key_padding_mask=padding)[~padding],
             atol=1e-5,
         )
+
+
+def test_code_that_reads_the_joint_weights_is_told_where_the_projections_are():
+    """As initialisers of models do, and code that calls torch's function itself."""
+    layer = MultiheadMixer(DIM, HEADS, mixer="hydra")
+    where = "MultiheadMixer: .*joint weights, which a mixer has not; its projections are parameters of .mixer"
+    for read, error in (
+        (lambda: F.linear(torch.ones(1, DIM), layer.in_proj_weight, layer.in_proj_bias), MixerError),
+        (lambda: nn.init.xavier_uniform_(layer.in_proj_weight), AttributeError),
+        (lambda: layer.in_proj_bias.half(), AttributeError),
+    ):
+        with pytest.raises(error, match=where):
+            read()
