@@ -10,7 +10,7 @@ import torch
 from recurrent_layers import PAIRS, copy, copy_low_rank, kimi, lfm, perturb, qwen
 from tokenmix import build_mixer
 
-pytest.importorskip("transformers")
+pytest.importorskip("transformers", reason="transformers comes with the extra hf")
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
