@@ -238,10 +238,13 @@ def _write(
         _names(example, port.names),
         _names(result if isinstance(result, tuple) else (result,), port.results),
     )
+    whole = whole_operators()
+    if any(node.target in whole for node in program.graph.nodes):  # else the exporter's own pass is enough
+        program = program.run_decompositions(whole)
     with silence_exporters():
         try:
             made = torch.onnx.export(
-                program.run_decompositions(whole_operators()),
+                program,
                 dynamo=True,
                 verbose=False,
                 input_names=ins,
