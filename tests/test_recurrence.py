@@ -161,6 +161,25 @@ def test_the_state_after_every_token(rule):
         assert torch.allclose(states[:, t], last)
 
 
+@pytest.mark.parametrize("backend", ["eager", "cpu"])
+def test_a_stream_goes_on_from_any_token_of_a_chunk(backend):
+    """As if the tokens after it had never come, by masks and documents too; the states take 4 B T H dk dv bytes."""
+    given, options = draw("gated_delta feature", 9, dk=4, dv=6)
+    given = {name: a.float() for name, a in given.items()}
+    past, valid = given.pop("past"), torch.rand(2, 9, generator=torch.Generator().manual_seed(1)) < 0.7
+    given |= {"key_mask": valid, "positions": torch.tensor([[*range(9)], [6, 7, 0, 1, 2, 3, 0, 1, 2]])}
+    want, last = recurrence(**given, **options, past=past, backend=backend)
+    chunk = {name: a[:, :6] for name, a in given.items()}
+    y, states = recurrence(**chunk, **options, past=past, keep="every", backend=backend)
+    assert off(y, want[:, :6]) < GRADIENT
+    assert states.untyped_storage().nbytes() == 4 * 2 * 6 * 2 * 4 * 6
+    for n in range(1, 6):
+        rest = {name: a[:, n:] for name, a in given.items()}
+        y, state = recurrence(**rest, **options, past=states[:, n - 1], backend=backend)
+        assert off(y, want[:, n:]) < GRADIENT
+        assert off(state, last) < GRADIENT
+
+
 def test_heads_before_tokens():
     given, options = draw("gated_delta feature", 9, dk=4, dv=6)
     swapped = {name: a if name == "past" else a.transpose(1, 2) for name, a in given.items()}
