@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from cases import CASES, subject_of
+from cases import CASES, DIM, subject_of
 from tokenmix import MixerError, build_mixer
 from tokenmix.contrib.parts.recurrent import Recurrent
 from tokenmix.mixers import MIXERS
@@ -53,6 +53,20 @@ def test_without_decay_and_with_unit_writes_a_key_is_remembered_exactly():
     beta = torch.cat([torch.ones(1, 6, 1), torch.zeros(1, 6, 1)], 1).double()
     y = gated_delta(asked, asked, torch.cat([v, nothing], 1), None, beta, heads=1, norm=False)
     torch.testing.assert_close(y[:, 6:] * 6**0.5, v, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", [*RECURRENT, "short_conv"])
+def test_a_state_kept_before_a_chunk_takes_back_any_of_its_tokens(case):
+    """Nothing changes in place: reading the accepted tokens again, after wrong guesses, equals a fresh stream."""
+    name, options = CASES[case]
+    mixer, x = build_mixer(name, DIM, **options), torch.randn(2, 12, DIM, generator=torch.Generator().manual_seed(2))
+    before = mixer.extend(x[:, :5], mixer.init_state(2))[1]
+    mixer.extend(x[:, 5:9].flip(0), before)  # guesses
+    for n in range(1, 4):
+        after = mixer.extend(x[:, 5 : 5 + n], before)[1]
+        fresh = mixer.extend(x[:, : 5 + n], mixer.init_state(2))[1]
+        for got, want in zip(after, fresh, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_mamba2_130m_has_as_many_parameters_as_published():

@@ -86,8 +86,9 @@ def recurrence(
         positions: (B, T) integers; a valid token at position 0 starts a document, with an empty state.
         key_mask: bool (B, T), False: the token leaves the state as it is, and its output is 0.
         l2norm: whether q and k are multiplied by rsqrt(sum of squares + 1e-6), head by head, as public models do.
-        keep: "last": return the state after the last token; "every": the state after each token, which takes
-            4 B T H dk dv bytes in float32.
+        keep: "last": return the state after the last token; "every": the state after each token, so that the stream
+            can go on from any of them, as speculative decoding does after a wrong guess. Takes 4 B T H dk dv bytes in
+            float32 (twice that on the way where plain torch runs), and the time of T calls of one token.
         layout: "bthd", or "bhtd" for tensors with heads before tokens (beta then is (B, H, T)).
         backend: how to run; see ``choose``.
 
@@ -232,13 +233,12 @@ def _run_kernel(call: _Call, how: _How) -> tuple[Tensor, Tensor]:
     """Run on the C kernel; the state after every token is that of calls of one token each."""
     if how.every and call.v.shape[1] > 0:
         outputs: list[Tensor] = []
-        states: list[Tensor] = []
+        states = call.v.new_empty(*call.v.shape[:3], call.q.shape[3], call.v.shape[3])  # filled, to have it once
         for t in range(call.v.shape[1]):
-            one = call.cut(slice(t, t + 1))._replace(past=states[-1] if states else call.past)
-            y, state = _run_kernel(one, how._replace(every=False))
+            one = call.cut(slice(t, t + 1))._replace(past=states[:, t - 1] if t else call.past)
+            y, states[:, t] = _run_kernel(one, how._replace(every=False))
             outputs.append(y)
-            states.append(state)
-        return torch.cat(outputs, 1), torch.stack(states, 1)
+        return torch.cat(outputs, 1), states
     flags = None if call.live is None else call.live.to(torch.uint8)
     if call.starts is not None:
         flags = call.starts * kernel.START + (kernel.LIVE if flags is None else flags)
