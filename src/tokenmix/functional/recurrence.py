@@ -173,7 +173,7 @@ def _align(
     if l2norm:
         q, k = (a * (a.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for a in (q, k))
     if decay is not None:
-        decay = (decay if decay.ndim == 4 else decay[..., None]).clamp_min(FORGET)
+        decay = decay if decay.ndim == 4 else decay[..., None]
     heads = max(q.shape[2], v.shape[2])
     if q.shape[2] != k.shape[2]:
         q, k = _repeat(q, heads), _repeat(k, heads)
@@ -200,6 +200,10 @@ def _hide_nonfinite(
 ) -> tuple[Tensor, Tensor]:
     """Hide numbers of tokens that are not finite from a way to run, and put NaN where they reach."""
     tokens = [a for a in call[:5] if a is not None]
+    if nothing_to_hide(*tokens):  # the kernel takes any decay that is finite, so none is copied
+        return run(call, how)
+    call = _bound_decay(call)
+    tokens = [a for a in call[:5] if a is not None]
     if nothing_to_hide(*tokens):
         return run(call, how)
     y, state = run(call.change(clean), how)
@@ -218,6 +222,11 @@ def _hide_nonfinite(
         return y, state + met[:, -1, :, None, None]
     spoiled = torch.where(ends.diff() > 0, met[0, (ends[1:] - 1).clamp_min(0), 0], 0.0)
     return y, state + spoiled[:, None, None, None]
+
+
+def _bound_decay(call: _Call) -> _Call:
+    """Replace decays that forget everything, and -inf, by ``FORGET``."""
+    return call if call.decay is None else call._replace(decay=call.decay.clamp_min(FORGET))
 
 
 def _reach(mark: Tensor, starts: Tensor | None) -> Tensor:
@@ -254,6 +263,7 @@ def _run_eager(call: _Call, how: _How) -> tuple[Tensor, Tensor]:
     """Run in plain torch."""
     if call.ends is not None:
         return _run_documents(call, call.ends, how)
+    call = _bound_decay(call)
     heads = call.v.shape[2]
     q, k, v, decay, beta = call.change(
         lambda a: (
