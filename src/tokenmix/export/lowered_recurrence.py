@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ..functional.recurrence import FORGET
 from .writer import Writer
-
-FORGET = -1e4
-"""The log-decay of a token that starts a document."""
 
 
 def write_recurrence(
