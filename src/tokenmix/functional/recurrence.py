@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from ..kernels.backend import Backend, choose, is_exporting
+from ..kernels.backend import Backend, choose, is_exporting, lowers
 from ..kernels.cpu import recurrence as kernel
 from ..kernels.extended import has_gradient
 from ..kernels.operator import Operator
@@ -190,6 +190,8 @@ def _lacks(call: _Call, how: _How) -> str | None:
     """Return what this call needs and the kernel does not have, as a phrase."""
     if max(call.q.shape[3], call.v.shape[3]) > kernel.WIDEST:
         return f"its kernel takes heads of at most {kernel.WIDEST} features"
+    if lowers() and (how.every or call.ends is not None):
+        return "ONNX's operator has neither keep='every' nor cu_seqlens"
     if how.every and (call.ends is not None or has_gradient(*call[:6])):
         return "its kernel has no keep='every' with gradients or cu_seqlens"
     return None
@@ -331,7 +333,7 @@ recurrence_kernel = Operator(
         and (at.get("M") is None or at["B"] == 1 and at["M"] > 1)
         and at.get("N", 1) == (1 if "N" not in at else at["M"] - 1 if at.get("M") else at["B"])
     ),
-    on=("cpu",),
+    on=("cpu", "standard"),
 )
 """Compute outputs (B, T, H, V) and states (documents, H, K, V), in one row; by a delta rule if ``delta``."""
 
