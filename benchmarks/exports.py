@@ -34,9 +34,9 @@ NEEDED = {"max_len": 24, "window": 4, "kernel_size": 5}
 def built(name: str) -> Any:
     """Build a mixer whose weights all affect the output."""
     known = mixer_options(MIXERS[name])
-    options: dict[str, Any] = {option: NEEDED[option] for option in required_options(MIXERS[name])}
     torch.manual_seed(0)
     heads = {"heads": 2} if "heads" in known else {}
+    options: dict[str, Any] = {option: NEEDED[option] for option in required_options(MIXERS[name], heads)}
     return perturb(build_mixer(name, DIM, **heads, **options, causal=MIXERS[name].facts.causal), seed=1).eval()
 
 
