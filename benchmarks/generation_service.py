@@ -23,8 +23,9 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -196,15 +197,14 @@ def measure(given: argparse.Namespace) -> None:
     original: Any = transformers.GPT2LMHeadModel.from_pretrained(given.original / "model").eval()
     models = {"original": original, "new": load_converted(given.out / "model").eval()}
     apart = check_answers(models["new"], given.out, read_bytes(given.text, given.bytes)[1])
-    rows = [
-        time_generate(models, context, batch, given.rounds) for batch in given.batches for context in given.contexts
-    ]
-    rows += time_steps(models, given)
-    for row in rows:
+    found = {"threads": given.threads, "machine": machine(), "difference_in_a_fresh_process": apart, "rows": []}
+    at = [(batch, context) for batch in given.batches for context in given.contexts]
+    for row in chain((time_generate(models, context, batch, given.rounds) for batch, context in at),
+                     time_steps(models, given)):  # fmt: skip
+        found["rows"].append(row)
+        write_json(given.out / "times.json", found)
         print("{runtime}, batch {batch}, {context} tokens before: {original:.5f} s, {new:.5f} s, {ratio:.2f} times"
-              .format(**row))  # fmt: skip
-    found = {"threads": given.threads, "machine": machine(), "difference_in_a_fresh_process": apart, "rows": rows}
-    write_json(given.out / "times.json", found)
+              .format(**row), flush=True)  # fmt: skip
 
 
 def time_generate(models: dict[str, Any], context: int, batch: int, rounds: int) -> dict[str, Any]:
@@ -221,9 +221,9 @@ def time_generate(models: dict[str, Any], context: int, batch: int, rounds: int)
     return {"runtime": "torch", "batch": batch, "context": context, "cache_bytes": held} | told
 
 
-def time_steps(models: dict[str, Any], given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the seconds of a decode step in ONNX Runtime, where layers that kept attention are mixers too."""
-    files, rows = {}, []
+def time_steps(models: dict[str, Any], given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield the seconds of a decode step in ONNX Runtime, where layers that kept attention are mixers too."""
+    files = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, model in models.items():
             began = time.perf_counter()
@@ -239,8 +239,7 @@ def time_steps(models: dict[str, Any], given: argparse.Namespace) -> list[dict[s
                     calls = {name: partial(file.extend, token, states[name]) for name, file in files.items()}
                     held = {name: sum(t.nbytes for t in state) for name, state in states.items()}
                     row = {"runtime": "ONNX Runtime", "batch": batch, "context": at, "cache_bytes": held}
-                    rows.append(row | compare_turns({n: partial(stopwatch, c) for n, c in calls.items()}, 8 * ROUNDS))
-    return rows
+                    yield row | compare_turns({n: partial(stopwatch, c) for n, c in calls.items()}, 8 * ROUNDS)
 
 
 def record(given: argparse.Namespace) -> None:

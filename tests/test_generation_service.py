@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import docs_hooks
 
@@ -70,7 +69,11 @@ def test_the_page_shows_what_was_recorded():
     found = json.loads((ROOT / "benchmarks/results/generation_service.json").read_text())
     page = (ROOT / "docs/hosts/service.md").read_text()
     assert docs_hooks.GENERATION in page
-    for row in (found["original"], found["more"], *(row["bits_per_byte"]["after"] for row in found["rows"])):
-        mean = row["bits_per_byte"]["mean"] if "bits_per_byte" in row else row["mean"]
-        assert f"{mean:.3f}" in page
-    assert all(torch.isfinite(torch.tensor(timed["ratio"])) for row in found["rows"] for timed in row["rows"])
+    longest = max(
+        (timed for timed in found["rows"][0]["rows"] if timed["runtime"] == "torch"),
+        key=lambda timed: (timed["batch"], timed["context"]),
+    )
+    assert (
+        f"For {longest['batch']} texts of {longest['context']} bytes it is {longest['ratio']:.1f} times as fast" in page
+    )
+    assert found["rows"][0]["difference_in_a_fresh_process"] <= 1e-6
