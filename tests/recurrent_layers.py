@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenmix.contrib.parts.recurrent import LowRank
 from tokenmix.hosts import convert_layer
 from tokenmix.mixers import Mixer
+from tokenmix.mixers.parts.recurrent import LowRank
 
 
 def perturb(layer: nn.Module) -> nn.Module:

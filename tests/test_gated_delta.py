@@ -10,8 +10,8 @@ import torch
 
 from cases import CASES, DIM, subject_of
 from tokenmix import MixerError, build_mixer
-from tokenmix.contrib.parts.recurrent import Recurrent
 from tokenmix.mixers import MIXERS
+from tokenmix.mixers.parts.recurrent import Recurrent
 from tokenmix.models import LM, LMConfig, build_model
 from tokenmix.testing.equality import longer_case, reference_value
 from tokenmix.testing.measure import Measure, adversarial_cases
@@ -46,7 +46,7 @@ def test_equal_decays_of_features_are_a_decay_of_the_head():
 
 def test_without_decay_and_with_unit_writes_a_key_is_remembered_exactly():
     """With orthonormal keys and beta = 1 the state answers each key with its value, however many follow."""
-    from tokenmix.contrib import gated_delta
+    from tokenmix.functional import gated_delta
 
     k, v = torch.eye(6, dtype=torch.float64)[None], torch.randn(1, 6, 4, dtype=torch.float64)
     asked, nothing = torch.cat([k, k], 1), torch.zeros_like(v)
