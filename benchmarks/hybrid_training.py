@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenmix import build_mixer
+from tokenmix.hosts import convert_layer
 from tokenmix.lab.bench.roofline import machine
 from tokenmix.system.torchvision import ensure_torchvision
 
@@ -69,24 +69,6 @@ def qwen3_next() -> nn.Module:
     return Qwen3NextForCausalLM(config)
 
 
-def own_qwen3_next(theirs: Any) -> nn.Module:
-    """Return our layer with the weights of Qwen3-Next's, whose projections are interleaved by key head."""
-    keys, values, width = theirs.num_k_heads, theirs.num_v_heads, theirs.head_k_dim
-    ours: Any = build_mixer("gated_delta", DIM, heads=keys, value_heads=values, head_dim=width, eps=1e-6)
-    group = values // keys
-    parts = theirs.in_proj_qkvz.weight.unflatten(0, (keys, -1)).split([width, width, group * width, group * width], 1)
-    for name, part in zip(("q_proj", "k_proj", "v_proj", "g_proj"), parts, strict=True):
-        fill(getattr(ours, name).weight, part)
-    for name, part in zip(
-        "ba", theirs.in_proj_ba.weight.unflatten(0, (keys, -1)).split([group, group], 1), strict=True
-    ):
-        fill(getattr(ours, f"{name}_proj").weight, part)
-    fill(ours.A_log, theirs.A_log), fill(ours.dt_bias, theirs.dt_bias)
-    fill(ours.norm, theirs.norm.weight), fill(ours.out_proj.weight, theirs.out_proj.weight)
-    fill(ours.conv.weight, theirs.conv1d.weight)
-    return Layer(ours)
-
-
 def kimi_linear() -> nn.Module:
     """Return Kimi Linear, Kimi Delta Attention of 4 heads of 128 features beside multi-head latent attention."""
     from transformers import KimiLinearConfig, KimiLinearForCausalLM
@@ -112,47 +94,22 @@ def kimi_linear() -> nn.Module:
     return KimiLinearForCausalLM(config)
 
 
-def own_kimi_linear(theirs: Any) -> nn.Module:
-    """Return our layer with the weights of Kimi Linear's."""
-    width = theirs.head_dim
-    options = {"decay": "feature", "gate": "sigmoid", "gate_rank": width}
-    ours: Any = build_mixer("gated_delta", DIM, heads=theirs.num_heads, head_dim=width, **options)
-    gate = theirs.forget_gate
-    for name in ("q_proj", "k_proj", "v_proj", "b_proj"):
-        fill(getattr(ours, name).weight, getattr(theirs, name).weight)
-    for low_rank, down, up in (
-        (ours.a_proj, gate.f_a_proj, gate.f_b_proj),
-        (ours.g_proj, theirs.g_a_proj, theirs.g_b_proj),
-    ):
-        fill(low_rank.down.weight, down.weight), fill(low_rank.up.weight, up.weight)
-    fill(ours.A_log, gate.A_log), fill(ours.dt_bias, gate.dt_bias)
-    fill(ours.norm, theirs.o_norm.weight), fill(ours.out_proj.weight, theirs.o_proj.weight)
-    fill(ours.conv.weight, theirs.conv1d.weight)
-    return Layer(ours)
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], str, Callable[[Any], nn.Module]]] = {
-    "qwen3_next": (qwen3_next, "linear_attn", own_qwen3_next),
-    "kimi_linear": (kimi_linear, "self_attn", own_kimi_linear),
+MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "qwen3_next": (qwen3_next, "linear_attn"),
+    "kimi_linear": (kimi_linear, "self_attn"),
 }
-"""The model, the name of its layers of linear attention, and what makes ours of one of them."""
-
-
-def fill(target: Tensor, source: Tensor) -> None:
-    """Copy as many numbers, in their order."""
-    with torch.no_grad():
-        target.copy_(source.reshape(target.shape))
+"""The model, and the name of its layers of linear attention."""
 
 
 def pair(name: str) -> dict[str, Any]:
     """Return transformers' model, and its copy with our layers and the same weights."""
-    build, slot, replace = MODELS[name]
+    build, slot = MODELS[name]
     torch.manual_seed(0)
     theirs: Any = build()
     ours = copy.deepcopy(theirs)
     for kind, layer in zip(theirs.config.layer_types, ours.model.layers, strict=True):
         if kind == "linear_attention":
-            setattr(layer, slot, replace(getattr(layer, slot)))
+            setattr(layer, slot, Layer(convert_layer(getattr(layer, slot))))
     counts = {sum(p.numel() for p in model.parameters()) for model in (theirs, ours)}
     if len(counts) > 1:
         raise SystemExit(f"{name}: the two models have {counts} parameters.")
