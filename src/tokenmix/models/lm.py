@@ -17,6 +17,7 @@ from ..system.config import Json
 from ..system.properties import named_errors
 from ..types import Options, Spec
 from .blocks import cycle_specs, evaluation_mode
+from .decoder import Decoder, Weights
 from .layers import MLPKind, NormType
 from .looped import LoopConfig, check_loop
 from .sampling import FiniteSteps, check_sampling, pick_token, seeded_generator
@@ -207,6 +208,10 @@ class LM(Trunk):
         x, run = self._embed_run(tokens, at, key_mask, state.run)
         logits, layers = self.read_chunk(x, state.layers, key_mask=key_mask)
         return logits, LMState(layers, after, run)
+
+    def decoder(self, batch_size: int = 1, *, weights: Weights | None = None) -> Decoder:
+        """Return a ``Decoder`` of this model, whose ``extend`` is faster for one token per row on the CPU."""
+        return Decoder(self, batch_size, weights=weights)
 
     @property
     def _reads_tokens(self) -> bool:
