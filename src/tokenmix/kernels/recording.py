@@ -11,6 +11,8 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from pkgutil import iter_modules
 from struct import pack
 from typing import Any
 
@@ -66,6 +68,9 @@ class Recorder(TorchDispatchMode):
         _lock.acquire()
         self._new, decode._new = decode._new, self._note_new
         self._names = {}
+        for module in iter_modules(cpu.__path__):  # operators load theirs late, and their calls would not be noted
+            if module.name not in ("build", "__main__"):
+                import_module(f"{cpu.__name__}.{module.name}")
         for name, each in list(vars(cpu._library).items()):
             if name.startswith(f"tm_{cpu.isa()}_") and each.argtypes is not None:
                 self._names[name.removeprefix(f"tm_{cpu.isa()}_")] = each
@@ -89,6 +94,19 @@ class Recorder(TorchDispatchMode):
             for t in tensors:
                 if _memory(t) not in self.fixed:
                     self.plan.check(t if t.is_contiguous() else self._copied(t))
+
+    def check_zero(self, t: Tensor) -> None:
+        """Make the plan stop where these numbers, which a kernel writes, are not 0."""
+        self.plan.check(t, zero=True)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kept: tuple[Tensor, ...], scale: float) -> Tensor:
+        """Plan softmax attention of one token over those kept in memory that does not move; see ``Plan.attend``."""
+        with _off(self):
+            q, k, v = (self.dense(a.flatten(0, 1)) for a in (q, k, v))
+            y = torch.empty_like(q)
+            self.plan.attend(q, k, v, kept, y, scale)
+            self.plan.keep(y)
+            return y[:, None]
 
     def _note_new(self, *args: Any) -> Tensor:
         new = self._new(*args)
@@ -118,6 +136,9 @@ class Recorder(TorchDispatchMode):
         inputs = [t for t in pytree.tree_leaves((args, given)) if isinstance(t, Tensor)]
         name = op.name().split("::")[1].split(".")[0]
         own = op.namespace == "tokenmix"
+        if own and name not in _WRITERS:  # copies inside of it would not be seen
+            with _off(self):
+                args = pytree.tree_map_only(Tensor, self.dense, args)
         result = self._call(op, args, given, own and name in _WRITERS)
         outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
         self.plan.keep(*inputs, *outputs)
@@ -302,7 +323,7 @@ _WRITERS: dict[str, Callable[..., None]] = {
     "maximum": _write_binary("maximum"),
     **{
         name: _write_unary(name)
-        for name in ("neg", "exp", "sigmoid", "silu", "rsqrt", "sqrt", "reciprocal", "abs", "tanh", "relu", "log")
+        for name in ("neg", "exp", "sin", "cos", "floor", "sigmoid", "silu", "rsqrt", "sqrt", "reciprocal", "abs", "tanh", "relu", "log")
     },
     "softplus": _write_softplus,
     "gelu": _write_gelu,

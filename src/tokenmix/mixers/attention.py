@@ -53,6 +53,24 @@ class BiasedAttentionState(NamedTuple):
     position: Tensor
 
 
+@register_state
+class ReservedState(NamedTuple):
+    """An ``AttentionState`` in memory for more tokens, which a plan fills: see ``Attention.reserve``.
+
+    keys, values (B, kv_heads, most, e); valid (B, most); count (1,), how many tokens are in it; position (B,).
+    """
+
+    keys: Tensor
+    values: Tensor
+    valid: Tensor
+    count: Tensor
+    position: Tensor
+
+    def first(self, n: int) -> AttentionState:
+        """Return the state of the first n tokens, a view."""
+        return AttentionState(self.keys[:, :, :n], self.values[:, :, :n], self.valid[:, :n], self.position)
+
+
 class Attention(KeyBlocks):
     """Multi-head softmax attention (Vaswani et al. 2017), with grouped keys (Ainslie et al. 2023).
 
@@ -342,6 +360,31 @@ class Attention(KeyBlocks):
         return by_head(zero_masked(keys, key_mask), self.kv_heads), by_head(
             zero_masked(values, key_mask), self.kv_heads
         )
+
+    def reserve(self, state: AttentionState, most: int) -> ReservedState | None:
+        """Return a state in memory for ``most`` tokens, which a plan fills in place; None if keys need more than that.
+
+        They do where logits have a bias, or where the state holds positions.
+        """
+        if self._keeps_positions or not self.causal or self.head_dim != state.keys.shape[3]:
+            return None
+        rows, heads, n, width = state.keys.shape
+        keys, values = (a.new_zeros(rows, heads, most, width) for a in (state.keys, state.values))
+        valid, count = state.valid.new_zeros(rows, most), state.position.new_full((1,), n)
+        keys[:, :, :n], values[:, :, :n], valid[:, :n] = state.keys, state.values, state.valid
+        return ReservedState(keys, values, valid, count, state.position.clone())
+
+    def mix_reserved(self, x: Tensor, state: ReservedState, plan: Recorder) -> tuple[Tensor, ReservedState]:
+        """Plan the step of one token x (B, 1, D) over a reserved state."""
+        at, wide = state.position[:, None], (1, -1, self.head_dim)
+        if isinstance(self.positions, LearnedPositions):
+            self.check_range(at)
+        inputs = self._with_positions(x, at)
+        q, k = self._rotate_tensors(at, self._queries(inputs), self._keys(inputs))
+        q, k, v = (a.unflatten(-1, wide[1:]) for a in (q, k.to(state.keys.dtype), self.v_proj(x).to(state.values.dtype)))
+        scale = self.head_dim**-0.5 if self.scale is None else self.scale
+        y = plan.attend(q, k, v, (state.keys, state.values, state.valid, state.count), scale)
+        return self.out_proj(y.flatten(2)), state._replace(count=state.count + 1, position=state.position + 1)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)

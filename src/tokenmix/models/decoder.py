@@ -13,8 +13,10 @@ from torch.utils import _pytree as pytree
 from ..errors import MixerError
 from ..kernels import cpu
 from ..kernels.cpu.plan import Plan
-from ..kernels.recording import Narrow, NotRecordable, Recorder
+from ..kernels.recording import Narrow, NotRecordable, Recorder, recorder
 from ..mixers import State
+from ..mixers.attention import Attention, ReservedState
+from .blocks import Block
 
 if TYPE_CHECKING:
     from .lm import LM, LMState
@@ -42,14 +44,15 @@ class Decoder:
     """Run ``model.extend`` for one token per row as one call of the C library, planned once.
 
     It replaces the model wherever ``extend`` is called, and is the ``decoder=`` of ``LM.generate``. The numbers are
-    those of ``extend`` but for rounding. What no plan repeats, such as softmax attention, whose state grows, is called
-    in Python between the planned parts; ``in_python`` names it. Logits and state are held in the decoder's own memory,
+    those of ``extend`` but for rounding. What no plan repeats is called in Python between the planned parts;
+    ``in_python`` names it and says why. Logits and state are held in the decoder's own memory,
     which its next step overwrites; a state from elsewhere, such as ``prefill`` or a reordered one, is copied in. A
     decoder is for one thread.
 
     Args:
         model: an ``LM`` on the CPU in eval mode.
         batch_size: rows of every step.
+        max_len: tokens for which the keys and values of softmax attention get memory; None: the config's.
         weights: "bfloat16" or "int8" rounds the weights of products, the latter with one scale per row; None: as they
             are.
 
@@ -57,8 +60,11 @@ class Decoder:
         MixerError: for a model on another device, in training mode, with hooks, or with a mixer that does not stream.
     """
 
-    def __init__(self, model: LM, batch_size: int = 1, *, weights: Weights | None = None):
-        _refuse_unfit(model, batch_size, weights)
+    def __init__(
+        self, model: LM, batch_size: int = 1, *, max_len: int | None = None, weights: Weights | None = None
+    ):
+        self.max_len = model.config.max_len if max_len is None else max_len
+        _refuse_unfit(model, batch_size, self.max_len, weights)
         self.model = model
         self.in_python: list[str] = []
         self._weights = list(_weights_of(model))
@@ -71,6 +77,7 @@ class Decoder:
             self._held: dict[int, list[Tensor]] = {}  # memory of the states of planned parts
             self._states: list[State] = [fresh.run, *fresh.layers]  # of each part but the last
             self._pending: dict[int, State] = {}
+            self._reserved: dict[int, ReservedState] = {}
             self._parts: list[Callable[[], bool]] = []
             self._finish = Plan()
             self._logits = self._plan_parts(None if weights is None else _NARROW[weights])
@@ -91,11 +98,7 @@ class Decoder:
         self._check_model()
         if state is not self.state:
             self._load(state)
-        if self._left is not None:
-            if self._left < 1:
-                limit = f"max_len={self.model.max_len}"
-                raise MixerError(f"Decoder: the model was built with {limit} and has read as many tokens; stop here.")
-            self._left -= 1
+        self._check_length()
         self._ids[:] = ids
         for part in self._parts:
             if not part():  # numbers that are not finite take the long way, which marks them
@@ -103,7 +106,10 @@ class Decoder:
                 self._load(state)
                 return logits, self.state
         self._finish.run()
-        if self._pending:
+        self._count += 1
+        if self._left is not None:
+            self._left -= 1
+        if self._pending or self._reserved:
             for i, new in self._pending.items():
                 self._states[i] = new
             self._pending.clear()
@@ -118,10 +124,13 @@ class Decoder:
         for i in range(count * model.times):
             block = model.blocks[i % count]
 
-            def apply(s: Tensor, state: State, block=block, n=i % count) -> tuple[Tensor, State]:
-                return block.extend(s if loop is None else loop.inject(s, x, n), state)
+            def apply(s: Tensor, state: State, block: Block = block, n: int = i % count) -> tuple[Tensor, State]:
+                return _extend_block(block, s if loop is None else loop.inject(s, x, n), state)
 
-            s = self._add_part(f"block {i % count}, {type(block.mixer).__name__}", apply, s, i + 1, narrow)
+
+            mixer = block.mixer
+            name, attention = f"block {i % count}, {type(mixer).__name__}", mixer if isinstance(mixer, Attention) else None
+            s = self._add_part(name, apply, s, i + 1, narrow, attention)
         self._finish.map("shift", self._position, self._position, number=1)
         return self._add_part("the head", lambda s, _: (model.logits(model.norm(s)), ()), s, None, narrow)
 
@@ -135,13 +144,15 @@ class Decoder:
         x: Tensor,
         index: int | None,
         narrow: Narrow | None,
+        mixer: Attention | None = None,
     ) -> Tensor:
         """Append a part that computes a tensor from x and the state at ``index``; return the tensor, in fixed memory.
 
         It is planned if a plan can repeat it, and otherwise called.
         """
         plan, state = Plan(), () if index is None else self._states[index]
-        leaves, tree = pytree.tree_flatten(state)
+        kept = None if mixer is None else mixer.reserve(state, self.max_len)
+        leaves, tree = pytree.tree_flatten(state if kept is None else kept)
         own = [leaf.clone(memory_format=torch.contiguous_format) for leaf in leaves]
         held = pytree.tree_unflatten(own, tree)
         try:
@@ -163,6 +174,8 @@ class Decoder:
         self._carry(own, pytree.tree_leaves(new))
         if index is not None:
             self._states[index], self._held[index] = held, own
+            if isinstance(held, ReservedState):
+                self._reserved[index] = held
         self._parts.append(plan.run)
         return y
 
@@ -181,7 +194,10 @@ class Decoder:
         self._finish.extend(last)
 
     def _whole_state(self) -> LMState:
-        run, *layers = self._states
+        run, *layers = [
+            self._reserved[i].first(self._count) if i in self._reserved else each
+            for i, each in enumerate(self._states)
+        ]
         return self._kind(tuple(layers), self._position, run)
 
     def _load(self, state: LMState) -> None:
@@ -191,17 +207,25 @@ class Decoder:
             rows, layers = len(self._token), len(self._states) - 1
             got = f"{tuple(state.position.shape)} positions and {len(given) - 1} layers"
             raise MixerError(f"Decoder: was made for a state of {rows} rows and {layers} layers, got {got}.")
-        for i, own in self._held.items():
-            leaves = pytree.tree_leaves(given[i])
-            found, wanted = ([tuple(leaf.shape) for leaf in each] for each in (leaves, own))
-            if found != wanted:
-                raise MixerError(f"Decoder: was made for states of shapes {wanted}, got {found}.")
+        counts = {given[i].valid.shape[1] for i in self._reserved}
+        if len(counts) > 1 or max(counts, default=0) > self.max_len:
+            got = f"states of {', '.join(map(str, sorted(counts)))} tokens"
+            raise MixerError(f"Decoder: has memory for {self.max_len} tokens, got {got}; make one with a larger max_len.")
+        self._count = max(counts, default=0)
         for i, each in enumerate(given):
             if i not in self._held:
                 self._states[i] = each
                 continue
-            for own, leaf in zip(self._held[i], pytree.tree_leaves(each), strict=True):
-                own.copy_(leaf)
+            own, leaves = self._held[i], pytree.tree_leaves(each)
+            if i in self._reserved:
+                kept = self._reserved[i]
+                kept.count.fill_(self._count)
+                own = pytree.tree_leaves(kept.first(self._count))
+            found, wanted = ([tuple(leaf.shape) for leaf in some] for some in (leaves, own))
+            if found != wanted:
+                raise MixerError(f"Decoder: was made for states of shapes {wanted}, got {found}.")
+            for mine, leaf in zip(own, leaves, strict=True):
+                mine.copy_(leaf)
         self._position.copy_(state.position)
         limit = self.model.max_len
         self._left = None if limit is None else limit - int(self._position.max())
@@ -220,6 +244,16 @@ class Decoder:
                 raise MixerError(f"Decoder: tokens must be in 0..{vocab - 1}, got {each}.")
         return ids
 
+    def _check_length(self) -> None:
+        """Refuse a token beyond the lengths of the model and of the reserved memory."""
+        if self._left is not None and self._left < 1:
+            limit = f"max_len={self.model.max_len}"
+            raise MixerError(f"Decoder: the model was built with {limit} and has read as many tokens; stop here.")
+        if self._reserved and self._count >= self.max_len:
+            raise MixerError(
+                f"Decoder: has memory for {self.max_len} tokens, which are read; make one with a larger max_len."
+            )
+
     def _check_model(self) -> None:
         """Refuse a model whose numbers are no longer those of the plan."""
         for each in self._weights:
@@ -230,10 +264,22 @@ class Decoder:
             raise MixerError("Decoder: the model is in training mode; call model.eval().")
 
 
-def _refuse_unfit(model: LM, batch_size: int, weights: Weights | None) -> None:
+def _extend_block(block: Block, x: Tensor, state: State) -> tuple[Tensor, State]:
+    """Extend a block, of attention also over a state in reserved memory."""
+    plan = recorder()
+    if not isinstance(state, ReservedState):
+        return block.extend(x, state)
+    if plan is None or not isinstance(block.mixer, Attention) or block.cross is not None:
+        raise NotRecordable("attention within another block")
+    mixed, new = block.mixer.mix_reserved(block.branch_input(x, block.mixer_norm), state, plan)
+    return block.after_mixing(block.add_branch(x, mixed, block.mixer_norm)), new
+
+
+def _refuse_unfit(model: LM, batch_size: int, max_len: int, weights: Weights | None) -> None:
     """Refuse a model that no plan serves, and settings out of range."""
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-        raise MixerError(f"Decoder: batch_size must be an integer >= 1, got {batch_size!r}.")
+    for name, given in (("batch_size", batch_size), ("max_len", max_len)):
+        if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+            raise MixerError(f"Decoder: {name} must be an integer >= 1, got {given!r}.")
     if weights not in (None, *get_args(Weights)):
         raise MixerError(f"Decoder: weights={weights!r} is unknown; choose 'bfloat16', 'int8' or None.")
     if not cpu.available():

@@ -209,9 +209,11 @@ class LM(Trunk):
         logits, layers = self.read_chunk(x, state.layers, key_mask=key_mask)
         return logits, LMState(layers, after, run)
 
-    def decoder(self, batch_size: int = 1, *, weights: Weights | None = None) -> Decoder:
+    def decoder(
+        self, batch_size: int = 1, *, max_len: int | None = None, weights: Weights | None = None
+    ) -> Decoder:
         """Return a ``Decoder`` of this model, whose ``extend`` is faster for one token per row on the CPU."""
-        return Decoder(self, batch_size, weights=weights)
+        return Decoder(self, batch_size, max_len=max_len, weights=weights)
 
     @property
     def _reads_tokens(self) -> bool:

@@ -16,8 +16,8 @@ NUMBERS = {**DTYPES, torch.float64: 3, torch.int64: 4, torch.bool: 5, torch.uint
 """The dtypes of single numbers."""
 BINARY = ("copy", "add", "sub", "mul", "div", "maximum", "silu_gate")
 NUMBERED = ("scale", "shift", "at_least", "at_most")
-UNARY = ("neg", "exp", "sigmoid", "silu", "softplus", "rsqrt", "sqrt", "square", "reciprocal", "abs", "tanh", "relu")
-OPERATIONS = {name: i for i, name in enumerate((*BINARY, *NUMBERED, *UNARY, "gelu", "log"))}
+UNARY = ("neg", "exp", "sin", "cos", "floor", "sigmoid", "silu", "softplus", "rsqrt", "sqrt", "square", "reciprocal")
+OPERATIONS = {name: i for i, name in enumerate((*BINARY, *NUMBERED, *UNARY, "abs", "tanh", "relu", "gelu", "log"))}
 """What ``Plan.map`` computes, in the order of plan.c."""
 
 INT8 = 3
@@ -115,9 +115,22 @@ class Plan:
         size = table.shape[1] * table.element_size()
         self.add("plan_gather", "5q", size, table, rows, y, rows.numel())
 
-    def check(self, a: Tensor) -> None:
-        """Stop where a number of a, contiguous, is not finite."""
-        self.add("plan_check", "5q", NUMBERS[a.dtype], a, a.numel(), 1, ctypes.addressof(self._fault))
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, kept: tuple[Tensor, Tensor, Tensor, Tensor], y: Tensor, scale: float
+    ) -> None:
+        """Write softmax attention of q (B, H, e) over the kept tokens and a new one, k and v (B, G, e), to y.
+
+        Args:
+            kept: memory of keys and values (B, G, most, e) and of which are valid (B, most), to which the new token is
+                added, and the number of tokens in it (1,).
+        """
+        sizes = (*q.shape[:2], kept[0].shape[1], q.shape[2], kept[0].shape[2])
+        fields = NUMBERS[q.dtype], q, k, v, *kept, y, *sizes, scale, torch.get_num_threads()
+        self.add("plan_attend", "14qdq", *fields)
+
+    def check(self, a: Tensor, *, zero: bool = False) -> None:
+        """Stop where a number of a, contiguous, is not finite, or is not 0."""
+        self.add("plan_check", "5q", int(zero), NUMBERS[a.dtype], a, a.numel(), ctypes.addressof(self._fault))
 
 
 def _collapse(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> tuple[list[int], list[list[int]]]:

@@ -158,6 +158,89 @@ TM_EXPORT(plan_fade_forward)(const plan_fade_in *a) {
                                    a->D, a->qb, a->qt, a->kb, a->kt, a->vb, a->vt, a->db, a->dt, 1);
 }
 
+typedef struct {
+    int64_t dtype, heads, R, norm;
+    double eps;
+    const void *q, *k, *v;
+    const float *a, *b, *g;
+    const uint8_t *mask;
+    void *y;
+    float *saved;
+    const double *m0, *num0, *den0;
+    double *m1, *num1, *den1;
+    int64_t B, T, D, qb, qt, kb, kt, vb, vt, threads;
+} plan_pairs_in;
+
+TM_EXPORT(plan_pairs_forward)(const plan_pairs_in *a) {
+    TM_PASTE(TM_ISA, pairs_forward)((int)a->dtype, (int)a->heads, (int)a->R, (int)a->norm, a->eps, a->q, a->k, a->v, a->a, a->b, a->g, a->mask, a->y, a->saved, a->m0, a->num0, a->den0,
+                                    a->m1, a->num1, a->den1, a->B, a->T, a->D, a->qb, a->qt, a->kb, a->kt, a->vb, a->vt, 1);
+}
+
+typedef struct {
+    int64_t dtype;
+    const void *x;
+    const float *cosines, *sines;
+    void *y;
+    int64_t interleaved, shared;
+    double s;
+    int64_t B, T, H, e, m, threads;
+} plan_rotate_in;
+
+TM_EXPORT(plan_rotate)(const plan_rotate_in *a) {
+    TM_PASTE(TM_ISA, rotate)((int)a->dtype, a->x, a->cosines, a->sines, a->y, (int)a->interleaved, (int)a->shared, (float)a->s, a->B, a->T, a->H, a->e, a->m, 1);
+}
+
+/* ---- attention over kept keys ---- */
+
+typedef struct {
+    int64_t dtype;
+    const void *q, *k, *v; /* (B, H, e), (B, G, e): a new token */
+    void *keys, *values;   /* (B, G, most, e): of the tokens so far, to which the new one is added */
+    uint8_t *valid;        /* (B, most) */
+    const int64_t *at;     /* (1): how many tokens there are */
+    void *y;               /* (B, H, e) */
+    int64_t B, H, G, e, most;
+    double scale;
+    int64_t threads;
+} plan_attend_in;
+
+TM_INLINE void plan_attend_head(const plan_attend_in *a, int64_t b, int64_t h) {
+    int dtype = (int)a->dtype, e = (int)a->e;
+    int64_t n = *a->at + 1, group = b * a->G + h / (a->H / a->G), from = group * a->most * e, head = (b * a->H + h) * e;
+    float *room = tm_scratch(sizeof(float) * (size_t)(n + 4 * e)), *weights = room + 4 * e, *sum = room + 2 * e, top = -INFINITY, total = 0.0f;
+    const float *q = tm_read(dtype, a->q, head, room, e);
+    for (int64_t s = 0; s < n; s++) {
+        const float *k = tm_read(dtype, a->keys, from + s * e, room + e, e);
+        weights[s] = a->valid[b * a->most + s] ? (float)(tm_dot(q, k, e) * a->scale) : -INFINITY;
+        top = weights[s] > top ? weights[s] : top;
+    }
+    TM_IVDEP
+    for (int64_t s = 0; s < n; s++) weights[s] = tm_exp_neg(weights[s] - top);
+    for (int64_t s = 0; s < n; s++) total += weights[s];
+    for (int c = 0; c < e; c++) sum[c] = 0.0f;
+    for (int64_t s = 0; s < n; s++) {
+        const float *v = tm_read(dtype, a->values, from + s * e, room + e, e);
+        TM_IVDEP
+        for (int c = 0; c < e; c++) sum[c] += weights[s] * v[c];
+    }
+    float *y = tm_target(dtype, a->y, head, room + 3 * e);
+    for (int c = 0; c < e; c++) y[c] = sum[c] / total;
+    tm_write(dtype, a->y, head, y, e);
+    free(room);
+}
+
+/* y = softmax(scale q k^T) v over all tokens so far and the new one. */
+TM_EXPORT(plan_attend)(const plan_attend_in *a) {
+    int64_t size = a->e * (a->dtype == TM_F32 ? 4 : 2);
+    for (int64_t i = 0; i < a->B * a->G; i++) {
+        memcpy((char *)a->keys + (i * a->most + *a->at) * size, (const char *)a->k + i * size, (size_t)size);
+        memcpy((char *)a->values + (i * a->most + *a->at) * size, (const char *)a->v + i * size, (size_t)size);
+    }
+    for (int64_t b = 0; b < a->B; b++) a->valid[b * a->most + *a->at] = 1;
+#pragma omp parallel for schedule(static) num_threads((int)a->threads) if (a->threads > 1 && a->B * a->H * (*a->at + 1) * a->e > PLAN_WORK)
+    for (int64_t i = 0; i < a->B * a->H; i++) plan_attend_head(a, i / a->H, i % a->H);
+}
+
 /* ---- single numbers ---- */
 
 enum { PLAN_F64 = 3, PLAN_I64 = 4, PLAN_U8 = 5, PLAN_I32 = 6 }; /* dtypes beside TM_F32, TM_BF16 and TM_F16 */
@@ -166,7 +249,7 @@ enum { PLAN_AXES = 5 };
 enum {
     PLAN_COPY, PLAN_ADD, PLAN_SUB, PLAN_MUL, PLAN_DIV, PLAN_MAXIMUM, PLAN_SILU_GATE, /* of a and b */
     PLAN_SCALE, PLAN_SHIFT, PLAN_AT_LEAST, PLAN_AT_MOST,                             /* of a and a number */
-    PLAN_NEG, PLAN_EXP, PLAN_SIGMOID, PLAN_SILU, PLAN_SOFTPLUS, PLAN_RSQRT, PLAN_SQRT, PLAN_SQUARE, PLAN_RECIPROCAL, PLAN_ABS, PLAN_TANH, PLAN_RELU, PLAN_GELU, PLAN_LOG /* of a */
+    PLAN_NEG, PLAN_EXP, PLAN_SIN, PLAN_COS, PLAN_FLOOR, PLAN_SIGMOID, PLAN_SILU, PLAN_SOFTPLUS, PLAN_RSQRT, PLAN_SQRT, PLAN_SQUARE, PLAN_RECIPROCAL, PLAN_ABS, PLAN_TANH, PLAN_RELU, PLAN_GELU, PLAN_LOG /* of a */
 };
 
 typedef struct {
@@ -216,6 +299,9 @@ static double plan_value(int64_t op, double a, double b, double number) {
     case PLAN_AT_MOST: return a > number ? number : a;
     case PLAN_NEG: return -a;
     case PLAN_EXP: return exp(a);
+    case PLAN_SIN: return sin(a);
+    case PLAN_COS: return cos(a);
+    case PLAN_FLOOR: return floor(a);
     case PLAN_SIGMOID: return 1.0 / (1.0 + exp(-a));
     case PLAN_SILU: return a / (1.0 + exp(-a));
     case PLAN_SOFTPLUS: return a > 20.0 ? a : log1p(exp(a)); /* torch's threshold */
@@ -306,15 +392,15 @@ TM_EXPORT(plan_gather)(const plan_gather_in *a) {
 }
 
 typedef struct {
-    int64_t dtype;
+    int64_t zero, dtype; /* whether the numbers must be 0 rather than finite */
     const void *a;
-    int64_t n, step;
+    int64_t n;
     int64_t *fault;
 } plan_check_in;
 
-/* The plan was made for finite numbers; others are left to the caller. */
+/* The plan was made for such numbers; others are left to the caller. */
 TM_EXPORT(plan_check)(const plan_check_in *a) {
     double sum = 0.0;
-    for (int64_t i = 0; i < a->n; i++) sum += plan_get(a->dtype, a->a, i * a->step) * 0.0;
+    for (int64_t i = 0; i < a->n; i++) sum += fabs(plan_get(a->dtype, a->a, i)) * (a->zero ? 1.0 : 0.0);
     if (sum != 0.0) *a->fault = 1;
 }
