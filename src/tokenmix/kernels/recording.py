@@ -11,8 +11,9 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
-from pkgutil import iter_modules
+from pathlib import Path
 from struct import pack
 from typing import Any
 
@@ -65,16 +66,14 @@ class Recorder(TorchDispatchMode):
         self._inside = 0  # how many operators that note their own calls are running
 
     def __enter__(self) -> Recorder:
+        _load_kernels()
         _lock.acquire()
         self._new, decode._new = decode._new, self._note_new
         self._names = {}
-        for module in iter_modules(cpu.__path__):  # operators load theirs late, and their calls would not be noted
-            if module.name not in ("build", "__main__"):
-                import_module(f"{cpu.__name__}.{module.name}")
         for name, each in list(vars(cpu._library).items()):
             if name.startswith(f"tm_{cpu.isa()}_") and each.argtypes is not None:
                 self._names[name.removeprefix(f"tm_{cpu.isa()}_")] = each
-                each.errcheck = self._note_call
+                each.errcheck = _note
         _local.recorder = self
         return super().__enter__()
 
@@ -115,8 +114,8 @@ class Recorder(TorchDispatchMode):
         return new
 
     def _note_call(self, result: object, call: Any, args: tuple[Any, ...]) -> object:
-        """Note a call of the library; ctypes calls this after each."""
-        if _local.recorder is not self or self._inside:
+        """Note a call of the library."""
+        if self._inside:
             return result
         name = next(name for name, each in self._names.items() if each is call)
         if name.startswith("plan_"):
@@ -180,6 +179,23 @@ class Recorder(TorchDispatchMode):
     def dense(self, t: Tensor) -> Tensor:
         """Return t if it is contiguous, else a copy that the plan renews."""
         return t if t.is_contiguous() else self._copied(t)
+
+
+def _note(result: object, call: Any, args: tuple[Any, ...]) -> object:
+    """Note a call; ctypes calls this after each, in all threads.
+
+    It lives as long as the module, since a call that began before a recording's end returns to it afterwards.
+    """
+    plan = _local.recorder
+    return result if plan is None else plan._note_call(result, call, args)
+
+
+@cache
+def _load_kernels() -> None:
+    """Look up all functions of the library; operators load theirs late, and their first calls would not be noted."""
+    for file in Path(cpu.__file__).parent.glob("*.py"):
+        if file.stem not in ("__init__", "__main__", "build"):
+            import_module(f"{cpu.__name__}.{file.stem}")
 
 
 def _memory(t: Tensor) -> int:

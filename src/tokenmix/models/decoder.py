@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import MixerError
 from ..kernels import cpu
+from ..kernels.backend import default_backend
 from ..kernels.cpu.plan import Plan
 from ..kernels.recording import Narrow, NotRecordable, Recorder, recorder
 from ..mixers import State
@@ -275,6 +276,11 @@ def _extend_block(block: Block, x: Tensor, state: State) -> tuple[Tensor, State]
     return block.after_mixing(block.add_branch(x, mixed, block.mixer_norm)), new
 
 
+def serves(model: LM) -> bool:
+    """Return whether a ``Decoder`` takes this model, and the default backend lets it."""
+    return _misfit(model) is None and default_backend() in ("auto", "cpu")
+
+
 def _refuse_unfit(model: LM, batch_size: int, max_len: int, weights: Weights | None) -> None:
     """Refuse a model that no plan serves, and settings out of range."""
     for name, given in (("batch_size", batch_size), ("max_len", max_len)):
@@ -282,20 +288,28 @@ def _refuse_unfit(model: LM, batch_size: int, max_len: int, weights: Weights | N
             raise MixerError(f"Decoder: {name} must be an integer >= 1, got {given!r}.")
     if weights not in (None, *get_args(Weights)):
         raise MixerError(f"Decoder: weights={weights!r} is unknown; choose 'bfloat16', 'int8' or None.")
+    why = _misfit(model)
+    if why is not None:
+        raise MixerError(f"Decoder: {why}.")
+
+
+def _misfit(model: LM) -> str | None:
+    """Return why no plan serves the model, and what does; None if one does."""
     if not cpu.available():
-        raise MixerError(f"Decoder: {cpu.why_not()}; model.extend needs no kernels.")
+        return f"{cpu.why_not()}; model.extend needs no kernels"
     if not model.streams:
         names = ", ".join(sorted({type(b.mixer).__name__ for b in model.blocks if not b.streams}))
-        raise MixerError(f"Decoder: {names} cannot continue from a state; LM.generate reads all tokens again.")
+        return f"{names} cannot continue from a state; LM.generate reads all tokens again"
     device = next((p.device.type for p in model.parameters()), "cpu")
     if device != "cpu":
         twin = "use export.GraphedDecoder" if device == "cuda" else "call model.extend"
-        raise MixerError(f"Decoder: the model is on {device!r}, and a plan is for the CPU; {twin} there.")
+        return f"the model is on {device!r}, and a plan is for the CPU; {twin} there"
     if model.training:
-        raise MixerError("Decoder: the model is in training mode; call model.eval().")
+        return "the model is in training mode; call model.eval()"
     for name, module in model.named_modules():
         if module._forward_hooks or module._forward_pre_hooks:
-            raise MixerError(f"Decoder: {name or 'the model'} has hooks, which a plan would leave out; remove them.")
+            return f"{name or 'the model'} has hooks, which a plan would leave out; remove them"
+    return None
 
 
 def _weights_of(model: LM) -> Iterator[Weight]:
