@@ -17,7 +17,7 @@ from tokenmix.lab.report.taxonomy import MARK, page_of, taxonomy
 from tokenmix.lab.sweep.results import Results, markdown, results_table
 from tokenmix.lab.sweep.sweep_page import comparison_table
 from tokenmix.mixers import CORE, MIXERS
-from tokenmix.system.text import MISSING, Table, number
+from tokenmix.system.text import MISSING, Table, number, size
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -25,6 +25,7 @@ EXPORTS = "<!-- exports -->"
 ONNX_SPEED = "<!-- onnx speed -->"
 SIGNALS = "<!-- signals -->"
 SERVICE = "<!-- sentence service -->"
+GENERATION = "<!-- generation service -->"
 SWEEP = re.compile(r"<!-- sweep (\w+) -->")
 """A page asks for the table of a sweep by the name of its plan under benchmarks/sweeps."""
 MADE = ("best rate", "parameters")
@@ -75,6 +76,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         markdown = markdown.replace(ONNX_SPEED, onnx_speed(RESULTS / "onnx_speed.json"))
     if SERVICE in markdown:
         markdown = markdown.replace(SERVICE, sentence_service(RESULTS / "sentence_service.json"))
+    if GENERATION in markdown:
+        markdown = markdown.replace(GENERATION, generation_service(RESULTS / "generation_service.json"))
     if SIGNALS in markdown:
         markdown = markdown.replace(SIGNALS, signals(RESULTS / "signals.json"))
     return SWEEP.sub(_sweep_in_its_place, markdown)
@@ -215,6 +218,30 @@ def sentence_service(results: Path) -> str:
             gain = "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**timed)
             name = f"last {row['last']}: `{row['mixer']['name']}`"
             lines.append(f"| {name} | {timed['runtime']} | {timed['tokens']:,} | {gain} |")
+    return "\n".join(lines)
+
+
+def generation_service(results: Path) -> str:
+    """Return the findings of ``benchmarks/generation_service.py``: bits per byte, then times and bytes."""
+    found = json.loads(results.read_text())
+    lines = ["| model | bits per byte after replacement | after training |", "|---|---|---|"]
+    lines += [f"| original | | {found['original']['bits_per_byte']['mean']:.3f} |"]
+    lines += [f"| original, {found['more']['steps']:,} steps more | | {found['more']['bits_per_byte']['mean']:.3f} |"]
+    for row in found["rows"]:
+        before, after = (row["bits_per_byte"][when] for when in ("before", "after"))
+        above = f"{after['above_more']:+.3f} ± {2 * after['error']:.3f} against the line above"
+        name = f"last {row['last']}: `{row['mixer']['name']}`, {sum(row['steps']):,} steps"
+        lines.append(f"| {name} | {before['mean']:.3f} | {after['mean']:.3f} ({above}) |")
+    head = (
+        "| replaced | runtime | batch | tokens before | times as fast, median and quartiles | KV cache | with states |"
+    )
+    lines += ["", head, "|---|---|---|---|---|---|---|"]
+    for row in found["rows"]:
+        for timed in row["rows"]:
+            gain = "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**timed)
+            held = " | ".join(size(timed["cache_bytes"][name]) for name in ("original", "new"))
+            at = f"{timed['runtime']} | {timed['batch']} | {timed['context']:,}"
+            lines.append(f"| last {row['last']}: `{row['mixer']['name']}` | {at} | {gain} | {held} |")
     return "\n".join(lines)
 
 

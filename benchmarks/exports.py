@@ -12,7 +12,6 @@ from a second to minutes to trace one.
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import tempfile
 import time
@@ -24,7 +23,7 @@ import torch
 from tokenmix import MIXERS, MixerError, build_mixer
 from tokenmix.export import export_onnx
 from tokenmix.lab.bench.roofline import machine
-from tokenmix.mixers import mixer_options
+from tokenmix.mixers import mixer_options, required_options
 from tokenmix.testing.subject import perturb
 from whole_models import RESULTS
 
@@ -35,9 +34,9 @@ NEEDED = {"max_len": 24, "window": 4, "kernel_size": 5}
 def built(name: str) -> Any:
     """Build a mixer whose weights all affect the output."""
     known = mixer_options(MIXERS[name])
-    options: dict[str, Any] = {k: v for k, v in NEEDED.items() if known.get(k) is inspect.Parameter.empty}
     torch.manual_seed(0)
     heads = {"heads": 2} if "heads" in known else {}
+    options: dict[str, Any] = {option: NEEDED[option] for option in required_options(MIXERS[name], heads)}
     return perturb(build_mixer(name, DIM, **heads, **options, causal=MIXERS[name].facts.causal), seed=1).eval()
 
 

@@ -73,7 +73,7 @@ PROGRAMS = {
 }
 SHOWS = {
     "index": "build a mixer, stream it, generate with a language model",
-    "from-attention-to-aft": "six steps from softmax attention to AFT, and four relatives",
+    "from-attention-to-aft": "six steps from softmax attention to AFT, and five relatives",
     "positions": "rotations, biases and digit positions, and which mixer takes which",
     "contract": "what every mixer keeps, and how to test your own layer",
     "training": "train a small model, stop, resume with the same numbers",

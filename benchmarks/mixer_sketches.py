@@ -229,10 +229,10 @@ class _Recorder:
 def said(found: Flow) -> str:
     """Say a flow in words: which step reads which."""
     form = found.form.name
-    calls = [f"{step.name} reads {_listed(step.reads)}" for step in found.before if step.reads]
-    given = [f"{port.name} from {_listed(port.reads)}" if port.reads else port.name for port in found.ports]
-    last = [f"{step.name} reads {_listed(step.reads)}" for step in found.after]
-    return f"Flow of data from x to y: {'; '.join([*calls, f'{form} takes {_listed(given)}', *last])}."
+    calls = [f"{step.name} reads {_list_names(step.reads)}" for step in found.before if step.reads]
+    given = [f"{port.name} from {_list_names(port.reads)}" if port.reads else port.name for port in found.ports]
+    last = [f"{step.name} reads {_list_names(step.reads)}" for step in found.after]
+    return f"Flow of data from x to y: {'; '.join([*calls, f'{form} takes {_list_names(given)}', *last])}."
 
 
 def legend(found: Flow) -> str:
@@ -240,7 +240,7 @@ def legend(found: Flow) -> str:
     return ", ".join(found.letters)
 
 
-def _listed(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     return " and ".join([*([", ".join(names[:-1])] if names[1:] else []), *names[-1:]])
 
 

@@ -89,7 +89,7 @@ def make_own() -> tuple[nn.Module, Callable[[int, int], torch.Tensor]]:
     return Own(), lambda length, batch: torch.zeros(batch, length, 128)
 
 
-def advised(case: str, runtime: str, seconds: float, chosen: str | None = None) -> dict[str, Any]:
+def run_advice(case: str, runtime: str, seconds: float, chosen: str | None = None) -> dict[str, Any]:
     """Run the command for a case, at other lengths if some are chosen, and return its JSON."""
     name, options, lengths, candidates = CASES[case]
     lengths = chosen or lengths
@@ -193,7 +193,7 @@ def main() -> None:
     if given.table:
         print("\n".join(table(json.loads(given.out.read_text()))))
     advices = [json.loads(path.read_text()) for path in given.advice]
-    advices += [advised(given.case, given.runtime, given.seconds, given.lengths)] if given.case else []
+    advices += [run_advice(given.case, given.runtime, given.seconds, given.lengths)] if given.case else []
     for advice in advices:
         for line in retime(advice, given.seconds):
             about = {"model": given.case or advice["model"]["name"], "verdict": advice["answer"]["verdict"]}

@@ -188,25 +188,32 @@ def measure(given: argparse.Namespace) -> None:
             "ONNX Runtime": {name: partial(session.run, None, arrays) for name, session in sessions.items()},
         }
         for runtime, pair in calls.items():
-            rows.append({"runtime": runtime, "tokens": length, "batch": given.batch} | time_pair(pair))
+            row = {"runtime": runtime, "tokens": length, "batch": given.batch}
+            rows.append(row | compare_turns({name: partial(stopwatch, call) for name, call in pair.items()}))
             print("{runtime}, {tokens} tokens: {original:.4f} s, {new:.4f} s, {ratio:.2f} times".format(**rows[-1]))
     write_json(given.out / "times.json", {"threads": given.threads, "machine": machine(), "rows": rows})
 
 
+def stopwatch(call: Callable[[], object]) -> float:
+    """Return the seconds of a call."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
 @torch.no_grad()
-def time_pair(pair: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the median seconds of two calls in turns, and the quartiles of the ratio within a turn."""
+def compare_turns(pair: dict[str, Callable[[], float]], rounds: int = ROUNDS) -> dict[str, float]:
+    """Return the median seconds of two measurements in turns, and the quartiles of the ratio within a turn."""
     seconds: dict[str, list[float]] = {name: [] for name in pair}
-    for turn in range(ROUNDS + 1):
-        for name, call in pair.items():
-            began = time.perf_counter()
-            call()
+    for turn in range(rounds + 1):
+        for name, measure_once in pair.items():
+            found = measure_once()
             if turn:  # the first warms up
-                seconds[name].append(time.perf_counter() - began)
+                seconds[name].append(found)
     ratios = [a / b for a, b in zip(seconds["original"], seconds["new"], strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
-    found = {name: statistics.median(each) for name, each in seconds.items()}
-    return found | {"ratio": middle, "low": low, "high": high}
+    medians = {name: statistics.median(each) for name, each in seconds.items()}
+    return medians | {"ratio": middle, "low": low, "high": high}
 
 
 def draw(given: argparse.Namespace) -> None:

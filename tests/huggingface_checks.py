@@ -20,6 +20,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "aft": [LOCAL, {"name": "aft_simple"}, {"name": "aft_full", "rank": 3}],
     "hydra": [{"name": "hydra"}],
     "hybrid": [LOCAL, {"name": "hydra"}, {"name": "attention"}],
+    "recurrent": [{"name": "short_conv"}, {"name": "gated_delta", "heads": 2}, {"name": "mamba2", "heads": 2}],
     "rotary": [{"name": "aft_simple"}, {"name": "attention", "positions": {"name": "rotary"}}],
 }
 PADS = (3, 6, 0)
@@ -124,7 +125,8 @@ def right_padding_changes_nothing(kind: str) -> None:
 
     torch.manual_seed(0)
     x, mask = tokens(), padded()[1].flip(1)
-    for model in (causal(kind), perturb_mixers(TokenMixForMaskedLM(config(kind)))):
+    both_sides = [] if kind == "recurrent" else [perturb_mixers(TokenMixForMaskedLM(config(kind)))]
+    for model in (causal(kind), *both_sides):
         got = model(x * mask, attention_mask=mask).logits
         for row, n in enumerate(PADS):
             close(got[row, : 12 - n], model(x[row : row + 1, : 12 - n]).logits[0])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tokenmix import build_mixer
-from tokenmix.contrib.parts.recurrent import LowRank
+from tokenmix.hosts import convert_layer
 from tokenmix.mixers import Mixer
+from tokenmix.mixers.parts.recurrent import LowRank
 
 
 def perturb(layer: nn.Module) -> nn.Module:
@@ -35,11 +37,17 @@ def copy(target: Tensor | nn.Module | None, source: Tensor | nn.Module) -> None:
         target.load_state_dict(source.state_dict())  # type: ignore[union-attr]  # a module, as the target is one
 
 
-def same_delta(theirs: Any, ours: Any, norm: nn.Module, out: nn.Linear) -> None:
-    """Copy what all layers with a delta rule call alike."""
-    copy(ours.conv.weight, theirs.conv1d.weight)
-    copy(ours.norm, norm.weight)
-    copy(ours.out_proj, out)
+def copy_low_rank(target: LowRank, down: nn.Module, up: nn.Module) -> None:
+    """Copy two linear maps."""
+    copy(target.down, down)
+    copy(target.up, up)
+
+
+def both(theirs: nn.Module) -> tuple[nn.Module, Mixer]:
+    """Return a layer of transformers with weights that matter, and ours with the same ones."""
+    ours = convert_layer(perturb(theirs))
+    assert not ours.training
+    return theirs, ours
 
 
 def qwen(hidden: int = 32, heads: int = 2, values: int = 4, width: int = 8) -> tuple[nn.Module, Mixer]:
@@ -47,27 +55,31 @@ def qwen(hidden: int = 32, heads: int = 2, values: int = 4, width: int = 8) -> t
     from transformers.models.qwen3_next import modeling_qwen3_next as hf
 
     config = hf.Qwen3NextConfig(
-        hidden_size=hidden,
-        num_hidden_layers=1,
-        linear_num_key_heads=heads,
-        linear_num_value_heads=values,
-        linear_key_head_dim=width,
-        linear_value_head_dim=width,
+        hidden_size=hidden, num_hidden_layers=1, rms_norm_eps=1e-4, **delta_sizes(heads, values, width)
     )
-    theirs: Any = perturb(hf.Qwen3NextGatedDeltaNet(config, 0))
-    options = {"heads": heads, "value_heads": values, "head_dim": width, "value_dim": width, "eps": 1e-6}
-    ours: Any = build_mixer("gated_delta", hidden, **options)
-    group, weight = values // heads, theirs.in_proj_qkvz.weight.unflatten(0, (heads, -1))
-    parts = weight.split([width, width, group * width, group * width], 1)
-    for name, part in zip(("q_proj", "k_proj", "v_proj", "g_proj"), parts, strict=True):
-        copy(getattr(ours, name).weight, part.flatten(0, 1))
-    b, a = theirs.in_proj_ba.weight.unflatten(0, (heads, -1)).split([group, group], 1)
-    copy(ours.b_proj.weight, b.flatten(0, 1))
-    copy(ours.a_proj.weight, a.flatten(0, 1))
-    copy(ours.A_log, theirs.A_log)
-    copy(ours.dt_bias, theirs.dt_bias)
-    same_delta(theirs, ours, theirs.norm, theirs.out_proj)
-    return theirs, ours.eval()
+    return both(hf.Qwen3NextGatedDeltaNet(config, 0))
+
+
+def delta_sizes(heads: int, values: int, width: int) -> dict[str, int]:
+    """Return the fields of configs for layers with a delta rule."""
+    return {
+        "linear_num_key_heads": heads,
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": width,
+        "linear_value_head_dim": width,
+    }
+
+
+def qwen_split(*, experts: bool = False) -> tuple[nn.Module, Mixer]:
+    """Return Qwen3.5's Gated DeltaNet, whose projections are split, and ours."""
+    from transformers.models.qwen3_5 import modeling_qwen3_5 as dense
+    from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as sparse
+
+    hf: Any = sparse if experts else dense
+    name = "Qwen3_5Moe" if experts else "Qwen3_5"
+    sizes = delta_sizes(2, 4, 8) | {"linear_conv_kernel_dim": 3}
+    config = getattr(hf, f"{name}TextConfig")(hidden_size=32, num_hidden_layers=1, **sizes)
+    return both(getattr(hf, f"{name}GatedDeltaNet")(config, 0))
 
 
 def olmo(hidden: int = 32, heads: int = 2, width: int = 8, wide: int = 12) -> tuple[nn.Module, Mixer]:
@@ -79,24 +91,10 @@ def olmo(hidden: int = 32, heads: int = 2, width: int = 8, wide: int = 12) -> tu
         num_hidden_layers=4,
         num_attention_heads=2,
         num_key_value_heads=2,
-        linear_num_key_heads=heads,
-        linear_num_value_heads=heads,
-        linear_key_head_dim=width,
-        linear_value_head_dim=wide,
         linear_allow_neg_eigval=True,
+        **delta_sizes(heads, heads, width) | {"linear_value_head_dim": wide},
     )
-    theirs: Any = perturb(hf.OlmoHybridGatedDeltaNet(config, 0))
-    ours: Any = build_mixer("gated_delta", hidden, heads=heads, head_dim=width, value_dim=wide, negative=True)
-    for name in ("q_proj", "k_proj", "v_proj", "g_proj", "a_proj", "b_proj", "A_log", "dt_bias"):
-        copy(getattr(ours, name), getattr(theirs, name))
-    same_delta(theirs, ours, theirs.o_norm, theirs.o_proj)
-    return theirs, ours.eval()
-
-
-def copy_low_rank(target: LowRank, down: nn.Module, up: nn.Module) -> None:
-    """Copy two linear maps."""
-    copy(target.down, down)
-    copy(target.up, up)
+    return both(hf.OlmoHybridGatedDeltaNet(config, 0))
 
 
 def kimi(hidden: int = 32, heads: int = 2, width: int = 8) -> tuple[nn.Module, Mixer]:
@@ -106,44 +104,28 @@ def kimi(hidden: int = 32, heads: int = 2, width: int = 8) -> tuple[nn.Module, M
     config = hf.KimiLinearConfig(
         hidden_size=hidden, num_hidden_layers=1, linear_head_dim=width, linear_num_heads=heads, layer_types=None
     )
-    theirs: Any = perturb(hf.KimiLinearDeltaAttention(config, 0))
-    options = {"decay": "feature", "gate": "sigmoid", "gate_rank": width}
-    ours: Any = build_mixer("gated_delta", hidden, heads=heads, head_dim=width, **options)
-    for name in ("q_proj", "k_proj", "v_proj", "b_proj"):
-        copy(getattr(ours, name), getattr(theirs, name))
-    gate = theirs.forget_gate
-    copy_low_rank(ours.a_proj, gate.f_a_proj, gate.f_b_proj)
-    copy_low_rank(ours.g_proj, theirs.g_a_proj, theirs.g_b_proj)
-    copy(ours.A_log, gate.A_log)
-    copy(ours.dt_bias, gate.dt_bias)
-    same_delta(theirs, ours, theirs.o_norm, theirs.o_proj)
-    return theirs, ours.eval()
+    return both(hf.KimiLinearDeltaAttention(config, 0))
 
 
-def mamba(hidden: int = 16, heads: int = 4, state: int = 6, groups: int = 2) -> tuple[nn.Module, Mixer]:
+def mamba(hidden: int = 16, heads: int = 4, state: int = 6, groups: int = 2, **more: Any) -> tuple[nn.Module, Mixer]:
     """Return transformers' Mamba-2, and ours."""
     from transformers.models.mamba2 import modeling_mamba2 as hf
 
-    config = hf.Mamba2Config(
-        hidden_size=hidden,
-        num_hidden_layers=1,
-        num_heads=heads,
-        head_dim=2 * hidden // heads,
-        state_size=state,
-        n_groups=groups,
-        chunk_size=8,
-        time_step_limit=(0.0, 1.0),
-    )
-    theirs: Any = perturb(hf.Mamba2Mixer(config, 0))
-    options = {"heads": heads, "state_dim": state, "groups": groups, "dt_limit": (0.0, 1.0)}
-    ours: Any = build_mixer("mamba2", hidden, **options)
-    for name in ("in_proj", "out_proj", "A_log", "dt_bias", "D"):
-        copy(getattr(ours, name), getattr(theirs, name))
-    copy(ours.conv.weight, theirs.conv1d.weight)
-    copy(ours.conv.bias, theirs.conv1d.bias)
-    copy(ours.norm, theirs.norm.weight)
-    ours.eps = config.layer_norm_epsilon
-    return theirs, ours.eval()
+    options = {"num_hidden_layers": 1, "chunk_size": 8, "time_step_limit": (0.0, 1.0), **more}
+    sizes = {"num_heads": heads, "head_dim": 2 * hidden // heads, "state_size": state, "n_groups": groups}
+    return both(hf.Mamba2Mixer(hf.Mamba2Config(hidden_size=hidden, **sizes, **options), 0))
+
+
+def of_hybrid(name: str, kind: str, layer: str, **options: Any) -> tuple[nn.Module, Mixer]:
+    """Return the Mamba-2 of a hybrid model, and ours."""
+    hf: Any = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    config = getattr(hf, f"{kind}Config")(hidden_size=16, num_attention_heads=2, **options)
+    return both(getattr(hf, f"{kind}{layer}")(config, 0))
+
+
+BAMBA = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 6, "mamba_n_groups": 2, "mamba_chunk_size": 8}
+NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 6, "n_groups": 2, "chunk_size": 8}
+ZAMBA = {"n_mamba_heads": 4, "mamba_headdim": 8, "mamba_d_state": 6, "mamba_ngroups": 2, "chunk_size": 8}
 
 
 def lfm(hidden: int = 16, *, bias: bool = False) -> tuple[nn.Module, Mixer]:
@@ -153,15 +135,7 @@ def lfm(hidden: int = 16, *, bias: bool = False) -> tuple[nn.Module, Mixer]:
     config = hf.Lfm2Config(
         hidden_size=hidden, num_hidden_layers=1, conv_bias=bias, num_attention_heads=2, num_key_value_heads=2
     )
-    theirs: Any = perturb(hf.Lfm2ShortConv(config, 0))
-    options = {"kernel_size": config.conv_L_cache, "conv_bias": bias, "qkv_bias": bias, "out_bias": bias}
-    ours: Any = build_mixer("short_conv", hidden, **options)
-    copy(ours.in_proj, theirs.in_proj)
-    copy(ours.out_proj, theirs.out_proj)
-    copy(ours.kernel, theirs.conv.weight)
-    if bias:
-        copy(ours.conv_bias, theirs.conv.bias)
-    return theirs, ours.eval()
+    return both(hf.Lfm2ShortConv(config, 0))
 
 
 PAIRS: dict[str, Callable[[], tuple[nn.Module, Mixer]]] = {
@@ -171,3 +145,19 @@ PAIRS: dict[str, Callable[[], tuple[nn.Module, Mixer]]] = {
     "mamba2": mamba,
     "lfm2": lfm,
 }
+"""One layer of each kind."""
+OTHERS: dict[str, Callable[[], tuple[nn.Module, Mixer]]] = {
+    "qwen3_5": qwen_split,
+    "qwen3_5_moe": partial(qwen_split, experts=True),
+    "mamba2 with biases": partial(mamba, use_bias=True, use_conv_bias=False, time_step_limit=(0.0, float("inf"))),
+    "bamba": partial(of_hybrid, "bamba", "Bamba", "Mixer", num_key_value_heads=2, mamba_proj_bias=True, **BAMBA),
+    "granite 4": partial(
+        of_hybrid, "granitemoehybrid", "GraniteMoeHybrid", "MambaLayer", num_key_value_heads=2, **BAMBA
+    ),
+    "nemotron_h, whose steps have a lower bound alone": partial(
+        of_hybrid, "nemotron_h", "NemotronH", "Mamba2Mixer", time_step_min=0.3, **NEMOTRON
+    ),
+    "zamba2": partial(of_hybrid, "zamba2", "Zamba2", "MambaMixer", **ZAMBA),
+    "lfm2 with biases": partial(lfm, bias=True),
+}
+"""Layers of other models and options."""

@@ -72,6 +72,7 @@ TESTS = {
     "test_eamlp_counts.py": ("test_json_meta_and_compile",),
     "test_explain.py": ("test_a_model_trained_in_seconds_translates_the_examples",),
     "test_floors.py": ("test_every_task_has_a_floor",),
+    "test_generation_service.py": ("test_a_gpt2_is_trained_converted_loaded_elsewhere_timed_and_drawn",),
     "test_graphed.py": ("test_equals_extend_for_every_mixer_or_names_what_grows",),
     "test_grids.py": ("test_compiled_and_exported_programs_read_the_grid",),
     "test_hooks.py": ("test_a_hook_on_any_part_acts_alike_on_all_tokens_and_in_a_stream",),

@@ -343,8 +343,8 @@ def test_yes_is_a_measured_candidate_at_a_length_in_the_runtime_asked_for():
     a = found(share(256, 0.01), rows=rows)
     assert (a.verdict, a.says_no) == ("yes", None)
     assert answer(a) == (
-        "Yes, at 256: linear makes the model 1.40x (1.30 to 1.50) as fast at 256 in eager torch, the bar of 1.25x or "
-        "more."
+        "Yes, by speed, at 256: linear makes the model 1.40x (1.30 to 1.50) as fast at 256 in eager torch, the bar of "
+        "1.25x or more."
     )
     a.rows = [replace(r, runtime="onnx") for r in rows]
     assert a.verdict != "yes", "another runtime than the one asked for"
@@ -372,15 +372,31 @@ def test_yes_is_a_measured_candidate_at_a_length_in_the_runtime_asked_for():
     assert "every one fails, the first with: it cannot be exported" in answer(a)
 
 
+def test_a_yes_says_that_quality_was_not_measured_and_what_measures_it(tmp_path):
+    a = found(share(256, 0.01), rows=[timed("linear", 1.4, 1.3, 1.5)])
+    only = "Quality: not measured, the answer is by speed alone"
+    assert findings(a)[1] == f"{only}; `tokenmix train` trains the same model with the mixer."
+    a.nearness = {"linear": Nearness(0.9, 0.8, 20)}
+    assert findings(a)[1].startswith(f"{only} (the probe ranks candidates, and does not say what the model keeps)")
+    a.host = replace(a.host, origin="transformers", name=str(tmp_path))
+    assert "; --data TEXT --write FOLDER distils the choice, and compares it" in findings(a)[1]
+    a.host = replace(a.host, trained=False)
+    assert "; these weights are random; give trained ones" in findings(a)[1]
+    a.host = replace(a.host, trained=True, name="some")
+    assert "; tokenmix.lab.train.distill, with valid=" in findings(a)[1]
+    a.rows = []
+    assert not any(line.startswith("Quality") for line in findings(a)), "without a candidate there is nothing to keep"
+
+
 def test_findings_follow_from_the_rows():
     rows = [
         Candidate(OWN, 256, 1.0, 1.0, 9),
         Candidate("hydra", 256, 0.8, 1.25, 9),
         Candidate("linear", 256, 0.5, 2.0, 9),
     ]
-    assert "linear makes the model 2.00x as fast at 256" in findings(found(share(256, 0.5), rows=rows))[3]
+    assert "linear makes the model 2.00x as fast at 256" in findings(found(share(256, 0.5), rows=rows))[4]
     slow = [rows[0], Candidate("hydra", 256, 2.0, 0.5, 9)]
-    said = findings(found(share(256, 0.5), rows=slow))[3]
+    said = findings(found(share(256, 0.5), rows=slow))[4]
     assert said.startswith("Choice: hydra, the fastest of the candidates measured, none of which reaches 1.25x")
     assert findings(found(share(256, 0.5)))[2].startswith("Memory: at 256 the peak of a pass would be up to 40 % lower")
     small = share(256, 0.5, peak=1 << 19, without=1 << 18)
@@ -472,7 +488,7 @@ def test_faster_than_its_bound_says_why(row, said):
     assert ("hydra: above the bound of 2.00x" in notes) is (said is not None)
     if said is not None:
         assert said in notes
-        assert said in findings(a)[3]
+        assert said in findings(a)[4]
 
 
 def test_what_was_gained_and_lost_is_in_the_text():
@@ -701,6 +717,13 @@ def test_more_programs_are_compiled_than_torch_keeps_of_one_function(monkeypatch
     assert counter.frame_count == 20, "each call finds its own program"
 
 
+@pytest.fixture
+def unhurried(monkeypatch):
+    """Let preparing programs take any time, however busy the machine is."""
+    monkeypatch.setattr("tokenmix.lab.advise.advice.PREPARING", float("inf"))
+
+
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("runtime", ["onnx", "compile"])
 def test_the_runtime_asked_for_is_measured_beside_eager(runtime):
     a = ask(make("bert"), [8, 16], seconds=2, candidates="external", runtime=runtime, steps=0)
@@ -710,6 +733,7 @@ def test_the_runtime_asked_for_is_measured_beside_eager(runtime):
     assert {r["runtime"] for r in as_json(a)["candidates"]} == {runtime, "eager"}
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_module_of_ones_own_is_measured_in_onnx_runtime():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 16, batch_first=True), 1).eval()
     inputs = lambda n, b: {"src": torch.zeros(b, n, 16)}  # noqa: E731  (a user writes one)
@@ -724,6 +748,7 @@ def test_whisper_reads_a_whole_recording():
     assert [r.seconds is not None for r in a.rows] == [True, True, False]
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_whisper_is_measured_in_onnx_runtime():
     a = ask(make("whisper"), [12], seconds=1, candidates="hydra", runtime="onnx", steps=0)
     assert [(r.runtime, r.mixer) for r in a.rows if r.seconds] == [
@@ -771,6 +796,7 @@ def test_json_holds_everything(capsys):
         "lengths",
         "skipped",
         "answer",
+        "quality",
         "bound",
         "choice",
         "specs",
@@ -787,6 +813,8 @@ def test_json_holds_everything(capsys):
     assert got["skipped"] == [{"length": 1024, "why": "the model takes 512 tokens at most", "fits": False}]
     assert {r["mixer"] for r in got["candidates"]} == {OWN, "hydra", "linear"}
     assert got["answer"]["verdict"] in ("yes", "no", "open")
+    assert (got["answer"]["by"], got["quality"]["measured"]) == ("speed", False)
+    assert got["quality"]["text"].startswith("Quality: not measured, the answer is by speed alone")
 
 
 def test_candidates_of_a_decoder_stream(monkeypatch):

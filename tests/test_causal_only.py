@@ -185,14 +185,14 @@ def torch_host():
 
 
 def timm_host():
-    pytest.importorskip("timm")
+    pytest.importorskip("timm", reason="timm comes with the extra vision")
     from tokenmix.hosts.timm import attention_class
 
     return attention_class(NAME)(8, num_heads=2)
 
 
 def surgery():
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="transformers comes with the extra hf")
     from tokenmix.hosts import replace_mixers
 
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
@@ -200,7 +200,7 @@ def surgery():
 
 
 def huggingface():
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="transformers comes with the extra hf")
     from tokenmix.hosts.huggingface import TokenMixConfig, TokenMixForMaskedLM
 
     return TokenMixForMaskedLM(TokenMixConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1, mixers=[SPEC]))
@@ -230,7 +230,7 @@ def test_what_reads_both_sides_refuses_it_by_name(build, named):
 
 
 def test_an_attention_function_of_transformers_refuses_both_sides(monkeypatch):
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="transformers comes with the extra hf")
     from tokenmix.hosts.huggingface import attention_interface
 
     monkeypatch.setattr(GatedDelta, "facts", replace(GatedDelta.facts, only_qkv=True, form=running_mean))

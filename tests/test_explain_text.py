@@ -53,7 +53,7 @@ def found(attention):
 
 @pytest.fixture(scope="module")
 def subwords():
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="tokenizers comes with the extra text")
     return Subwords.train(["the black cat drank the milk", "the white cow is tired"] * 20, 300)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from cases import CASES, subject_of
+from cases import CASES, DIM, subject_of
 from tokenmix import MixerError, build_mixer
-from tokenmix.contrib.parts.recurrent import Recurrent
 from tokenmix.mixers import MIXERS
+from tokenmix.mixers.parts.recurrent import Recurrent
 from tokenmix.models import LM, LMConfig, build_model
 from tokenmix.testing.equality import longer_case, reference_value
 from tokenmix.testing.measure import Measure, adversarial_cases
@@ -46,13 +46,27 @@ def test_equal_decays_of_features_are_a_decay_of_the_head():
 
 def test_without_decay_and_with_unit_writes_a_key_is_remembered_exactly():
     """With orthonormal keys and beta = 1 the state answers each key with its value, however many follow."""
-    from tokenmix.contrib import gated_delta
+    from tokenmix.functional import gated_delta
 
     k, v = torch.eye(6, dtype=torch.float64)[None], torch.randn(1, 6, 4, dtype=torch.float64)
     asked, nothing = torch.cat([k, k], 1), torch.zeros_like(v)
     beta = torch.cat([torch.ones(1, 6, 1), torch.zeros(1, 6, 1)], 1).double()
     y = gated_delta(asked, asked, torch.cat([v, nothing], 1), None, beta, heads=1, norm=False)
     torch.testing.assert_close(y[:, 6:] * 6**0.5, v, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", [*RECURRENT, "short_conv"])
+def test_a_state_kept_before_a_chunk_takes_back_any_of_its_tokens(case):
+    """Nothing changes in place: reading the accepted tokens again, after wrong guesses, equals a fresh stream."""
+    name, options = CASES[case]
+    mixer, x = build_mixer(name, DIM, **options), torch.randn(2, 12, DIM, generator=torch.Generator().manual_seed(2))
+    before = mixer.extend(x[:, :5], mixer.init_state(2))[1]
+    mixer.extend(x[:, 5:9].flip(0), before)  # guesses
+    for n in range(1, 4):
+        after = mixer.extend(x[:, 5 : 5 + n], before)[1]
+        fresh = mixer.extend(x[:, : 5 + n], mixer.init_state(2))[1]
+        for got, want in zip(after, fresh, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_mamba2_130m_has_as_many_parameters_as_published():

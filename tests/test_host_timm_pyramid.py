@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from timm.loss import SoftTargetCrossEntropy
+from timm.models import create_feature_extractor
 from timm.optim import param_groups_layer_decay
 
 from timm_models import images, noisy
@@ -115,6 +116,34 @@ def test_a_pyramid_is_scripted(grad, tmp_path):
         torch.testing.assert_close(torch.jit.load(tmp_path / "model.pt")(x[:n]), model(x[:n]), rtol=1e-5, atol=1e-6)
     scripted(x).sum().backward()
     assert model.head.weight.grad is not None
+
+
+@pytest.mark.parametrize("pool", ["token", "avg", ""])
+def test_fx_takes_a_pyramid_apart_into_blocks(pool, tmp_path):
+    """Check the features of blocks and stages, TorchScript of the graph, training, and that the size stays checked."""
+    model, x = pyramid(global_pool=pool, drop_rate=0.0), images(size=(32, 32))
+    names = {"stages.0.blocks.0": "first", "stages.1.patch": "patches", "head" if pool else "movedim_1": "logits"}
+    traced = create_feature_extractor(model, names)
+    found, maps = traced(x), model.forward_intermediates(x, intermediates_only=True)
+    torch.testing.assert_close(found["logits"], model(x), rtol=0, atol=0)
+    torch.testing.assert_close(found["first"].transpose(1, 2).unflatten(2, (8, 8)), maps[0], rtol=0, atol=0)
+    assert found["patches"].shape == (2, 16, 4, 4)
+    padded = traced(x[..., :31])
+    torch.testing.assert_close(padded["logits"], model(x[..., :31]), rtol=0, atol=0)
+    with pytest.raises(ValueError, match=r"Pyramid: this program of torch.fx is for images of 32 x 32, .* \[40, 24\]"):
+        traced(images(size=(40, 24)))
+    found["logits"].sum().backward()
+    assert all(p.grad is not None for p in model.stages.parameters())
+    torch.jit.save(torch.jit.script(traced), tmp_path / "model.pt")
+    loaded, more = torch.jit.load(tmp_path / "model.pt"), images(3, size=(32, 32))
+    torch.testing.assert_close(loaded(more)["logits"], model(more), rtol=1e-5, atol=1e-6)
+
+
+def test_fx_of_a_resized_pyramid():
+    model, x = pyramid(), images(size=(40, 24))
+    model.set_input_size((40, 24))
+    scripted = torch.jit.script(create_feature_extractor(model, {"head": "logits"}))
+    torch.testing.assert_close(scripted(x)["logits"], model(x), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", PYRAMID_NAMES)

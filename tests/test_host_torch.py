@@ -26,6 +26,7 @@ NEEDS = {
     "num_features": 6,
 }
 CAUSAL = [name for name in CORE if MIXERS[name].facts.causal]
+BOTH_WAYS = [name for name in CORE if not MIXERS[name].facts.causal_only]
 CONTEXT = [name for name in CORE if MIXERS[name].facts.context]
 WEIGHING = [name for name in CORE if MIXERS[name].facts.attn_mask]
 
@@ -76,7 +77,7 @@ def padding(*lengths: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize(("name", "causal"), [(n, False) for n in CORE] + [(n, True) for n in CAUSAL])
+@pytest.mark.parametrize(("name", "causal"), [(n, False) for n in BOTH_WAYS] + [(n, True) for n in CAUSAL])
 def test_encoder_equals_the_mixer_called_directly(name, causal, batch_first, training):
     encoder = nn.TransformerEncoder(
         encoder_layer(name, causal=causal, batch_first=batch_first), 2, enable_nested_tensor=False
@@ -506,3 +507,16 @@ def test_an_encoder_with_some_mixers_takes_padding_in_evaluation():
             encoder(x, src_key_padding_mask=padding)[~padding],
             atol=1e-5,
         )
+
+
+def test_code_that_reads_the_joint_weights_is_told_where_the_projections_are():
+    """As initialisers of models do, and code that calls torch's function itself."""
+    layer = MultiheadMixer(DIM, HEADS, mixer="hydra")
+    where = "MultiheadMixer: .*joint weights, which a mixer has not; its projections are parameters of .mixer"
+    for read, error in (
+        (lambda: F.linear(torch.ones(1, DIM), layer.in_proj_weight, layer.in_proj_bias), MixerError),
+        (lambda: nn.init.xavier_uniform_(layer.in_proj_weight), AttributeError),
+        (lambda: layer.in_proj_bias.half(), AttributeError),
+    ):
+        with pytest.raises(error, match=where):
+            read()

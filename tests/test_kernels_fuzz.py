@@ -60,8 +60,9 @@ def test_equals_eager(name, first, end):
 @pytest.mark.parametrize("isa", LESSER)
 def test_the_other_instruction_sets(isa):
     """What a lesser processor runs, half precision included."""
-    tests = ["test_kernels_fuzz.py::test_equals_eager", "test_kernels_aft_simple.py"]
-    few = ["-k", f"{BLOCKS[0][0]}-{BLOCKS[0][1]} or half_precision", "-q", "-p", "no:xdist"]
+    recurrence = "test_kernels_recurrence.py::test_random_calls[0]"
+    tests = ["test_kernels_fuzz.py::test_equals_eager", "test_kernels_aft_simple.py", recurrence]
+    few = ["-k", f"{BLOCKS[0][0]}-{BLOCKS[0][1]} or half_precision or random_calls", "-q", "-p", "no:xdist"]
     path = os.pathsep.join([str(HERE.parent / "src"), str(HERE)])
     env = {**os.environ, "TOKENMIX_ISA": isa, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -96,6 +96,20 @@ def test_the_same_bits_from_any_number_of_threads(rule):
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
+@pytest.mark.parametrize("T", [1, 20])
+def test_numbers_too_small_for_float32_are_zero(T):
+    """Denormal numbers, to which a state decays, would slow a call by twenty times; the caller's mode stays."""
+    given, options = draw("gated_delta head", T, heads=(1, 1, 1), dk=12, dv=20)
+    given = {name: a.float() for name, a in given.items()} | {"decay": torch.full((2, T, 1), -86.0)}
+    given["k"] = torch.zeros_like(given["k"])
+    given["past"] = torch.full((2, 1, 12, 20), 1e-3)
+    y, state, grads = derive(recurrence, given, **options, backend="cpu")
+    for name, a in {"y": y, "state": state, **grads}.items():
+        assert not bool(((a != 0) & (a.abs() < torch.finfo(torch.float32).tiny)).any()), name
+    assert not bool(state.any())
+    assert bool(torch.tensor(1e-30) * 1e-10 != 0)
+
+
 def test_the_state_after_every_token():
     given, options = draw("gated_delta feature", 5, dk=8, dv=8)
     given = {name: a.float() for name, a in given.items()}

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import kill_nine
 from run_dirs import SPECS
@@ -159,7 +160,6 @@ def test_tensorboard_shows_images(tmp_path):
     from tokenmix.lab.train.image_tasks import write_grid
     from tokenmix.lab.train.sinks import TensorBoard
 
-    torch = pytest.importorskip("torch")
     run = RunDir(tmp_path)
     run.samples.mkdir()
     write_grid(run.samples / "step_00000003.png", torch.zeros(2, 1, 8, 8, dtype=torch.uint8), columns=2)

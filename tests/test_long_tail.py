@@ -303,7 +303,7 @@ def test_runs_with_different_losses_share_their_accuracy_but_not_their_loss(tmp_
     accuracy = [s for s in said if "top-1 accuracy" in s]
     assert len(accuracy) == 1
     assert all(f"{name} " in accuracy[0] for name in "ab")
-    pytest.importorskip("plotext")
+    pytest.importorskip("plotext", reason="plotext comes with the extra plot")
     capsys.readouterr()
     assert cli.main(["report", "--watch", str(tmp_path), "--once"]) == 0
     shown = capsys.readouterr().out

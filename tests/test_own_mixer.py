@@ -26,7 +26,7 @@ def registered():
 
 
 def bert():
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="transformers comes with the extra hf")
     config = transformers.BertConfig(
         hidden_size=16,
         num_hidden_layers=2,
@@ -94,7 +94,7 @@ def test_bench_judges_and_times_it(capsys, level):
 
 
 def test_a_model_of_transformers_generates_with_it(tmp_path):
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="transformers comes with the extra hf")
     from tokenmix.hosts.huggingface import TokenMixConfig, TokenMixForCausalLM
 
     torch.manual_seed(0)
@@ -110,7 +110,7 @@ def test_a_model_of_transformers_generates_with_it(tmp_path):
 
 
 def test_it_is_an_attention_function_of_transformers():
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="transformers comes with the extra hf")
     from tokenmix.hosts.huggingface import register_attention
 
     model = bert()
@@ -122,7 +122,7 @@ def test_it_is_an_attention_function_of_transformers():
 
 
 def test_it_is_exported(tmp_path):
-    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxruntime", reason="onnxruntime comes with the extra onnx")
     from tokenmix.export import export_onnx
 
     report = export_onnx(build_mixer(NAME, 16, causal=True, floor=0.5).eval(), tmp_path / "mine.onnx")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tokenmix import MixerError, reference
 from tokenmix.functional import recurrence
-from tokenmix.testing.tolerances import BY_DTYPE, INFLUENCE
+from tokenmix.testing.tolerances import ADVERSARIAL, BY_DTYPE, INFLUENCE
 
 LENGTHS = (1, 31, 32, 33, 257)
 RULES = {
@@ -161,6 +161,25 @@ def test_the_state_after_every_token(rule):
         assert torch.allclose(states[:, t], last)
 
 
+@pytest.mark.parametrize("backend", ["eager", "cpu"])
+def test_a_stream_goes_on_from_any_token_of_a_chunk(backend):
+    """As if the tokens after it had never come, by masks and documents too; the states take 4 B T H dk dv bytes."""
+    given, options = draw("gated_delta feature", 9, dk=4, dv=6)
+    given = {name: a.float() for name, a in given.items()}
+    past, valid = given.pop("past"), torch.rand(2, 9, generator=torch.Generator().manual_seed(1)) < 0.7
+    given |= {"key_mask": valid, "positions": torch.tensor([[*range(9)], [6, 7, 0, 1, 2, 3, 0, 1, 2]])}
+    want, last = recurrence(**given, **options, past=past, backend=backend)
+    chunk = {name: a[:, :6] for name, a in given.items()}
+    y, states = recurrence(**chunk, **options, past=past, keep="every", backend=backend)
+    assert off(y, want[:, :6]) < GRADIENT
+    assert states.untyped_storage().nbytes() == 4 * 2 * 6 * 2 * 4 * 6
+    for n in range(1, 6):
+        rest = {name: a[:, n:] for name, a in given.items()}
+        y, state = recurrence(**rest, **options, past=states[:, n - 1], backend=backend)
+        assert off(y, want[:, n:]) < GRADIENT
+        assert off(state, last) < GRADIENT
+
+
 def test_heads_before_tokens():
     given, options = draw("gated_delta feature", 9, dk=4, dv=6)
     swapped = {name: a if name == "past" else a.transpose(1, 2) for name, a in given.items()}
@@ -217,6 +236,24 @@ def test_identities():
     assert torch.allclose(recurrence(**spread, **options)[0], want)
     infinite = {**given, "decay": torch.where(given["decay"] == -1e4, float("-inf"), given["decay"])}
     assert torch.equal(recurrence(**infinite, **options)[0], want)
+
+
+@pytest.mark.parametrize("backend", ["eager", "cpu"])
+@pytest.mark.parametrize("rule", ["gated head", "gated_delta head", "gated_delta feature", "delta"])
+def test_rows_are_accurate_relative_to_their_own_terms(rule, backend):
+    """With beta up to 1, for each row: of sum |weight| |v|, which the signs of weights leave larger than the output."""
+    given, options = draw(rule, 257, B=1, heads=(1, 1, 1), dk=16, dv=16)
+    given = {name: a.float() for name, a in given.items() if name != "past"}
+    if "beta" in given:
+        given["beta"] = given["beta"] / 2
+    given["k"] = given["k"][:, torch.arange(257) % 7]  # keys that return
+    exact = {name: a.double() for name, a in given.items()}
+    want, _ = recurrence(**exact, **options)
+    one_each = torch.eye(257, dtype=torch.float64)[None, :, None]
+    weights = recurrence(**{**exact, "v": one_each}, **options)[0][0, :, 0]
+    terms = (weights.abs() @ exact["v"][0, :, 0].abs()).amax(-1)
+    error = (recurrence(**given, **options, backend=backend)[0].double() - want)[0, :, 0].abs().amax(-1)
+    assert float((error / terms).max()) < ADVERSARIAL
 
 
 def test_a_state_in_float64_on_request():

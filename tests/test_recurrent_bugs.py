@@ -13,10 +13,10 @@ from torch import Tensor
 
 import test_recurrence
 from planted_bugs import Bug, check, function, name_of
-from tokenmix.contrib.parts.gated_norm import gated_norm
-from tokenmix.contrib.parts.recurrent import Recurrent
+from tokenmix.functional.sums.gated_norm import gated_norm
+from tokenmix.mixers.parts.recurrent import Recurrent
 
-MODULES = [importlib.import_module(f"tokenmix.contrib.{name}") for name in ("gated_delta", "mamba2")]
+MODULES = [importlib.import_module(f"tokenmix.{name}") for name in ("functional.gated_delta", "contrib.mamba2")]
 
 
 def read(

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from recurrent_layers import PAIRS, copy, copy_low_rank, kimi, lfm, perturb, qwen
-from tokenmix import build_mixer
+from recurrent_layers import OTHERS, PAIRS, copy, copy_low_rank, kimi, lfm, mamba, perturb, qwen
+from tokenmix import MixerError, build_mixer
+from tokenmix.hosts import convert_layer
 
-pytest.importorskip("transformers")
+pytest.importorskip("transformers", reason="transformers comes with the extra hf")
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
@@ -19,14 +20,61 @@ def tokens(layer: Any, rows: int = 2, length: int = 37) -> torch.Tensor:
     return torch.randn(rows, length, layer.dim, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("name", [*PAIRS, "lfm2 with biases"])
+@pytest.mark.parametrize("name", [*PAIRS, *OTHERS])
 def test_layers_equal_those_of_transformers(name):
-    theirs, ours = PAIRS[name]() if name in PAIRS else lfm(bias=True)
+    """With the weights that ``convert_layer`` takes over."""
+    theirs, ours = {**PAIRS, **OTHERS}[name]()
     assert sum(p.numel() for p in theirs.parameters()) == sum(p.numel() for p in ours.parameters())
     x = tokens(ours)
     want = theirs(x)
     assert float(want.detach().abs().max()) > 0.05
     torch.testing.assert_close(ours(x), want, **CLOSE)
+
+
+def test_converted_layers_keep_dtypes_and_share_no_memory():
+    theirs, _ = kimi()
+    theirs.to(torch.bfloat16)
+    theirs.forget_gate.A_log.data = theirs.forget_gate.A_log.data.float()
+    ours = convert_layer(theirs)
+    assert (ours.A_log.dtype, ours.q_proj.weight.dtype) == (torch.float32, torch.bfloat16)
+    assert all(p.requires_grad and p.is_contiguous() for p in ours.parameters())
+    before = {name: p.clone() for name, p in ours.named_parameters()}
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.zero_()
+    assert all(torch.equal(p, before[name]) for name, p in ours.named_parameters())
+
+
+def spoil(build: Any, change: Any) -> Any:
+    layer = build()[0]
+    change(layer)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        (lambda: torch.nn.Linear(2, 2), "no mixer is known to equal Linear; the layers known are Qwen3NextGatedDelta"),
+        (lambda: spoil(qwen, lambda a: setattr(a, "activation", "gelu")), "has the activation 'gelu'"),
+        (
+            lambda: spoil(qwen, lambda a: a.register_buffer("extra", torch.ones(1))),
+            "Qwen3NextGatedDeltaNet has extra, for which gated_delta has no place",
+        ),
+        (lambda: spoil(kimi, lambda a: delattr(a, "g_a_proj")), "g_proj.down.weight is in one of them only"),
+        (
+            lambda: spoil(kimi, lambda a: setattr(a.forget_gate, "f_b_proj", torch.nn.Linear(4, 16, bias=False))),
+            r"does not fit gated_delta: a_proj.up.weight is \(16, 4\) there",
+        ),
+        (
+            lambda: spoil(mamba, lambda a: setattr(a, "intermediate_size", 24)),
+            "has 24 features of values, and mamba2 a multiple of dim=16",
+        ),
+    ],
+)
+def test_layers_of_another_family_are_refused_in_one_line(layer, why):
+    with pytest.raises(MixerError, match=f"^convert_layer: .*{why}") as said:
+        convert_layer(layer())
+    assert "\n" not in str(said.value)
 
 
 @pytest.mark.parametrize("name", PAIRS)

@@ -16,7 +16,7 @@ import docs_hooks
 import sentence_service
 from tokenmix.hosts import load_converted
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", reason="transformers comes with the extra hf")
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = ["a", "man", "dog", "runs", "eats", "sees", "the", "red", "house", "tree", "old", "film", "was", "good", "and"]
 
@@ -69,7 +69,7 @@ def test_an_encoder_is_taught_saved_timed_and_drawn(folder, tmp_path):
 
 
 def test_rank_correlation_is_that_of_scipy():
-    stats = pytest.importorskip("scipy.stats")
+    stats = pytest.importorskip("scipy.stats", reason="scipy comes with scikit-learn, of the extra text")
     a, b = torch.rand(200), torch.rand(200)
     assert sentence_service.rank_correlation(a, b) == pytest.approx(stats.spearmanr(a, b).statistic)
     assert sentence_service.rank_correlation(a, a.exp()) == pytest.approx(1)

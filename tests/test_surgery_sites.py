@@ -114,7 +114,7 @@ def test_two_classes_of_one_name_are_told_apart_by_their_submodules(monkeypatch)
     old = Dinov2Attention()
     (site,) = find_attention(nn.ModuleList([old]))
     assert (site.family, site.dim, site.heads, site.head_dim) == ("dinov2", 32, 4, 8)
-    assert old.get_parameter(site.known.weights[0]) is old.attention.query.weight
+    assert old.get_parameter(site.traits.weights[0]) is old.attention.query.weight
     old.attention = nn.Identity()  # as after a replacement
     assert find_attention(nn.ModuleList([old])) == []
 

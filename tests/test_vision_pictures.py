@@ -18,7 +18,7 @@ from tokenmix.lab.report.norms import neighbour_similarity, outlier_cutoff, shar
 from tokenmix.lab.report.pictures import effective_attention
 from tokenmix.lab.report.runs import load_model, read_run
 from tokenmix.lab.report.vision import draw_pictures, load_image, vision_section
-from tokenmix.mixers import CORE
+from tokenmix.mixers import CORE, MIXERS
 from tokenmix.models import LMConfig, ViTConfig, build_model
 
 OPTIONS = {
@@ -285,7 +285,7 @@ def test_similarity_of_neighbours():
         torch.testing.assert_close(found[:, y, x], want.detach())
 
 
-@pytest.mark.parametrize("name", CORE)
+@pytest.mark.parametrize("name", [name for name in CORE if not MIXERS[name].facts.causal_only])
 def test_every_mixer_of_the_core_is_drawn(name, monkeypatch):
     """Each number is finite, or refused in one line; each picture decodes. Norms depend on no mixer: drawn once."""
     model, images = make(name, layers=1).float(), pictures_of(n=1).float()

@@ -251,7 +251,7 @@ def several(tmp_path):
 @pytest.mark.parametrize("colour", [False, True])
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (80, None), (40, 24), (200, 60), (80, 6)])
 def test_a_frame_fits_its_screen(several, width, height, colour, unicode):
-    pytest.importorskip("plotext")
+    pytest.importorskip("plotext", reason="plotext comes with the extra plot")
     text = frame(several, Screen(width, height, colour, unicode))
     bare = re.sub(r"\x1b\[[0-9;]*m", "", text)
     assert max(map(len, bare.splitlines())) <= width
@@ -266,7 +266,7 @@ def test_a_frame_fits_its_screen(several, width, height, colour, unicode):
 @pytest.mark.parametrize("x", ["step", "tokens", "seconds"])
 @pytest.mark.parametrize("metric", ["loss", "score", "lr", "tokens_per_s", "bits_per_byte", "top1"])
 def test_every_metric_can_be_drawn_against_everything(several, x, metric):
-    pytest.importorskip("plotext")
+    pytest.importorskip("plotext", reason="plotext comes with the extra plot")
     several.check_metric(metric)
     text = frame(several, Screen(), x=x, metric=metric)
     assert {"step": "step", "tokens": "tokens", "seconds": "seconds of training"}[x] in text

@@ -35,7 +35,7 @@ def _outputs(name: str, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
         return mixer(bad)[0], mixer(x)[0]
 
 
-def _listed(names: list[str]) -> str:
+def _count_names(names: list[str]) -> str:
     return f"{len(names)} of {len(MIXERS)} mixers" + (f": {', '.join(names)}" if names else "")
 
 
@@ -43,14 +43,15 @@ def _listed(names: list[str]) -> str:
 def future() -> str:
     """The causal forms multiplied it by zero, which is NaN."""
     pairs = {name: _outputs(name, True) for name in MIXERS}
-    return _listed([name for name, (got, want) in pairs.items() if not torch.allclose(got[:7], want[:7], atol=1e-5)])
+    changed = [name for name, (got, want) in pairs.items() if not torch.allclose(got[:7], want[:7], atol=1e-5)]
+    return _count_names(changed)
 
 
 @attempt("2", "A NaN token that all may attend leaves rows with plausible numbers (eager)")
 def swallowed() -> str:
     """Buckets and sorts lost it."""
     names = [name for name in MIXERS if name not in ("local",)]  # in whose window only some rows see it
-    return _listed([name for name in names if bool(_outputs(name, False)[0].isfinite().all(-1).any())])
+    return _count_names([name for name in names if bool(_outputs(name, False)[0].isfinite().all(-1).any())])
 
 
 @attempt("2", "A loss over the past has NaN gradients from a NaN value of the future (eager attention)")

@@ -4,6 +4,7 @@ from .system.collection import collection_paused
 
 with collection_paused():  # which saves a fourth of this import
     from . import contrib, functional
+    from .contrib import Performer, SynthesizerMixture
     from .errors import MixerError
     from .functional import use_backend
     from .kernels.fast_linear import fast_linear
@@ -21,17 +22,16 @@ with collection_paused():  # which saves a fourth of this import
         Capabilities,
         External,
         ExternalMultihead,
+        GatedDelta,
         Hydra,
         LinearAttention,
         Local,
         Mixer,
         MultiheadLinear,
-        Performer,
         Segment,
         SynthesizerDense,
         SynthesizerFactorizedDense,
         SynthesizerFactorizedRandom,
-        SynthesizerMixture,
         SynthesizerRandom,
         aux_losses,
         build_mixer,
@@ -63,6 +63,7 @@ __all__ = [
     "Capabilities",
     "External",
     "ExternalMultihead",
+    "GatedDelta",
     "Hydra",
     "LinearAttention",
     "Local",

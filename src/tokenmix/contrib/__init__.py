@@ -9,7 +9,6 @@ from .compressive_forms import compressive
 from .external import SimplifiedAttention, simplified_attention
 from .fourier import Fourier, fourier
 from .gated_conv import GatedConv, gated_conv
-from .gated_delta import GatedDelta, gated_delta
 from .gmlp import GMLP, gmlp
 from .hydra import PolyNL
 from .image_local import ImageLocal, image_local
@@ -26,6 +25,7 @@ from .patterns_bigbird import BigBird, bigbird
 from .patterns_longformer import ETC, Longformer
 from .patterns_longformer_forms import longformer
 from .pct_attention import PCTAttention, pct_attention
+from .performer import Performer
 from .pooling import Pooling, pooling
 from .reformer import Reformer, reformer
 from .routing import Routing, routing
@@ -33,6 +33,7 @@ from .set import InducedSet, induced_set
 from .sinkhorn import Sinkhorn
 from .sinkhorn_forms import sinkhorn
 from .spatial_reduction import SpatialReduction, spatial_reduction
+from .synthesizer_mixture import SynthesizerMixture
 from .transformer_xl import TransformerXL, transformer_xl
 
 __all__ = [
@@ -45,7 +46,6 @@ __all__ = [
     "Fourier",
     "GMLP",
     "GatedConv",
-    "GatedDelta",
     "ImageLocal",
     "InducedSet",
     "Lambda",
@@ -57,6 +57,7 @@ __all__ = [
     "MemoryCompressed",
     "Nystrom",
     "PCTAttention",
+    "Performer",
     "PolyNL",
     "Pooling",
     "Reformer",
@@ -65,6 +66,7 @@ __all__ = [
     "Sinkhorn",
     "SpatialReduction",
     "Strided",
+    "SynthesizerMixture",
     "TransformerXL",
     "axial",
     "bigbird",
@@ -72,7 +74,6 @@ __all__ = [
     "fixed",
     "fourier",
     "gated_conv",
-    "gated_delta",
     "gmlp",
     "image_local",
     "induced_set",
@@ -99,6 +100,9 @@ ROWS: dict[str, type[Mixer]] = {
     # hydra and external
     "polynl": PolyNL,
     "simplified_attention": SimplifiedAttention,
+    # synthesizer and linear
+    "synthesizer_mixture": SynthesizerMixture,
+    "performer": Performer,
     # patterns
     "strided": Strided,
     "fixed": Fixed,
@@ -120,7 +124,6 @@ ROWS: dict[str, type[Mixer]] = {
     "pooling": Pooling,
     "fourier": Fourier,
     # recurrences
-    "gated_delta": GatedDelta,
     "mamba2": Mamba2,
     "short_conv": GatedConv,
     # content-sorted

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..functional.layout.masks import zero_masked
 from ..functional.recurrence import recurrence
+from ..functional.sums.gated_norm import Read, gated_norm, hide_gate
 from ..functional.sums.nonfinite import propagate_nonfinite, propagate_nonfinite_chunk
 from ..kernels.backend import Backend
 from ..kernels.precision import at_least_float32, exact
@@ -19,9 +20,8 @@ from ..mixers.base import About, Facts
 from ..mixers.cost import MixingCost
 from ..mixers.parts.history import join_rings
 from ..mixers.parts.options import at_least, check_numbers, check_positive
+from ..mixers.parts.recurrent import Recurrent, start_steps
 from ..types import Options
-from .parts.gated_norm import gated_norm
-from .parts.recurrent import Read, Recurrent, hide_gate, start_steps
 
 
 @exact

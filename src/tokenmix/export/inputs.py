@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from ..errors import MixerError
 from ..mixers import MIXERS, Mixer, State
 from ..models import LM, ImageDensity
+from ..system.calls import name_tensors, split_arguments, try_model
 from ..types import Record
 
 SHOWN = 7
@@ -184,10 +185,10 @@ class OwnCall(nn.Module):
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors among the outputs."""
         rest = iter(values)
-        args, named = _arguments(self.given)
+        args, named = split_arguments(self.given)
         args = tuple(next(rest) if isinstance(a, Tensor) else a for a in args)
         named = {name: next(rest) if isinstance(a, Tensor) else a for name, a in named.items()}
-        return tuple(_named_outputs(self.model(*args, **named)).values())
+        return tuple(name_tensors(self.model(*args, **named)).values())
 
 
 def own_port(model: nn.Module, inputs: Callable[[int, int], object], size: int | None) -> Port:
@@ -199,55 +200,26 @@ def own_port(model: nn.Module, inputs: Callable[[int, int], object], size: int |
     check_exportable(model)
     who = type(model).__name__
     given = inputs(size or SHOWN, 1)
-    args, named = _arguments(given)
+    args, named = split_arguments(given, "export: inputs")
     keys = [f"input_{i}" for i, a in enumerate(args) if isinstance(a, Tensor)]
     keys += [name for name, a in named.items() if isinstance(a, Tensor)]
     if not keys:
         raise MixerError(f"export: inputs({size or SHOWN}, 1) holds no tensor; return what {who} is called with.")
 
     def example(batch: int, length: int) -> tuple[Tensor, ...]:
-        args, named = _arguments(inputs(size or length, batch))
+        args, named = split_arguments(inputs(size or length, batch), "export: inputs")
         return tuple(a for a in (*args, *named.values()) if isinstance(a, Tensor))
 
     call = OwnCall(model, pytree.tree_map(lambda a: a[:0] if isinstance(a, Tensor) and a.ndim else a, given))
-    mode = model.training
     try:
-        with torch.no_grad():
-            results = _named_outputs(model.eval()(*args, **named))
+        results = try_model(model, given)
     except Exception as why:  # a model of the user's own can raise any error
         said = " ".join(str(why).split())[:160]
         raise MixerError(f"export: {who} cannot be called with inputs({size or SHOWN}, 1): {said}.") from None
-    finally:
-        model.train(mode)
     if not results:
         raise MixerError(f"export: {who} returns no tensor; let it return one, a tuple or a dict of tensors.")
     config: Record = {"host": who}
     return Port(who, call, tuple(keys), tuple(results), example, size=size, config=config, paddable=False)
-
-
-def _arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return positional and named arguments of a tensor, a tuple, a dict, or a pair of a tuple and a dict."""
-    if isinstance(given, Tensor):
-        return (given,), {}
-    if isinstance(given, Mapping):
-        return (), dict(given)
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], tuple) and isinstance(given[1], Mapping):
-        return given[0], dict(given[1])
-    if isinstance(given, tuple):
-        return given, {}
-    raise MixerError(f"export: inputs must return a tensor, a tuple or a dict, got {type(given).__name__}.")
-
-
-def _named_outputs(outputs: object) -> dict[str, Tensor]:
-    """Return the tensors among a model's outputs, by name, the first one's first."""
-    if isinstance(outputs, Tensor):
-        return {"y": outputs}
-    named = outputs.items() if isinstance(outputs, Mapping) else ((f"y_{i}", y) for i, y in enumerate(_tuple(outputs)))
-    return {name: y for name, y in named if isinstance(y, Tensor)}
-
-
-def _tuple(outputs: object) -> tuple[Any, ...]:
-    return tuple(outputs) if isinstance(outputs, (tuple, list)) else ()
 
 
 def check_exportable(model: object) -> None:

@@ -110,7 +110,7 @@ def _swap(w: Writer, a: ir.Value, rank: int) -> ir.Value:
     return w.Transpose(a, perm=[*range(rank - 2), rank - 1, rank - 2])
 
 
-def _joined(w: Writer, a: ir.Value, like: ir.Value) -> ir.Value:
+def _join_chunks(w: Writer, a: ir.Value, like: ir.Value) -> ir.Value:
     """Join chunks (B, H, n, C, e) to the T rows of ``like`` (B, H, T, .)."""
     return w.cut(w.Reshape(a, w.shapes([0, 0, -1], w.size(a, 4))), 2, 0, w.size(like, 2))
 
@@ -128,7 +128,7 @@ def _plain_prefixes(w: Writer, a: ir.Value, b: ir.Value, v: ir.Value) -> tuple[i
     before, number = (sums_before(w, x) for x in (w.MatMul(turned, vb), w.ReduceSum(turned, [4])))
     num = w.Add(w.MatMul(pairs, vb), w.MatMul(ab, before))
     den = w.Add(w.ReduceSum(pairs, [4]), w.MatMul(ab, number))
-    return _joined(w, num, a), _joined(w, den, a)
+    return _join_chunks(w, num, a), _join_chunks(w, den, a)
 
 
 def _safe_sums(w: Writer, a: ir.Value, b: ir.Value, v: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -162,4 +162,4 @@ def _safe_prefixes(w: Writer, a: ir.Value, b: ir.Value, v: ir.Value) -> tuple[ir
     read = w.Exp(w.Sub(there, unit))
     num = w.Add(w.MatMul(pairs, vb), w.MatMul(read, _swap(w, before.num, 5)))
     den = w.Add(w.ReduceSum(pairs, [4]), w.ReduceSum(w.Mul(read, before.den), [4]))
-    return _joined(w, num, a), _joined(w, den, a)
+    return _join_chunks(w, num, a), _join_chunks(w, den, a)

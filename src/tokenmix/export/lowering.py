@@ -1,4 +1,4 @@
-"""Write the operators of the library in primitive operators of ONNX: a node of its own for each call, then its form."""
+"""Write the operators of the library in operators of ONNX: a node of its own for each call, then its form."""
 
 from __future__ import annotations
 
@@ -7,23 +7,33 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnxscript import version_converter
 
 from ..kernels.operator import OPERATORS
 from ..types import Record
 from .lowered_aft import write_aft_band, write_aft_full, write_aft_simple
 from .lowered_features import write_hydra, write_linear
 from .lowered_forget import write_aft_forget
+from .lowered_recurrence import write_recurrence
 from .writer import Writer
 
-DOMAIN = "tokenmix"
-WRITERS = (write_aft_simple, write_aft_full, write_aft_band, write_aft_forget, write_hydra, write_linear)
+DOMAIN, STANDARD_OPSET = "tokenmix", 27
+WRITERS = (
+    write_aft_simple,
+    write_aft_full,
+    write_aft_band,
+    write_aft_forget,
+    write_hydra,
+    write_linear,
+    write_recurrence,
+)
 FORMS: dict[str, Callable[..., ir.Value]] = {form.__name__.removeprefix("write_"): form for form in WRITERS}
 """What writes each operator, by its name: f(writer, inputs, options)."""
 
 
 def whole_operators() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     """Return a decomposition of each operator that this file writes: a node of ONNX that ``lower_model`` replaces."""
-    return {one.whole: _symbol_of(one) for one in OPERATORS.values() if "onnx" in one.on}
+    return {one.whole: _symbol_of(one) for one in OPERATORS.values() if {"onnx", "standard"} & {*one.on}}
 
 
 def _symbol_of(operator: Any) -> Callable[..., Any]:
@@ -31,12 +41,23 @@ def _symbol_of(operator: Any) -> Callable[..., Any]:
         inputs, like = args[: operator.count], args[operator.main]
         options = dict(zip(operator.options, args[operator.count :], strict=True))
         shape = like.shape if operator.shape is None else operator.shape(*inputs, **options)
-        fixed: Record = {name: float(a) if name == "eps" else int(a) for name, a in options.items() if name != "T"}
+        fixed: Record = {
+            name: float(a) if isinstance(a, float) else int(a) for name, a in options.items() if name != "T"
+        }
         return torch.onnx.ops.symbolic(
             f"{DOMAIN}::{operator.name}", inputs, fixed, dtype=like.dtype, shape=shape, version=1
         )
 
     return write_symbol
+
+
+def raise_opset(model: ir.Model) -> None:
+    """Convert a model to the version of ONNX's operators in which LinearAttention exists, before it is lowered.
+
+    The converter ends at 25; 26 and 27 change no operator of 25 but the types that Range takes.
+    """
+    version_converter.convert_version(model, 25)
+    model.opset_imports[""] = STANDARD_OPSET
 
 
 def lower_model(model: ir.Model) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -122,6 +122,7 @@ def export_onnx(
     opset: int | None = None,
     tolerance: float = TOLERANCE,
     wide_state: bool = False,
+    operators: Literal["primitive", "standard"] = "primitive",
 ) -> OnnxReport:
     """Write ``export_program`` as an ONNX file.
 
@@ -136,11 +137,14 @@ def export_onnx(
         opset: version of the ONNX operators, 18 or above; default the exporter's.
         wide_state: keep the tensors of a state that torch keeps in float64 so in the file; False: in float32 between
             steps.
+        operators: "primitive", or "standard": write gated linear recurrences as ONNX's LinearAttention, which serves
+            any length, in opset 27; ``opset`` must then be None.
         tolerance: the largest difference accepted, relative to the largest number of an output where that is above 1.
 
     Raises:
         MixerError: as ``export_program``; if a package is missing; if the numbers differ, and then no file is written.
     """
+    standard = _check_operators(operators, opset)
     _check_onnx(opset)
     path = Path(path)
     if inputs is None:
@@ -158,9 +162,9 @@ def export_onnx(
         raise MixerError("export_onnx: an ONNX file holds at most 2 GB, and these weights are larger.")
     unfinished = temporary_path(path)
     try:
-        with evaluation_mode(model), torch.no_grad(), lower_operators():
+        with evaluation_mode(model), torch.no_grad(), lower_operators(standard=standard):
             nodes, sizes, difference, compared = _write_first_match(
-                port, programs(port, length, fixed), model, unfinished, opset, tolerance
+                port, programs(port, length, fixed), model, unfinished, opset, tolerance, standard=standard
             )
         os.replace(unfinished, path)
     except OSError as why:
@@ -187,6 +191,8 @@ def _write_first_match(
     path: Path,
     opset: int | None,
     tolerance: float,
+    *,
+    standard: bool,
 ) -> tuple[int, Sizes, float, int]:
     """Write the first program whose file matches torch at all its sizes.
 
@@ -195,7 +201,7 @@ def _write_first_match(
     """
     failure = None
     for program, sizes in made:
-        nodes = _write(program, port, sizes, model, path, opset)
+        nodes = _write(program, port, sizes, model, path, opset, standard=standard)
         file = OnnxModel(path)
         if not _as_free(file, port, sizes):  # the translation to ONNX fixed a size that torch.export had left free
             continue
@@ -205,6 +211,15 @@ def _write_first_match(
             failure = why
     assert failure is not None
     raise failure
+
+
+def _check_operators(operators: object, opset: int | None) -> bool:
+    """Return whether ONNX's standard operators are asked for, which fix the opset."""
+    if operators not in ("primitive", "standard"):
+        raise MixerError(f"export_onnx: operators must be 'primitive' or 'standard', got {operators!r}.")
+    if operators == "standard" and opset is not None:
+        raise MixerError(f"export_onnx: operators='standard' writes opset 27; leave out opset={opset!r}.")
+    return operators == "standard"
 
 
 def _check_onnx(opset: int | None) -> None:
@@ -227,10 +242,17 @@ def _names(example: object, roots: tuple[str, ...]) -> list[str]:
 
 
 def _write(
-    program: torch.export.ExportedProgram, port: Port, sizes: Sizes, model: nn.Module, path: Path, opset: int | None
+    program: torch.export.ExportedProgram,
+    port: Port,
+    sizes: Sizes,
+    model: nn.Module,
+    path: Path,
+    opset: int | None,
+    *,
+    standard: bool,
 ) -> int:
     """Write the ONNX file with named inputs, outputs and axes, and metadata; return its number of nodes."""
-    from .lowering import drop_nan_tests, lower_model, whole_operators
+    from .lowering import drop_nan_tests, lower_model, raise_opset, whole_operators
 
     example = port.example(1, short_length(port))
     result = port.module(*example)
@@ -238,10 +260,13 @@ def _write(
         _names(example, port.names),
         _names(result if isinstance(result, tuple) else (result,), port.results),
     )
+    whole = whole_operators()
+    if any(node.target in whole for node in program.graph.nodes):  # else the exporter's own pass is enough
+        program = program.run_decompositions(whole)
     with silence_exporters():
         try:
             made = torch.onnx.export(
-                program.run_decompositions(whole_operators()),
+                program,
                 dynamo=True,
                 verbose=False,
                 input_names=ins,
@@ -253,6 +278,8 @@ def _write(
             reason = " ".join(said.split())[:200]
             raise MixerError(f"export_onnx: torch.onnx cannot translate {type(model).__name__} ({reason}).") from why
     assert made is not None
+    if standard:
+        raise_opset(made.model)
     lower_model(made.model)
     drop_nan_tests(made.model)
     _name_axes(made.model, program, port)

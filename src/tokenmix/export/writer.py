@@ -36,6 +36,13 @@ class Writer:
 
         return add_node
 
+    def two_of(self, name: str, *inputs: Any, **attributes: Any) -> tuple[ir.Value, ir.Value]:
+        """Add a node with two outputs."""
+        node = ir.node(name, [self._value(a) for a in inputs], attributes, num_outputs=2)
+        first, second = self._add(node), node.outputs[1]
+        second.name = f"{first.name}_second"
+        return first, second
+
     def _add(self, node: ir.Node) -> ir.Value:
         output = node.outputs[0]
         output.name = node.name = f"tokenmix_{next(_NUMBERS)}"  # branches share names with the graph around them

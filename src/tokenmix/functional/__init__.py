@@ -7,6 +7,7 @@ from .aft_forget import aft_forget
 from .aft_pairs import aft_pairs
 from .attention import attention
 from .external import external
+from .gated_delta import gated_delta
 from .hydra import hydra, multihead_linear
 from .linear import linear_attention
 from .local import local
@@ -31,6 +32,7 @@ __all__ = [
     "aft_simple",
     "attention",
     "external",
+    "gated_delta",
     "hydra",
     "linear_attention",
     "local",

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from ..kernels.backend import Backend, choose, is_exporting
+from ..kernels.backend import Backend, choose, is_exporting, lowers
 from ..kernels.cpu import recurrence as kernel
 from ..kernels.extended import has_gradient
 from ..kernels.operator import Operator
@@ -86,8 +86,9 @@ def recurrence(
         positions: (B, T) integers; a valid token at position 0 starts a document, with an empty state.
         key_mask: bool (B, T), False: the token leaves the state as it is, and its output is 0.
         l2norm: whether q and k are multiplied by rsqrt(sum of squares + 1e-6), head by head, as public models do.
-        keep: "last": return the state after the last token; "every": the state after each token, which takes
-            4 B T H dk dv bytes in float32.
+        keep: "last": return the state after the last token; "every": the state after each token, so that the stream
+            can go on from any of them, as speculative decoding does after a wrong guess. Takes 4 B T H dk dv bytes in
+            float32 (twice that on the way where plain torch runs), and the time of T calls of one token.
         layout: "bthd", or "bhtd" for tensors with heads before tokens (beta then is (B, H, T)).
         backend: how to run; see ``choose``.
 
@@ -172,7 +173,7 @@ def _align(
     if l2norm:
         q, k = (a * (a.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for a in (q, k))
     if decay is not None:
-        decay = (decay if decay.ndim == 4 else decay[..., None]).clamp_min(FORGET)
+        decay = decay if decay.ndim == 4 else decay[..., None]
     heads = max(q.shape[2], v.shape[2])
     if q.shape[2] != k.shape[2]:
         q, k = _repeat(q, heads), _repeat(k, heads)
@@ -189,6 +190,8 @@ def _lacks(call: _Call, how: _How) -> str | None:
     """Return what this call needs and the kernel does not have, as a phrase."""
     if max(call.q.shape[3], call.v.shape[3]) > kernel.WIDEST:
         return f"its kernel takes heads of at most {kernel.WIDEST} features"
+    if lowers() and (how.every or call.ends is not None):
+        return "ONNX's operator has neither keep='every' nor cu_seqlens"
     if how.every and (call.ends is not None or has_gradient(*call[:6])):
         return "its kernel has no keep='every' with gradients or cu_seqlens"
     return None
@@ -198,6 +201,10 @@ def _hide_nonfinite(
     run: Callable[[_Call, _How], tuple[Tensor, Tensor]], call: _Call, how: _How
 ) -> tuple[Tensor, Tensor]:
     """Hide numbers of tokens that are not finite from a way to run, and put NaN where they reach."""
+    tokens = [a for a in call[:5] if a is not None]
+    if nothing_to_hide(*tokens):  # the kernel takes any decay that is finite, so none is copied
+        return run(call, how)
+    call = _bound_decay(call)
     tokens = [a for a in call[:5] if a is not None]
     if nothing_to_hide(*tokens):
         return run(call, how)
@@ -219,6 +226,11 @@ def _hide_nonfinite(
     return y, state + spoiled[:, None, None, None]
 
 
+def _bound_decay(call: _Call) -> _Call:
+    """Replace decays that forget everything, and -inf, by ``FORGET``."""
+    return call if call.decay is None else call._replace(decay=call.decay.clamp_min(FORGET))
+
+
 def _reach(mark: Tensor, starts: Tensor | None) -> Tensor:
     """Propagate marks (B, T, 1) of tokens to those after them in their document."""
     if starts is None:
@@ -232,13 +244,12 @@ def _run_kernel(call: _Call, how: _How) -> tuple[Tensor, Tensor]:
     """Run on the C kernel; the state after every token is that of calls of one token each."""
     if how.every and call.v.shape[1] > 0:
         outputs: list[Tensor] = []
-        states: list[Tensor] = []
+        states = call.v.new_empty(*call.v.shape[:3], call.q.shape[3], call.v.shape[3])  # filled, to have it once
         for t in range(call.v.shape[1]):
-            one = call.cut(slice(t, t + 1))._replace(past=states[-1] if states else call.past)
-            y, state = _run_kernel(one, how._replace(every=False))
+            one = call.cut(slice(t, t + 1))._replace(past=states[:, t - 1] if t else call.past)
+            y, states[:, t] = _run_kernel(one, how._replace(every=False))
             outputs.append(y)
-            states.append(state)
-        return torch.cat(outputs, 1), torch.stack(states, 1)
+        return torch.cat(outputs, 1), states
     flags = None if call.live is None else call.live.to(torch.uint8)
     if call.starts is not None:
         flags = call.starts * kernel.START + (kernel.LIVE if flags is None else flags)
@@ -254,6 +265,7 @@ def _run_eager(call: _Call, how: _How) -> tuple[Tensor, Tensor]:
     """Run in plain torch."""
     if call.ends is not None:
         return _run_documents(call, call.ends, how)
+    call = _bound_decay(call)
     heads = call.v.shape[2]
     q, k, v, decay, beta = call.change(
         lambda a: (
@@ -321,7 +333,7 @@ recurrence_kernel = Operator(
         and (at.get("M") is None or at["B"] == 1 and at["M"] > 1)
         and at.get("N", 1) == (1 if "N" not in at else at["M"] - 1 if at.get("M") else at["B"])
     ),
-    on=("cpu",),
+    on=("cpu", "standard"),
 )
 """Compute outputs (B, T, H, V) and states (documents, H, K, V), in one row; by a delta rule if ``delta``."""
 

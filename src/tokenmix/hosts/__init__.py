@@ -2,6 +2,7 @@
 
 from .conversion_report import Report, read_report
 from .patch_grid import given_grid
+from .recurrent_layers import convert_layer
 from .rotary import rotary_spec
 from .surgery import (
     AttentionAdapter,
@@ -25,6 +26,7 @@ __all__ = [
     "Site",
     "Weights",
     "convert_command",
+    "convert_layer",
     "convert_vit",
     "find_attention",
     "from_hf",

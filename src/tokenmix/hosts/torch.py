@@ -29,10 +29,14 @@ class NoWeights:
     """
 
     weight = bias = None
+    _why = "needs softmax attention's joint weights, which a mixer has not; its projections are parameters of .mixer"
 
     @classmethod
-    def __torch_function__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> object:
-        return NotImplemented
+    def __torch_function__(cls, func: Any, types: object, args: object = (), kwargs: object = None) -> NoReturn:
+        _refuse(f"{torch.overrides.resolve_name(func) or func.__name__} {cls._why}")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"MultiheadMixer: .{name} {self._why}.")
 
 
 class MultiheadMixer(nn.Module):

@@ -52,7 +52,7 @@ class _Traced(threading.local):
 
     def __init__(self) -> None:
         self.backend: str | None = None
-        self.lowers = False
+        self.lowers, self.standard = False, False
 
 
 _traced = _Traced()
@@ -93,7 +93,7 @@ def choose(
         who: name of the function, for error messages.
         backend: the requested backend; "auto" stands for that of the innermost open block, or of the process.
         tensors: every floating-point argument; the first decides the device and dtype, which kernels require of all.
-        on: the paths that ``who`` has besides its eager form, out of "cpu", "triton", "fused" and "onnx".
+        on: the paths that ``who`` has besides its eager form, out of "cpu", "triton", "fused", "onnx" and "standard".
         lacks: what this call needs and no kernel supports, as a phrase; None if there is nothing.
         slower: whether plain torch is faster at these sizes; a kernel then runs only if requested by name.
 
@@ -106,7 +106,8 @@ def choose(
     asked, first = _resolve_backend(backend), next(t for t in tensors if t is not None)
     if _traced.lowers and backend == "auto":
         fits = all(t is None or t.dtype is torch.float32 for t in tensors)
-        return "cpu" if "onnx" in on and lacks is None and fits else "eager"
+        written = "onnx" in on or _traced.standard and "standard" in on
+        return "cpu" if written and lacks is None and fits else "eager"
     kernel = asked if asked in KERNELS else "triton" if first.is_cuda else "cpu"
     if asked != "eager" and not is_exporting():
         why = lacks or (f"has no {kernel} kernel" if kernel not in on else _misfit(kernel, tensors, first))
@@ -215,13 +216,18 @@ def lowers() -> bool:
 
 
 @contextmanager
-def lower_operators() -> Iterator[None]:
-    """Let functions trace their operators as one node each inside a ``with`` block, for an exporter."""
-    before, _traced.lowers = _traced.lowers, True
+def lower_operators(*, standard: bool = False) -> Iterator[None]:
+    """Let functions trace their operators as one node each inside a ``with`` block, for an exporter.
+
+    Args:
+        standard: also operators that are written as one standard operator of ONNX.
+    """
+    before = _traced.lowers, _traced.standard
+    _traced.lowers, _traced.standard = True, standard
     try:
         yield
     finally:
-        _traced.lowers = before
+        _traced.lowers, _traced.standard = before
 
 
 def _is_transformed() -> bool:

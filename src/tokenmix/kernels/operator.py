@@ -53,7 +53,8 @@ class Operator:
         shape: function of inputs and options that returns the shape of y; None for the shape of the first input
             without "?".
         fits: what sizes and options must satisfy besides, as in ``kernels.shapes.check_shapes``.
-        on: the kernels that exist, out of "cpu" and "triton"; and "onnx" if ``export.lowering`` writes the operator.
+        on: the kernels that exist, out of "cpu" and "triton"; and "onnx" if ``export.lowering`` writes the operator,
+            "standard" if it does so only where ONNX's standard operators are asked for.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ from ..functional.layout.heads import by_head, join_heads
 from ..functional.layout.masks import allowed, zero_masked
 from ..functional.sums.nonfinite import guard_nonfinite, propagate_nonfinite_chunk
 from ..kernels.precision import at_least_float32, exact
+from ..system.deprecation import warn_deprecated
 from .base import QKVO, About, Capabilities, Facts, Inputs, Mixer
 from .cost import Cost, MixingCost
 from .examples import example_mixer, state_growth
@@ -62,10 +63,14 @@ __all__ = [
 __all__ += {cls.__name__ for cls in MIXERS.values()}
 __all__.sort()
 
+_MOVED = ("Performer", "SynthesizerMixture")
 _RENAMED = {"hides": "guard_nonfinite", "honest_chunk": "propagate_nonfinite_chunk"}
 
 
 def __getattr__(name: str) -> object:
+    if name in _MOVED:
+        warn_deprecated(f"tokenmix.mixers.{name}", f"tokenmix.contrib.{name}", removed_in="0.4")
+        return next(cls for cls in MIXERS.values() if cls.__name__ == name)
     if name in _RENAMED:  # `from` shows no AttributeError
         raise ImportError(f"tokenmix.mixers.{name} is now tokenmix.mixers.{_RENAMED[name]}.")
     raise AttributeError(f"module 'tokenmix.mixers' has no attribute {name!r}.")

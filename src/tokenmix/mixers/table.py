@@ -13,13 +13,12 @@ from .aft_reach import AFTReach
 from .attention import Attention
 from .base import Mixer
 from .external import External, ExternalMultihead
+from .gated_delta import GatedDelta
 from .hydra import Hydra, MultiheadLinear
 from .linear import LinearAttention
 from .local import Local
-from .performer import Performer
 from .rfa import RFA
 from .synthesizer import SynthesizerDense, SynthesizerFactorizedDense, SynthesizerFactorizedRandom, SynthesizerRandom
-from .synthesizer_mixture import SynthesizerMixture
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
@@ -41,11 +40,11 @@ MIXERS: dict[str, type[Mixer]] = {
     "synthesizer_random": SynthesizerRandom,
     "synthesizer_factorized_dense": SynthesizerFactorizedDense,
     "synthesizer_factorized_random": SynthesizerFactorizedRandom,
-    "synthesizer_mixture": SynthesizerMixture,
     # linear
     "linear": LinearAttention,
-    "performer": Performer,
     "rfa": RFA,
+    # recurrences
+    "gated_delta": GatedDelta,
     # local
     "local": Local,
 }

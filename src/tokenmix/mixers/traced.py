@@ -1,4 +1,4 @@
-"""What a program of torch.jit.trace still checks when it runs.
+"""What a program of torch.jit.trace, or of torch.fx, still checks when it runs.
 
 A trace keeps neither the checks of its inputs nor choices by their length: it repeats the operations of one call. So it
 gets a check of its own, a scripted function inside the program, which raises where the numbers would be wrong.
@@ -7,12 +7,13 @@ gets a check of its own, a scripted function inside the program, which raises wh
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 
 _tracing = torch._C._get_tracing_state
 
@@ -20,6 +21,11 @@ _tracing = torch._C._get_tracing_state
 def is_traced() -> bool:
     """Return whether torch.jit.trace records the call; the exporter of ONNX, which uses it, checks sizes itself."""
     return _tracing() is not None and not torch.onnx.is_in_onnx_export()
+
+
+def is_symbolic(x: object) -> bool:
+    """Return whether torch.fx records the operations on x, whose sizes and numbers it does not know."""
+    return isinstance(x, Proxy)
 
 
 def hold_length(x: Tensor, who: str, *, limit: int | None, fixed: bool, name: str = "max_len") -> Tensor:
@@ -46,6 +52,19 @@ def hold_grid(x: Tensor, grid: tuple[Any, ...], who: str) -> tuple[Tensor, tuple
     if is_traced() and len(given) == len(sizes):
         x = _script_check(_held_grid)(x, given, list(sizes), f"{says}torch.export; got")
     return x, sizes
+
+
+def hold_symbolic_grid(x: Any, sizes: Sequence[int], who: str) -> Any:
+    """Return x (B, C, H, W), a proxy of torch.fx, such that its program refuses maps of other ``sizes``."""
+    says = f"{who}: this program of torch.fx is for images of {' x '.join(map(str, sizes))}, padded; got"
+    return x.tracer.create_proxy("call_function", _check_map, (x, list(sizes), says), {})
+
+
+def _check_map(x: Tensor, sizes: list[int], says: str) -> Tensor:
+    got = [x.size(2), x.size(3)]
+    if got != sizes:
+        raise ValueError(says + " " + str(got) + ".")
+    return x
 
 
 def _held_grid(x: Tensor, grid: list[Tensor], sizes: list[int], says: str) -> Tensor:

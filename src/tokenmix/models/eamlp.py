@@ -20,15 +20,12 @@ from ..types import Options, Spec
 from .blocks import Block, cycle_specs
 from .images import (
     both_sides,
-    check_images,
     check_layers,
     check_multiples,
-    held_size,
+    fit_images,
     image_block,
     normalise_image_config,
-    pad_to_patches,
     parts_with_positions,
-    refuse_size,
     resize_mixers,
 )
 from .layers import MLP, init_linear
@@ -238,14 +235,9 @@ class EAMLP(Model):
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Map images (B, C, H, W) to the normalised tokens (B, 1 + patches, D), the class token first."""
-        check_images("EAMLP", images, self.config.channels)
-        x = pad_to_patches(images, STRIDE)
-        if tuple(x.shape[2:]) != self.config.image_size:
-            blocks = [*self.blocks, *(s.block for s in self.token_stages if isinstance(s.block, Block))]
-            refuse_size(
-                "EAMLP", images, self.config.image_size, STRIDE, parts_with_positions(blocks, "fixed positions")
-            )
-        x = held_size(x, "EAMLP")
+        c, blocks = self.config, [*self.blocks, *(s.block for s in self.token_stages if isinstance(s.block, Block))]
+        parts = parts_with_positions(blocks, "fixed positions")
+        x = fit_images("EAMLP", images, channels=c.channels, patch=STRIDE, built=c.image_size, parts=parts)
         for stage in self.token_stages:
             x = stage(x)
         x, grid = soft_split(x, *SPLITS[2])

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import MixerError
-from ..mixers.traced import hold_grid
+from ..mixers.traced import hold_grid, hold_symbolic_grid, is_symbolic
 from ..types import Options, Spec
 from .blocks import Block
 
@@ -77,6 +77,23 @@ def check_images(who: str, images: Tensor, channels: int) -> None:
         raise MixerError(f"{who}: expects images (batch, {channels}, height, width), got {tuple(images.shape)}.")
     if not images.is_floating_point():
         raise MixerError(f"{who}: expects normalised floating point images, got {images.dtype}.")
+
+
+def fit_images(
+    who: str, images: Tensor, *, channels: int, patch: int, built: tuple[int, ...], parts: list[str]
+) -> Tensor:
+    """Check images and pad them to whole patches; refuse another size than ``built`` if ``parts`` belong to it.
+
+    A program of torch.fx, which holds no checks in Python, has one of its own for the size.
+    """
+    if is_symbolic(images):
+        x = pad_to_patches(images, patch)
+        return hold_symbolic_grid(x, built, who) if parts else x
+    check_images(who, images, channels)
+    x = pad_to_patches(images, patch)
+    if parts and tuple(x.shape[2:]) != built:
+        refuse_size(who, images, built, patch, parts)
+    return held_size(x, who) if parts else x
 
 
 def image_block(
@@ -155,8 +172,9 @@ def held_size(images: Tensor, who: str) -> Tensor:
 
 def pad_to_patches(images: Tensor, patch: int) -> Tensor:
     """Pad images with zeros at the right and bottom, up to whole patches."""
-    down, right = (-n % patch for n in images.shape[2:])
-    pads = _tracing() is not None or down or right  # a program of torch.jit.trace may be given images of another size
+    down, right = -images.shape[2] % patch, -images.shape[3] % patch
+    # a program of torch.jit.trace or torch.fx may be given images of another size
+    pads = is_symbolic(images) or _tracing() is not None or down or right
     return F.pad(images, (0, right, 0, down)) if pads else images
 
 

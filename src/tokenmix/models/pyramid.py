@@ -23,14 +23,11 @@ from ..types import Options, Spec
 from .blocks import Block, cycle_specs
 from .images import (
     both_sides,
-    check_images,
     check_multiples,
-    held_size,
+    fit_images,
     image_block,
     normalise_image_config,
-    pad_to_patches,
     parts_with_positions,
-    refuse_size,
     resize_mixers,
 )
 from .layers import init_linear
@@ -141,6 +138,8 @@ class Stage(nn.Module):
         index: number of the stage, from 0.
     """
 
+    block_class: ClassVar[type[Block]] = Block
+
     def __init__(self, config: PyramidConfig, index: int):
         super().__init__()
         dim, patch, grid = config.dims[index], config.patches[index], config.grids()[index]
@@ -152,7 +151,8 @@ class Stage(nn.Module):
         self.positions = nn.Parameter(torch.empty(rows, dim)) if config.positions == "learned" else None
         first = sum(config.depths[:index])
         sizes: Options = {"dim": dim, "mlp_ratio": config.mlp_ratios[index], "tokens": rows, "grid": grid}
-        self.blocks: Any = nn.ModuleList(image_block(config, first + i, **sizes) for i in range(config.depths[index]))
+        layers = range(first, first + config.depths[index])
+        self.blocks: Any = nn.ModuleList(image_block(config, i, cls=self.block_class, **sizes) for i in layers)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
@@ -200,13 +200,14 @@ class Pyramid(Model):
     """
 
     config_class = PyramidConfig
+    stage_class: ClassVar[type[Stage]] = Stage
     pipeline_tags = "image-classification", "image-feature-extraction"
 
     def __init__(self, config: PyramidConfig):
         super().__init__()
         self.config = config
         with torch.random.fork_rng():  # as in ViT: only reset_parameters below may draw
-            self.stages: Any = nn.ModuleList(Stage(config, i) for i in range(len(config.dims)))
+            self.stages: Any = nn.ModuleList(self.stage_class(config, i) for i in range(len(config.dims)))
             self.norm = nn.LayerNorm(config.dims[-1], eps=config.norm_eps)
             self.head = nn.Linear(config.dims[-1], config.classes) if config.classes else None
         self.reset_parameters()
@@ -260,11 +261,7 @@ class Pyramid(Model):
     def _stage_outputs(self, images: Tensor) -> list[tuple[Tensor, tuple[int, int]]]:
         """Compute tokens and grid of every stage."""
         c = self.config
-        check_images("Pyramid", images, c.channels)
-        x = pad_to_patches(images, c.stride)
-        if tuple(x.shape[2:]) != c.image_size and self.fixed_size:
-            refuse_size("Pyramid", images, c.image_size, c.stride, self._bound())
-        x = held_size(x, "Pyramid") if self.fixed_size else x
+        x = fit_images("Pyramid", images, channels=c.channels, patch=c.stride, built=c.image_size, parts=self._bound())
         found = []
         for stage in self.stages:
             tokens, grid = self.run_stage(stage, x)

@@ -97,7 +97,7 @@ class HFAdapter(Adapter):
         super().__init__(mixer, site, spec, origin)
         self.layer_idx = site.layer
         self.dropout = nn.Dropout(dropout)
-        self.offset_projections = accept_offsets(mixer) if site.known.adds_positions else ()
+        self.offset_projections = accept_offsets(mixer) if site.traits.adds_positions else ()
 
     def forward(
         self,
@@ -124,7 +124,7 @@ class HFAdapter(Adapter):
             if hasattr(value, "get_seq_length"):
                 known = f"got a cache as {name}, and knows {', '.join(CACHE_NAMES)}"
                 raise MixerError(f"{self.site.name}: {known}; this version of transformers has a new name for it.")
-        family = self.site.known
+        family = self.site.traits
         added = (position_embeddings, encoder_position_embeddings) if family.adds_positions else (None, None)
         if self.site.cross:
             context = encoder_hidden_states if key_value_states is None else key_value_states

@@ -30,7 +30,7 @@ def adapter_for(model: nn.Module, site: Site, spec: Spec, init: str) -> tuple[di
     """Return the replacement of each module, by ``id``, and the report on the tensors."""
     if site.obstacle is not None:
         raise MixerError(site.obstacle)
-    module, family = model.get_submodule(site.name), site.known
+    module, family = model.get_submodule(site.name), site.traits
     found = softmax_weights(site, module)
     spec = spec_for_site(spec, site, module, found)
     mixer = _build_mixer(spec, site, found["v_proj.weight"].value)
@@ -86,10 +86,10 @@ def spec_for_site(spec: Spec, site: Site, module: Any, found: dict[str, Weight])
     wanted: Options = {"heads": site.heads}
     if site.grid is not None:
         wanted["ndim"] = 2
-    elif site.known.library == "timm" and "ndim" in known and "ndim" not in spec:
+    elif site.traits.library == "timm" and "ndim" in known and "ndim" not in spec:
         unknown = "mixes grids, and how the tokens of this model lie is unknown"
         raise MixerError(f"{name} {unknown}; ndim=1 in the spec mixes them as a sequence")
-    bias = site.known.bias(module) if site.beyond is not None and site.known.bias is not None else None
+    bias = site.traits.bias(module) if site.beyond is not None and site.traits.bias is not None else None
     place = next((option for option in ("bias", "pair_bias") if option in known), None)
     if bias is not None and place is not None and not {place, "max_len"} & spec.keys():
         wanted[place] = bias
@@ -109,7 +109,7 @@ def spec_for_site(spec: Spec, site: Site, module: Any, found: dict[str, Weight])
     if site.qk_norm is not None:
         wanted |= {"qk_norm": site.qk_norm, "norm_eps": _eps(module.q_norm)}
     if is_softmax(spec):
-        wanted |= site.known.softmax(module)
+        wanted |= site.traits.softmax(module)
         if site.beyond is not None and bias is None:
             keep = "keep this module, or give another mixer and train it"
             raise MixerError(f"attention here has {site.beyond}, which the mixer attention has not; {keep}")
@@ -136,7 +136,7 @@ def _eps(norm: Any) -> float:
 def _build_mixer(spec: Spec, site: Site, like: torch.Tensor) -> Mixer:
     """Build the mixer on the site's device and in its dtype."""
     options = {"causal": site.causal, **spec}
-    if site.known.library != "torch" and bool(options["causal"]) != site.causal:
+    if site.traits.library != "torch" and bool(options["causal"]) != site.causal:
         is_so = "causal, and another mixer would read the future" if site.causal else "not causal"
         raise MixerError(f"attention here is {is_so}; leave causal={spec['causal']!r} out of the spec")
     if MIXERS[spec["name"]].facts.causal_only and not options["causal"]:

@@ -126,7 +126,7 @@ def _module(teacher: nn.Module, name: str, path: str) -> nn.Module:
 
 def _call(entered: tuple[tuple[Any, ...], Options], y: Any, site: Site | None) -> Call:
     args, options = entered
-    form = None if site is None else site.known.form
+    form = None if site is None else site.traits.form
     caches = CACHE_NAMES if form is None else form.cache
     output = output_tokens(y, form)
     assert output is not None
@@ -146,7 +146,7 @@ def layer_losses(adapters: Mapping[str, Any], calls: Mapping[str, Call]) -> dict
         if name not in calls:  # cross-attention without a context, or a layer dropped at random
             continue
         call = calls[name]
-        form = None if adapter.site is None else adapter.site.known.form
+        form = None if adapter.site is None else adapter.site.traits.form
         y = output_tokens(adapter(*call.args, **call.options), form)
         assert y is not None
         keep = _valid_tokens(adapter, call, y)
@@ -159,7 +159,7 @@ def _valid_tokens(adapter: Any, call: Call, y: Tensor) -> Tensor | None:
     """Return the mask of valid tokens (B, T); None: all are valid."""
     if adapter.site is None:  # how the module is called is its own affair
         return None
-    library = adapter.site.known.library
+    library = adapter.site.traits.library
     if adapter.site.cross or adapter.site.grid is not None or library == "timm":
         return None
     if library == "torch":

@@ -45,7 +45,7 @@ class FormAdapter(HFAdapter):
             encoder_hidden_states=context if self.site.cross else None,
             position_ids=given.get(form.positions or ""),
         )
-        return self._returned(form.returns, y if form.batch_first else y.transpose(0, 1), given)
+        return self._fill_returns(form.returns, y if form.batch_first else y.transpose(0, 1), given)
 
     def read_tokens_mask(self, args: tuple[Any, ...], named: Options) -> Tensor | None:
         """Return the mask of a call as transformers has it, or None."""
@@ -76,9 +76,9 @@ class FormAdapter(HFAdapter):
                 raise MixerError(f"{self.site.name}: gets a cache, and its adapter names no layer; give layer=.")
         return next(iter(caches.values()), None)
 
-    def _returned(self, pattern: Any, y: Tensor, given: Options) -> Any:
+    def _fill_returns(self, pattern: Any, y: Tensor, given: Options) -> Any:
         if isinstance(pattern, tuple):
-            return tuple(self._returned(each, y, given) for each in pattern)
+            return tuple(self._fill_returns(each, y, given) for each in pattern)
         return y if pattern == "output" else given.get(pattern) if isinstance(pattern, str) else pattern
 
 
@@ -102,7 +102,7 @@ class T5Adapter(FormAdapter):
 
     def _compute_bias(self, queries: int, before: int) -> Tensor:
         table: Any = self.relative_attention_bias
-        spec = {k: v for k, v in self.site.known.bias(self.origin[0][""]).items() if k != "name"}  # type: ignore[misc]  # T5 has one
+        spec = {k: v for k, v in self.site.traits.bias(self.origin[0][""]).items() if k != "name"}  # type: ignore[misc]  # T5 has one
         with torch.device("meta"):
             buckets = T5Bias(self.site.heads, **spec)
         at = torch.arange(before + queries, device=table.weight.device)
@@ -124,7 +124,7 @@ def share_bias(model: nn.Module) -> None:
 
 def call_form(site: Site) -> CallForm:
     """Return how the module of a site is called."""
-    form = site.known.form
+    form = site.traits.form
     assert form is not None
     return form
 

@@ -14,6 +14,7 @@ from ...errors import MixerError
 from ...export.inputs import Port, image_example, masked_example, token_example
 from ...mixers import Mixer
 from ...mixers.attention import Attention
+from ...system.calls import try_model
 from ...types import Options, Record
 from ..cache_names import CACHE_NAMES
 from .adapters import adapters_of
@@ -159,19 +160,14 @@ def _image_port(
 
 def _outputs(host: nn.Module, given: Options) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors among a model's outputs, by name."""
-    mode = host.training
-    host.eval()
     try:
-        with torch.no_grad():
-            outputs = host(**given)
+        found = try_model(host, given)
     except (TypeError, ValueError, RuntimeError, KeyError, IndexError, AttributeError) as why:
         needs, said = ", ".join(n for n in given if n in CALLED), " ".join(str(why).split())[:160]
         raise MixerError(
             f"export: {type(host).__name__} cannot be called with {needs} alone ({said}); {OTHERWISE}."
         ) from why
-    finally:
-        host.train(mode)
-    return {name: tuple(value.shape) for name, value in outputs.items() if isinstance(value, Tensor)}
+    return {name: tuple(value.shape) for name, value in found.items()}
 
 
 CALLED = ("input_ids", "pixel_values")

@@ -112,7 +112,7 @@ def _compare_module(model: nn.Module, site: Site, module: nn.Module) -> str | No
         holder = nn.Module()
         holder.add_module("site", _drawn_anew(module, draw_tensor))
         here = replace(site, name="site", beyond=None)
-        for path in site.known.neutral:
+        for path in site.traits.neutral:
             _set_neutral(holder.get_submodule("site"), path)
         try:
             pieces, _ = adapter_for(holder, here, {"name": "attention"}, "copy")
@@ -120,7 +120,7 @@ def _compare_module(model: nn.Module, site: Site, module: nn.Module) -> str | No
             return str(why).rstrip(".")
         ours = swap_modules(holder, pieces, inplace=False).get_submodule("site").eval()
         theirs = holder.get_submodule("site")
-        tokens = (site.known.form.tokens(module) if site.known.form else None) or TOKENS
+        tokens = (site.traits.form.tokens(module) if site.traits.form else None) or TOKENS
         x, context = draw_tensor(2, tokens, site.dim), draw_tensor(2, tokens + 2, site.dim)
         try:
             args, options, valid = _call(model, site, theirs, x, context, draw_tensor)
@@ -129,12 +129,12 @@ def _compare_module(model: nn.Module, site: Site, module: nn.Module) -> str | No
             how = "its adapter says" if site.adapter is not None else f"{site.family}'s attention is"
             said = f"{type(why).__name__}: {' '.join(str(why).split())[:100]}"
             raise MixerError(f"its {_kind(module)} cannot be called as {how} ({said})") from None
-        wanted = output_tokens(given, site.known.form)
-        got = output_tokens(ours(*args, **options), site.known.form)
+        wanted = output_tokens(given, site.traits.form)
+        got = output_tokens(ours(*args, **options), site.traits.form)
     if wanted is None or got is None or wanted.shape != got.shape:
         shape = None if wanted is None else tuple(wanted.shape)
         raise MixerError(f"its {_kind(module)} gives {shape} for tokens of shape {tuple(x.shape)}")
-    if site.known.library == "torch" and not getattr(module, "batch_first", True):
+    if site.traits.library == "torch" and not getattr(module, "batch_first", True):
         wanted, got = wanted.transpose(0, 1), got.transpose(0, 1)
     off = float((wanted - got)[valid].abs().max() / wanted[valid].abs().max().clamp_min(1e-30))
     if not off <= ALLOWED:
@@ -169,7 +169,7 @@ def _kind(module: nn.Module) -> str:
 def _difference(site: Site, module: nn.Module, off: float) -> str:
     """Describe how a module differs from softmax attention: extra parts, or the difference of its outputs."""
     used = {slot.tensor(leaf) for slot in slots(site, module).values() for leaf in ("weight", "bias")}
-    kept = site.known.kept
+    kept = site.traits.kept
     more = [n for n, _ in module.named_parameters() if n not in used and not n.startswith(kept)]
     if more:
         return f"it has {', '.join(more[:4])}"
@@ -220,7 +220,7 @@ def _call(
     """Return how the host calls such a module, and the tokens (2, T) whose outputs count."""
     known, options = inspect.signature(type(module).forward).parameters, dict[str, Any]()
     valid = torch.ones(2, x.shape[1], dtype=torch.bool, device=x.device)
-    family = site.known
+    family = site.traits
     if family.library == "torch":
         other = context if site.cross else x
         args = [x, other, other]
@@ -257,12 +257,12 @@ def _mask(site: Site, valid: Tensor) -> tuple[Tensor, Tensor]:
 def _form_options(site: Site, form: CallForm, module: Any, x: Tensor, context: Tensor, valid: Tensor) -> Options:
     """Return the arguments of a module that a ``CallForm`` describes."""
 
-    def laid(tokens: Tensor) -> Tensor:
+    def order_axes(tokens: Tensor) -> Tensor:
         return tokens if form.batch_first else tokens.transpose(0, 1)
 
-    options: Options = {form.hidden: laid(x)}
+    options: Options = {form.hidden: order_axes(x)}
     if site.cross and form.context is not None:
-        options[form.context] = laid(context)
+        options[form.context] = order_axes(context)
     elif form.mask is not None and form.mask_axes != "TS" or site.causal and form.mask is not None:
         allowed, numbers = _mask(site, valid)
         options[form.mask] = probe_mask(form, allowed, valid, numbers)

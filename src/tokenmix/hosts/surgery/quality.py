@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import MixerError
+from ...system.calls import call_model
 from .adapters import adapters_of
 from .capture import final_output
 from .sites import find_attention
@@ -138,10 +138,3 @@ def measure_quality(models: Mapping[str, nn.Module], batches: Iterable[object]) 
         why = "the outputs are no finite numbers on this data; check the weights"
         raise MixerError(f"measure_quality: {first.measure} of the model {name!r} is {first.value}: {why}.")
     return scores
-
-
-def call_model(model: nn.Module, batch: object) -> Any:
-    """Call a model with a batch: a dict of keyword arguments, a tuple of arguments or a tensor."""
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, tuple) else model(batch)

@@ -86,7 +86,7 @@ def _restore_module(model: nn.Module, name: str, adapter: Any) -> tuple[dict[int
         ours = mixer.state_dict()
         same = {n for n, t in ours.items() if n.endswith(".table") and torch.equal(t, table.to(t))}
         entries = [e for e in entries if e.status != "dropped" or e.name not in same]
-    for path in site.known.own:
+    for path in site.traits.own:
         if hasattr(adapter, path):
             whole.get_submodule(path).load_state_dict(adapter.get_submodule(path).state_dict())
     first = next(iter(parts))

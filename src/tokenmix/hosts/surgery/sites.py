@@ -66,7 +66,7 @@ class Site:
     adapter: AttentionAdapter | None = field(default=None, repr=False)
 
     @property
-    def known(self) -> Family:
+    def traits(self) -> Family:
         """What is known of its family, or of its class by its adapter."""
         return FAMILIES[self.family] if self.adapter is None else self.adapter.family
 

@@ -58,7 +58,7 @@ class Weight:
 
 def slots(site: Site, module: nn.Module) -> dict[str, Slot]:
     """Return where a site has q_proj, k_proj, v_proj, out_proj, and q_norm and k_norm if there are any."""
-    family = site.known
+    family = site.traits
     names = family.context_weights if site.cross and family.context_weights is not None else family.weights
     keys = site.head_dim if family.by_head else site.kv_heads * site.head_dim
     rows = (site.head_dim if family.by_head else site.heads * site.head_dim, keys, keys)
@@ -144,7 +144,7 @@ def _fit_tensor(source: Weight, tensor: Tensor, ours: str, part: str, site: Site
 
 def other_parameters(site: Site, module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters of a site that are no projection or norm and do not stay: those of ``Site.beyond``."""
-    family = site.known
+    family = site.traits
     used = {slot.tensor(leaf) for slot in slots(site, module).values() for leaf in ("weight", "bias")}
     stay = tuple(f"{path}." for path in family.own)
     return {n: p for n, p in module.named_parameters() if n not in used and not n.startswith(stay)}
@@ -152,7 +152,7 @@ def other_parameters(site: Site, module: nn.Module) -> dict[str, nn.Parameter]:
 
 def bias_table(model: nn.Module, site: Site) -> Tensor | None:
     """Return the table (buckets, heads) of the bias that a stack of T5 adds to its logits; None for other models."""
-    if site.beyond is None or site.known.bias is None:
+    if site.beyond is None or site.traits.bias is None:
         return None
     stack = model.get_submodule(site.name.partition("block.")[0].rstrip("."))
     found = (module for name, module in stack.named_modules() if name.endswith("relative_attention_bias"))

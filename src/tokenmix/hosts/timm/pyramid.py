@@ -6,27 +6,75 @@ Its weights have the names of our ``Pyramid``, so files of ``tokenmix train`` lo
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model, register_notrace_module
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ...errors import MixerError
 from ...models import MODELS, Pyramid, PyramidConfig
+from ...models.blocks import Block
 from ...models.layers import init_linear
 from ...models.pyramid import Stage
-from ...types import Options
+from ...types import Options, Spec
+from ..patch_grid import Grid
 from .attention import trace_module
 from .metadata import describe_model
-from .scripted import ScriptedModel
+from .scripted import ScriptedBlock, ScriptedModel, TypedForward
 
 POOLS = {"token": "class", "avg": "mean", "": "mean"}
 
 
-class MixerPyramid(Pyramid):
+@register_notrace_module
+class PyramidBlock(Block):
+    """A block that torch.fx takes as one node, and torch.jit.script as a trace for the grid it is built for.
+
+    Args:
+        dim, spec, options: as in ``Block``.
+        grid: (rows, columns) of its stage.
+        max_len: tokens of its stage, those of the grid and a class token.
+    """
+
+    def __init__(self, dim: int, spec: Spec, *, grid: Grid, max_len: int, **options: Any):
+        super().__init__(dim, spec, grid=grid, max_len=max_len, **options)
+        self.grid, self.prefix = grid, max_len - prod(grid)
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Trace the block for any number of images."""
+        weight = self.mixer_norm.weight
+        tokens = self.prefix + prod(self.grid)
+        x = torch.randn(2, tokens, self.mixer.dim, device=weight.device, dtype=weight.dtype)
+        return ScriptedBlock(trace_module(_OnGrid(self), x), self.grid, self)
+
+
+class _OnGrid(nn.Module):
+    """The block that is traced, with its grid."""
+
+    def __init__(self, block: PyramidBlock):
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x, grid=self.block.grid, prefix=self.block.prefix)
+
+
+class PyramidStage(Stage):
+    """A stage whose blocks know their grid."""
+
+    block_class = PyramidBlock
+
+    def resize_positions(self, old: Grid, new: Grid) -> None:
+        """Interpolate the positions, and tell the blocks their new grid."""
+        super().resize_positions(old, new)
+        for block in self.blocks:
+            block.grid = new
+
+
+class MixerPyramid(TypedForward, Pyramid):
     """A pyramid of stages with the interface of timm's hierarchical backbones.
 
     Args:
@@ -37,6 +85,8 @@ class MixerPyramid(Pyramid):
         depths, dims, patches, mlp_ratios: as in ``PyramidConfig``.
         device, dtype: of the parameters.
     """
+
+    stage_class = PyramidStage
 
     def __init__(
         self,
@@ -134,7 +184,7 @@ class MixerPyramid(Pyramid):
             x = x.mean((2, 3))
         if pre_logits or self.head is None:
             return x
-        return self.head(x) if x.ndim == 2 else self.head(x.movedim(1, -1)).movedim(-1, 1)
+        return self.head(x) if self.global_pool else self.head(x.movedim(1, -1)).movedim(-1, 1)
 
     def forward_intermediates(
         self,

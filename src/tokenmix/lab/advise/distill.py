@@ -26,10 +26,26 @@ SPARE = 0.8  # of the minutes, for training steps; the rest is for the trial ste
 LEARNING_RATE = 1e-3
 
 
+def takes_data(host: Host) -> bool:
+    """Return whether a host is a folder of transformers, of which --data can distil a language model."""
+    return host.origin == "transformers" and Path(host.name.removeprefix("hf:")).is_dir()
+
+
+def quality_command(host: Host) -> str:
+    """Say what measures the quality of a host with another mixer."""
+    if not host.trained:
+        return "these weights are random; give trained ones, then --data TEXT --write FOLDER distils and compares"
+    if takes_data(host):
+        return "--data TEXT --write FOLDER distils the choice, and compares it with the model on text held out"
+    if host.origin == "tokenmix":
+        return "`tokenmix train` trains the same model with the mixer"
+    return "tokenmix.lab.train.distill, with valid=, distils a candidate and compares it with the model"
+
+
 def check_distillation(host: Host, data: Path, out: Path | None, last: int | None = None) -> None:
     """Refuse, before anything is measured, what could not be distilled."""
     name, origin = host.name, host.origin
-    if origin != "transformers" or not Path(name.removeprefix("hf:")).is_dir():
+    if not takes_data(host):
         own = (
             "`tokenmix train` continues training a run"
             if origin == "tokenmix"

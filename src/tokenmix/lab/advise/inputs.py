@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from math import isqrt, lcm, prod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...errors import MixerError
 from ...hosts.surgery import find_attention
 from ...models import LM, ViT
+from ...system.calls import split_arguments
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments of a call."""
@@ -118,17 +119,7 @@ def own_inputs(make: Callable[[int, int], object], model: nn.Module, where: str)
     """Wrap the inputs that a factory supplies."""
 
     def make_arguments(length: int, batch: int) -> Given:
-        found = make(length, batch)
-        if isinstance(found, Mapping):
-            return (), dict(found)
-        if isinstance(found, Tensor):
-            return (found,), {}
-        if not isinstance(found, tuple):
-            call = f"inputs({length}, {batch})"
-            raise MixerError(
-                f"advise: {where}: {call} must return a tensor, a tuple or a dict, got {type(found).__name__}."
-            )
-        return found, {}
+        return split_arguments(make(length, batch), f"advise: {where}: inputs({length}, {batch})")
 
     return Inputs(make_arguments, limit=_limit(model))
 

@@ -161,7 +161,7 @@ def measure_share(
         without = _peak_without(modules, call, device)
         plain, turns, began = [first] if long else [], 0, time.perf_counter()
         while turns < (1 if long else LEAST_TURNS) or (
-            turns < MOST_TURNS and time.perf_counter() - began < budget * (PATIENCE if _unsettled(plain) else 1)
+            turns < MOST_TURNS and time.perf_counter() - began < budget * (PATIENCE if _varies_widely(plain) else 1)
         ):
             clocked.append(_pass(call, (attention, kept), device))
             plain.append(clocked[-1] if long else _pass(call, (), device))
@@ -176,7 +176,7 @@ def measure_share(
     return Share(length, tokens, seconds, inside * seconds, mixing * seconds, peak, without, len(plain), high)
 
 
-def _unsettled(seconds: list[float]) -> bool:
+def _varies_widely(seconds: list[float]) -> bool:
     ordered = sorted(seconds)
     return bool(ordered) and upper_quartile(ordered) > (1 + SPREAD) * quartile(ordered)
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ...hosts.surgery.capture import Call, adapters_by_site, capture_calls, layer_losses
-from ...hosts.surgery.quality import call_model
 from ...kernels.precision import at_least_float32
+from ...system.calls import call_model
 from ..bench.cases import BenchSubject
 from .candidates import replace_attention
 from .loading import Host

@@ -62,7 +62,7 @@ class Runtime:
             RuntimeError: torch.compile fails.
         """
         began = time.perf_counter()
-        prepared = {"eager": _eager, "compile": _compiled, "onnx": self._exported}[self.name](
+        prepared = {"eager": _prepare_eager, "compile": _prepare_compiled, "onnx": self._prepare_session}[self.name](
             label, model, length, given
         )
         self.prepare_seconds.append(time.perf_counter() - began)
@@ -81,7 +81,7 @@ class Runtime:
         what = f"{'compiling' if self.name == 'compile' else 'exporting'} {'both models' if len(new) > 1 else 'it'}"
         return f"{what} takes about {takes:.0f} s, and {left:.0f} s are left; give more --seconds"
 
-    def _exported(self, label: str, model: nn.Module, length: int, given: Given) -> Prepared:
+    def _prepare_session(self, label: str, model: nn.Module, length: int, given: Given) -> Prepared:
         """Export once for all lengths; where no file can serve them all, once for each."""
         if self.inputs.patch is not None or self.inputs.only is not None:
             return _session_call(self._export(f"{label} {length}", model, length, True), given)
@@ -115,12 +115,12 @@ def check_runtime(name: str, device: str) -> None:
         )
 
 
-def _eager(label: str, model: nn.Module, length: int, given: Given) -> Prepared:
+def _prepare_eager(label: str, model: nn.Module, length: int, given: Given) -> Prepared:
     args, named = given
     return Prepared(lambda: model(*args, **named))
 
 
-def _compiled(label: str, model: nn.Module, length: int, given: Given) -> Prepared:
+def _prepare_compiled(label: str, model: nn.Module, length: int, given: Given) -> Prepared:
     """Compile for this length and run once, so that the time of compiling is in no timing."""
     args, named = given
     compiled: Any = torch.compile(model, dynamic=False)

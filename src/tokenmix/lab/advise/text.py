@@ -11,6 +11,7 @@ from .amdahl import share_for
 from .candidates import OWN, Candidate
 from .choice import NO, Choice, at_longest, rows_in, untimed
 from .compare import BYTES_OF_NOISE
+from .distill import quality_command
 from .measuring import SPREAD, Share
 from .probe import STEPS, Nearness
 from .runtimes import RUNTIMES
@@ -50,7 +51,8 @@ def as_json(advice: Advice) -> Record:
         },
         "lengths": [s.to_json() for s in advice.shares],
         "skipped": [vars(s) for s in advice.skipped],
-        "answer": {"verdict": advice.verdict, "text": answer(advice)},
+        "answer": {"verdict": advice.verdict, "by": "speed", "text": answer(advice)},
+        "quality": {"measured": advice.distilled is not None, "text": describe_quality(advice)},
         "bound": {"first_length": beginning, "how": crossing.how, "text": describe_bound(advice)},
         "choice": None
         if choice is None
@@ -242,7 +244,7 @@ def _candidates(advice: Advice, n: int, runtime: str) -> Table:
 
 def findings(advice: Advice) -> list[str]:
     """Return the answer, and sentences on the bound, memory, the choice and the distillation."""
-    found = [answer(advice), describe_bound(advice)]
+    found = [answer(advice), *([] if advice.choice is None else [describe_quality(advice)]), describe_bound(advice)]
     most = max(
         (s for s in advice.shares if s.memory_share is not None), key=lambda s: s.memory_share or 0.0, default=None
     )
@@ -261,7 +263,7 @@ def findings(advice: Advice) -> list[str]:
 
 
 def answer(advice: Advice) -> str:
-    """Return the verdict, with the measurement that decides it."""
+    """Return the verdict, which is by speed alone, with the measurement that decides it."""
     where, bar = RUNTIMES[advice.runtime], f"the bar of {advice.worth:g}x"
     timed = rows_in(advice.rows, advice.runtime)
     reached = [r for r in timed if r.reaches(advice.worth)]
@@ -269,16 +271,17 @@ def answer(advice: Advice) -> str:
         lengths = list(dict.fromkeys(r.length for r in reached))
         missed = [n for n in dict.fromkeys(r.length for r in timed) if n not in lengths]
         best = at_longest(reached)[0]
-        not_at = f"; at {_listed(advice, missed)} none reaches it" if missed else ""
-        return f"Yes, at {_listed(advice, lengths)}: {_measured(advice, best)} in {where}, {bar} or more{not_at}."
+        not_at = f"; at {_list_lengths(advice, missed)} none reaches it" if missed else ""
+        yes = f"Yes, by speed, at {_list_lengths(advice, lengths)}"
+        return f"{yes}: {_describe_speed(advice, best)} in {where}, {bar} or more{not_at}."
     if timed:
         best = max(timed, key=lambda r: r.high_speedup)
         if advice.verdict == NO:
-            return f"No: no candidate measured reaches {bar} in {where}. The best: {_measured(advice, best)}."
-        said = f"Open: {_measured(advice, best)} in {where}"
+            return f"No: no candidate measured reaches {bar} in {where}. The best: {_describe_speed(advice, best)}."
+        said = f"Open: {_describe_speed(advice, best)} in {where}"
         if best.high_speedup < advice.worth:
             rest = sorted({*untimed(advice.shares, timed), *advice.left_out})
-            return f"{said}; no candidate was measured at {_listed(advice, rest)}."
+            return f"{said}; no candidate was measured at {_list_lengths(advice, rest)}."
         return f"{said}, but {bar} lies within the spread of its ratios; measure again on a quiet machine."
     if advice.verdict == NO:
         most = max(advice.shares, key=lambda s: s.limit)
@@ -287,16 +290,25 @@ def answer(advice: Advice) -> str:
     why = next((r.why for r in advice.rows if r.runtime == advice.runtime and r.why), None)
     hint = f"every one fails, the first with: {why}" if why else "--candidates auto measures some"
     if advice.left_out and all(s.limit < advice.worth for s in advice.shares):
-        hint += f"; {_listed(advice, advice.left_out)} left out"
+        hint += f"; {_list_lengths(advice, advice.left_out)} left out"
     return f"Open: no candidate was measured in {where} ({hint}), and a bound alone says neither yes nor no."
 
 
-def _measured(advice: Advice, r: Candidate) -> str:
+def _describe_speed(advice: Advice, r: Candidate) -> str:
     return f"{r.mixer} makes the model {_times(r)} as fast at {length(advice, r.length)}"
 
 
-def _listed(advice: Advice, lengths: list[int]) -> str:
+def _list_lengths(advice: Advice, lengths: list[int]) -> str:
     return " and ".join(length(advice, n) for n in lengths)
+
+
+def describe_quality(advice: Advice) -> str:
+    """Say whether the quality of the model with another mixer was measured, and what measures it."""
+    if advice.distilled is not None:
+        return "Quality: the answer is by speed alone; what the distilled model keeps is in the last line."
+    probed = any(near.ranks for near in advice.nearness.values())
+    limits = " (the probe ranks candidates, and does not say what the model keeps)" if probed else ""
+    return f"Quality: not measured, the answer is by speed alone{limits}; {quality_command(advice.host)}."
 
 
 def describe_bound(advice: Advice) -> str:
@@ -329,8 +341,7 @@ def describe_choice(advice: Advice, choice: Choice) -> str:
     """Say which candidate --data would write, and by which part of the rule."""
     reason = above_bound(advice, choice.row)
     noted = f" ({reason})" if reason else ""
-    said = f"Choice: {choice.row.mixer}, {choice.why}: {_measured(advice, choice.row)}{noted}."
-    return f"{said} Its quality has to be measured by training (--data, `tokenmix convert`)."
+    return f"Choice: {choice.row.mixer}, {choice.why}: {_describe_speed(advice, choice.row)}{noted}."
 
 
 def _describe_nearness(nearness: Mapping[str, Nearness]) -> str:

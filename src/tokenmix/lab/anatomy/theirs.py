@@ -29,7 +29,7 @@ class TheirViT(ProbedModel):
         projections give, before any norm of queries and keys.
         """
         module: Any = self.model.get_submodule(self.site.name)
-        parts = tuple(dict.fromkeys(name.removesuffix(".weight") for name in self.site.known.weights[:3]))
+        parts = tuple(dict.fromkeys(name.removesuffix(".weight") for name in self.site.traits.weights[:3]))
         seen: dict[str, Tensor] = {}
 
         def note(name: str, _: nn.Module, args: tuple, y: Tensor) -> None:
@@ -51,7 +51,7 @@ class TheirViT(ProbedModel):
             q, k = (by_head(p, self.site.heads) for p in (found.queries, found.keys) if p is not None)
             if self.site.family == "timm":
                 q, k = module.q_norm(q), module.k_norm(k)
-            inner: Any = module.get_submodule(self.site.known.parts[0])
+            inner: Any = module.get_submodule(self.site.traits.parts[0])
             scale = inner.scale if self.site.family == "timm" else inner.scaling
             return (scale * q.double() @ k.double().mT).softmax(-1).mean(1), "softmax"
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...contrib import DynamicConv, LightConv
+from ...contrib.synthesizer_mixture import SynthesizerMixture
 from ...functional import synthesizer as synth
 from ...functional.linear import LOG_FEATURES
 from ...functional.sums.gates import GATES
@@ -34,7 +35,6 @@ from ...mixers.synthesizer import (
     SynthesizerFactorizedRandom,
     SynthesizerRandom,
 )
-from ...mixers.synthesizer_mixture import SynthesizerMixture
 from ...types import Options
 
 Ends = tuple[Tensor, Tensor | None]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
-from ...mixers.synthesizer_mixture import PARTS
+from ...contrib.synthesizer_mixture import PARTS
 from ...models.blocks import Block
 from ...system.text import Table
 from .figures import COLOURS, Picture, render_both

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from ...errors import MixerError
 from ...hosts.surgery.adapters import Adapter
 from ...hosts.surgery.capture import adapters_by_site, capture_calls, layer_losses, output_loss
-from ...hosts.surgery.quality import Quality, call_model, join_qualities, predicts_next, score_rows, score_text
+from ...hosts.surgery.quality import Quality, join_qualities, predicts_next, score_rows, score_text
+from ...system.calls import call_model
 from ...system.checkpoint import list_steps, load_checkpoint, prune, save_checkpoint, sweep
 from ...system.config import Json
 from ...system.files import read_json

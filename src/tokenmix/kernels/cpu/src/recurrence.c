@@ -5,7 +5,7 @@
    chunk, R_i that of the tokens after it, S the state before:
        u = (I + A)^-1 (v - (P k) S),  A_ij = b_j (k_i . k_j) e^{g_{j+1} + .. + g_i} for j < i;
        o = (P q) S + M d,  M_ij = (q_i . k_j) e^{g_{j+1} + .. + g_i} for j <= i;  S' = P_16 S + (R k)^T d.
-   All factors are products of numbers that are at most 1: nothing overflows, whatever is forgotten. So a chunk reads the state once where a loop over tokens
+   All factors are products of numbers that are at most 1: nothing overflows, whatever is forgotten, and what falls below 2^-126 counts as 0. So a chunk reads the state once where a loop over tokens
    reads it 16 times, and its products run in registers. The state stands in blocks of REC_W columns, of which one and the panels of a group of four chunks are in
    the cache while all four use them.
 
@@ -427,7 +427,7 @@ static void rec_forward_one(const rec_in *a, const rec_row *row, int64_t r, int6
     memcpy(a->y + at * a->V, y, 4 * (size_t)a->V);
 }
 
-static void rec_forward_head(const rec_in *a, int64_t r, int64_t h) {
+static __attribute__((noinline)) void rec_forward_head(const rec_in *a, int64_t r, int64_t h) {
     rec_size z = rec_sizes(a);
     rec_row row = rec_tokens(a, r, tm_scratch(8 * (size_t)a->T + 8));
     int64_t group = REC_C * REC_GROUP;
@@ -455,7 +455,11 @@ static void rec_forward_head(const rec_in *a, int64_t r, int64_t h) {
 TM_EXPORT(recurrence_forward)(const rec_in *a) {
     int64_t units = a->R * a->H;
 #pragma omp parallel for schedule(static, 1) num_threads((int)a->threads) if (units > 1 && a->threads > 1)
-    for (int64_t i = 0; i < units; i++) rec_forward_head(a, i / a->H, i % a->H);
+    for (int64_t i = 0; i < units; i++) {
+        uint64_t before = tm_flush_small();
+        rec_forward_head(a, i / a->H, i % a->H);
+        tm_restore(before);
+    }
 }
 
 /* Room of the backward pass of one head. st: the states before each chunk of a group, transposed: blocks of features of Vp x REC_W; ds and dst: the gradient of
@@ -707,5 +711,9 @@ static __attribute__((noinline)) void rec_backward_row(const rec_in *a, int64_t 
 TM_EXPORT(recurrence_backward)(const rec_in *a) {
     int64_t units = a->R * a->HK;
 #pragma omp parallel for schedule(static, 1) num_threads((int)a->threads) if (units > 1 && a->threads > 1)
-    for (int64_t i = 0; i < units; i++) rec_backward_row(a, i / a->HK, i % a->HK);
+    for (int64_t i = 0; i < units; i++) {
+        uint64_t before = tm_flush_small();
+        rec_backward_row(a, i / a->HK, i % a->HK);
+        tm_restore(before);
+    }
 }

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...functional.layout.masks import valid_mask
-from ...functional.sums.nonfinite import add_nan_mask, clean, marks, nothing_to_hide
 from ...kernels.precision import at_least_float32
-from ...mixers.base import Arguments, Facts, Inputs, Kernels, register_state
-from ...mixers.parts.history import empty_window, ring_bytes
-from ...mixers.parts.options import at_least
-from ...mixers.parts.shared import ring_chunk
-from ...mixers.parts.short_conv import ShortConv
-from ...mixers.segments import Segmented
+from ..base import Arguments, Facts, Inputs, Kernels, register_state
+from ..segments import Segmented
+from .history import empty_window, ring_bytes
+from .options import at_least
+from .shared import ring_chunk
+from .short_conv import ShortConv
 
-Rest = TypeVar("Rest")
-Read = tuple[Tensor, tuple[Tensor]]
-"""The outputs of tokens, and the memory after them."""
 STEPS = (1e-3, 1e-1, 1e-4)
 """Bounds of the steps dt at the start, log-uniform, and the least of them, as in Mamba-2 and all its descendants."""
 
@@ -58,18 +54,6 @@ class LowRank(nn.Module):
         """Map (..., dim) to (..., width)."""
         mapped: Tensor = self.up(self.down(x))
         return mapped
-
-
-def hide_gate(form: Callable[[Tensor | None], tuple[Tensor, Rest]], z: Tensor | None) -> tuple[Tensor, Rest]:
-    """Call ``form(z)``, hiding what is not finite in a gate from it; the rows (B, T, .) of such gates become NaN.
-
-    A gate multiplies what the sums gave, so without this the gradient of a row without loss, 0, would reach the sums as
-    0 times NaN.
-    """
-    if z is None or nothing_to_hide(z):
-        return form(z)
-    y, rest = form(clean(z))
-    return add_nan_mask(y, marks(z)), rest
 
 
 def start_steps(bias: Tensor) -> None:

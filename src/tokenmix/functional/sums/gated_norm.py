@@ -7,7 +7,8 @@ sigmoid: norm(y) * sigmoid(z).
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,11 @@ from torch import Tensor
 
 from ...kernels.precision import at_least_float32
 from ...kernels.tokenwise import rms_norm
+from .nonfinite import add_nan_mask, clean, marks, nothing_to_hide
+
+Rest = TypeVar("Rest")
+Read = tuple[Tensor, tuple[Tensor]]
+"""The outputs of tokens, and the memory after them."""
 
 OutputGate = Literal["silu", "sigmoid"]
 OUTPUT_GATES: tuple[OutputGate | None, ...] = ("silu", "sigmoid", None)
@@ -59,3 +65,15 @@ def normalise_groups(y: Tensor, weight: Tensor, groups: int, eps: float) -> Tens
     if weight.shape[0] == apart.shape[-1]:
         return rms_norm(apart, weight, eps=eps).flatten(-2)
     return rms_norm(apart, torch.ones_like(weight[: apart.shape[-1]]), eps=eps).flatten(-2) * weight
+
+
+def hide_gate(form: Callable[[Tensor | None], tuple[Tensor, Rest]], z: Tensor | None) -> tuple[Tensor, Rest]:
+    """Call ``form(z)``, hiding what is not finite in a gate from it; the rows (B, T, .) of such gates become NaN.
+
+    A gate multiplies what the sums gave, so without this the gradient of a row without loss, 0, would reach the sums as
+    0 times NaN.
+    """
+    if z is None or nothing_to_hide(z):
+        return form(z)
+    y, rest = form(clean(z))
+    return add_nan_mask(y, marks(z)), rest

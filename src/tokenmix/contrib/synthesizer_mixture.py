@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from ..functional import synthesizer as synth
 from ..functional.layout.checks import check_name
-from .base import QKVO, About, Arguments, Facts, Inputs, Mixer
-from .cost import MixingCost
-from .parts import synthesizer as parts_of
-from .parts.options import at_least, check_numbers, check_positive
-from .parts.shared import largest_added
-from .parts.synthesizer import Part, SynthesizerKeysState
-from .parts.weights_on_call import child_weights
+from ..mixers.base import QKVO, About, Arguments, Facts, Inputs, Mixer
+from ..mixers.cost import MixingCost
+from ..mixers.parts import synthesizer as parts_of
+from ..mixers.parts.options import at_least, check_numbers, check_positive
+from ..mixers.parts.shared import largest_added
+from ..mixers.parts.synthesizer import Part, SynthesizerKeysState
+from ..mixers.parts.weights_on_call import child_weights
 
 PARTS = ("attention", *synth.LOGITS)
 
@@ -59,7 +59,6 @@ class SynthesizerMixture(Mixer):
             "T^2 D",
             "T^2 H",
             idea="logits of several Synthesizers and of dot products, with learned weights",
-            tier="core",
         ),
         form="synthesizer_mixture",
         carries=QKVO,

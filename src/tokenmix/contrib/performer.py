@@ -11,12 +11,12 @@ from .. import functional
 from ..functional.performer import check_feature, log_keys, log_queries, orthogonal_features, performer_chunk
 from ..functional.sums import features as sums
 from ..kernels.recompute import Passes, is_recomputing
-from .base import QKVO, About, Arguments, Facts, Inputs
-from .cost import MixingCost
-from .parts.feature_state import KernelState, kernel_cost, over_context
-from .parts.options import at_least
-from .parts.shared import add_projections
-from .segments import Segmented
+from ..mixers.base import QKVO, About, Arguments, Facts, Inputs
+from ..mixers.cost import MixingCost
+from ..mixers.parts.feature_state import KernelState, kernel_cost, over_context
+from ..mixers.parts.options import at_least
+from ..mixers.parts.shared import add_projections
+from ..mixers.segments import Segmented
 
 
 class Performer(Segmented):
@@ -54,7 +54,6 @@ class Performer(Segmented):
             "T M D",
             "T H M",
             idea="softmax by orthogonal positive random features (FAVOR+)",
-            tier="core",
         ),
         form="performer",
         carries=QKVO,
