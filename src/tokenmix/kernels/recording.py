@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import cpu
 from .cpu import decode
-from .cpu.plan import NUMBERS, Plan
+from .cpu.plan import ALIKE, CALLS, NUMBERS, Plan
 
 _FLOATS = (ctypes.c_float, ctypes.c_double)
 _lock = threading.Lock()
@@ -123,11 +123,10 @@ class Recorder(TorchDispatchMode):
         if len(args) == 1 and isinstance(args[0], bytes):
             self.plan.add_packed(call, args[0])
             return result
-        alike = getattr(cpu._library, f"tm_{cpu.isa()}_plan_{name}", None)
-        if alike is None:
+        if name not in ALIKE:
             raise NotRecordable(f"the kernel {name}")
         letters = "".join("d" if kind in _FLOATS else "q" for kind in call.argtypes)
-        self.plan.add_packed(alike, pack(letters, *(0 if a is None else a for a in args)))
+        self.plan.add_packed(CALLS[name], pack(letters, *(0 if a is None else a for a in args)))
         return result
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -8,7 +8,7 @@ from struct import pack, pack_into
 import torch
 from torch import Tensor
 
-from . import DTYPES, function
+from . import DTYPES, function, pointers, run_calls
 
 AXES = 5
 """Most dimensions of a tensor in ``Plan.map``: PLAN_AXES of plan.c."""
@@ -21,29 +21,34 @@ OPERATIONS = {name: i for i, name in enumerate((*BINARY, *NUMBERED, *UNARY, "abs
 """What ``Plan.map`` computes, in the order of plan.c."""
 
 INT8 = 3
-_run = function("plan_run", "s")
+NAMES = ("linear", "layer_norm", "map", "reduce", "gather", "attend", "check")
+ALIKE = ("rms_forward", "fade_forward", "pairs_forward", "rotate")
+CALLS = {name: function(f"plan_{name}", "s") for name in (*NAMES, *ALIKE)}
+"""The functions of plan.c, by name; those of ``ALIKE`` are kernels whose arguments are fields there."""
 
 
 class Plan:
     """Calls of the C library in order, over tensors that the plan keeps alive.
 
-    ``fault`` is 1 after a run that stopped at numbers that are not finite; nothing after that call has run then.
+    A run stops at numbers that the plan was not made for, such as NaN; the calls after that have not run then.
     """
 
     def __init__(self) -> None:
         self._calls: list[tuple[int, bytes]] = []
         self._kept: list[object] = []
-        self._fault = ctypes.c_int64(0)
+        self._fault = torch.zeros(1, dtype=torch.int64)
+        self._stopped = ctypes.c_int64.from_address(self._fault.data_ptr())
         self._ready: bytes | None = None
 
     def __len__(self) -> int:
         return len(self._calls)
 
-    def add(self, name: str, fields: str, *values: int | float | Tensor | None, keep: tuple[object, ...] = ()) -> None:
-        """Append a call of the library's function ``name`` with these fields, as ``struct`` writes them."""
-        each = [0 if v is None else v.data_ptr() if isinstance(v, Tensor) else v for v in values]
-        self._kept += [v for v in values if isinstance(v, Tensor)]
-        self.add_packed(function(name, "s"), pack(fields, *each), keep)
+    def add(self, name: str, fields: str, *values: int | float | Tensor | None) -> None:
+        """Append a call of a function of plan.c with these fields, as ``struct`` writes them."""
+        tensors = [v for v in values if isinstance(v, Tensor)]
+        at = iter(pointers(*tensors))
+        each = [0 if v is None else next(at) if isinstance(v, Tensor) else v for v in values]
+        self.add_packed(CALLS[name], pack(fields, *each), tuple(tensors))
 
     def add_packed(self, call: object, fields: bytes, keep: tuple[object, ...] = ()) -> None:
         """Append a call with fields that are packed already."""
@@ -66,8 +71,8 @@ class Plan:
         """Run the calls; return whether all of them ran."""
         if self._ready is None:
             self._ready = self._write()
-        _run(self._ready)
-        return not self._fault.value
+        run_calls(self._ready)
+        return not self._stopped.value
 
     def _write(self) -> bytes:
         """Write the calls where the library can walk along them."""
@@ -76,7 +81,7 @@ class Plan:
         for i, ((address, _), each) in enumerate(zip(self._calls, fields, strict=True)):
             pack_into("2q", table, 16 * i, address, ctypes.addressof(each))
         self._kept += [fields, table]
-        return pack("3q", ctypes.addressof(table), len(fields), ctypes.addressof(self._fault))
+        return pack("3q", ctypes.addressof(table), len(fields), self._fault.data_ptr())
 
     def linear(self, x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, y: Tensor) -> None:
         """Write x (B, K) times weight (N, K) transposed, plus the bias (N,), to y (B, N); all contiguous.
@@ -86,12 +91,12 @@ class Plan:
         """
         kind = INT8 if weight.dtype is torch.int8 else NUMBERS[weight.dtype]
         sizes = y.numel() // max(weight.shape[0], 1), weight.shape[1], weight.shape[0], torch.get_num_threads()
-        self.add("plan_linear", "11q", NUMBERS[x.dtype], kind, x, weight, scales, bias, y, *sizes)
+        self.add("linear", "11q", NUMBERS[x.dtype], kind, x, weight, scales, bias, y, *sizes)
 
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, y: Tensor) -> None:
         """Normalise the rows of x (.., n), contiguous."""
         n = x.shape[-1]
-        self.add("plan_layer_norm", "7qd", NUMBERS[x.dtype], x, weight, bias, y, x.numel() // max(n, 1), n, eps)
+        self.add("layer_norm", "7qd", NUMBERS[x.dtype], x, weight, bias, y, x.numel() // max(n, 1), n, eps)
 
     def map(self, op: str, y: Tensor, a: Tensor, b: Tensor | None = None, number: float = 1.0) -> None:
         """Write op(a, b) to y number by number; a and b are broadcast to y's shape."""
@@ -102,18 +107,18 @@ class Plan:
             strides.append([0] * AXES)
         dtypes = NUMBERS[y.dtype], NUMBERS[a.dtype], 0 if b is None else NUMBERS[b.dtype]
         values = *full, *(n for one in strides for n in one)
-        self.add("plan_map", f"7q{4 * AXES}qd", OPERATIONS[op], *dtypes, y, a, b, *values, float(number))
+        self.add("map", f"7q{4 * AXES}qd", OPERATIONS[op], *dtypes, y, a, b, *values, float(number))
 
     def reduce(self, a: Tensor, y: Tensor, *, largest: bool) -> None:
         """Write the sum of each row of a (.., n), or its largest number, to y; the rows lie evenly apart."""
         rows = a.reshape(-1, a.shape[-1]) if a.is_contiguous() else a.view(-1, a.shape[-1])
         fields = int(largest), NUMBERS[a.dtype], y, a, rows.shape[0], rows.shape[1], rows.stride(1), rows.stride(0)
-        self.add("plan_reduce", "8q", *fields)
+        self.add("reduce", "8q", *fields)
 
     def gather(self, table: Tensor, rows: Tensor, y: Tensor) -> None:
         """Write rows of a table (V, D), at int64 indices, to y; all contiguous."""
         size = table.shape[1] * table.element_size()
-        self.add("plan_gather", "5q", size, table, rows, y, rows.numel())
+        self.add("gather", "5q", size, table, rows, y, rows.numel())
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, kept: tuple[Tensor, Tensor, Tensor, Tensor], y: Tensor, scale: float
@@ -126,11 +131,11 @@ class Plan:
         """
         sizes = (*q.shape[:2], kept[0].shape[1], q.shape[2], kept[0].shape[2])
         fields = NUMBERS[q.dtype], q, k, v, *kept, y, *sizes, scale, torch.get_num_threads()
-        self.add("plan_attend", "14qdq", *fields)
+        self.add("attend", "14qdq", *fields)
 
     def check(self, a: Tensor, *, zero: bool = False) -> None:
         """Stop where a number of a, contiguous, is not finite, or is not 0."""
-        self.add("plan_check", "5q", int(zero), NUMBERS[a.dtype], a, a.numel(), ctypes.addressof(self._fault))
+        self.add("check", "5q", int(zero), NUMBERS[a.dtype], a, a.numel(), self._fault)
 
 
 def _collapse(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> tuple[list[int], list[list[int]]]:

@@ -1,22 +1,6 @@
-/* A plan: one token's step of a whole model as a list of calls over memory that stays where it is. Every call takes one pointer to its fields, each of 8 bytes,
-   as the steps of decode.c do; what a step needs besides them (products with weights, norms, work on single numbers) is here. */
+/* What a plan (see isa.c) needs beside the steps of decode.c: products with weights, norms, attention over kept keys, work on single numbers. Every function takes
+   one pointer to its fields, each of 8 bytes. */
 #include "tm.h"
-
-typedef struct {
-    void (*run)(const void *);
-    const void *fields;
-} plan_call;
-
-typedef struct {
-    const plan_call *calls;
-    int64_t count;
-    int64_t *fault; /* set by a call whose numbers the plan does not serve: those after it are left out */
-} plan_in;
-
-TM_EXPORT(plan_run)(const plan_in *a) {
-    *a->fault = 0;
-    for (int64_t i = 0; i < a->count && !*a->fault; i++) a->calls[i].run(a->calls[i].fields);
-}
 
 /* ---- products with weights ---- */
 
