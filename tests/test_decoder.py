@@ -214,7 +214,9 @@ def test_what_a_decoder_does_not_take_is_refused_in_a_line(monkeypatch):
         build(spec("aft_simple")).train().decoder()
     with monkeypatch.context() as patch:
         patch.setattr(Block, "streams", False)
-        with pytest.raises(MixerError, match="AFTSimple cannot continue from a state; LM.generate reads all tokens again"):
+        with pytest.raises(
+            MixerError, match="AFTSimple cannot continue from a state; LM.generate reads all tokens again"
+        ):
             model.decoder()
     hooked = build(spec("aft_simple"))
     hooked.blocks[0].register_forward_hook(lambda *a: None)

@@ -195,7 +195,11 @@ def plans() -> None:
     """The calls of plans of whole models, made at once instead of noted: rows, dtypes, narrow weights, odd widths."""
     rotary = {"name": "attention", "heads": 3, "kv_heads": 1, "positions": {"name": "rotary"}, "qk_norm": "rms"}
     rows = {"name": "gated_delta", "heads": 3}, {"name": "aft_pairs", "heads": 3, "rank": 2}, {"name": "aft_forget"}
-    for rows_at_once, dtype, weights in ((1, torch.float32, None), (3, torch.bfloat16, None), (2, torch.float32, "int8")):
+    for rows_at_once, dtype, weights in (
+        (1, torch.float32, None),
+        (3, torch.bfloat16, None),
+        (2, torch.float32, "int8"),
+    ):
         for options in ({"norm_type": "layer", "mlp": "gelu"}, {"norm_type": "rms", "mlp": "swiglu", "tied": True}):
             config = LMConfig(dim=18, max_len=20, vocab=37, mixers=(rotary, *rows), logit_cap=9.0, **options)
             model = LM(config).to(dtype).eval()

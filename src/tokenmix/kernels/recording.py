@@ -98,7 +98,9 @@ class Recorder(TorchDispatchMode):
         """Make the plan stop where these numbers, which a kernel writes, are not 0."""
         self.plan.check(t, zero=True)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, kept: tuple[Tensor, ...], scale: float) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, kept: tuple[Tensor, Tensor, Tensor, Tensor], scale: float
+    ) -> Tensor:
         """Plan softmax attention of one token over those kept in memory that does not move; see ``Plan.attend``."""
         with _off(self):
             q, k, v = (self.dense(a.flatten(0, 1)) for a in (q, k, v))
@@ -282,7 +284,9 @@ def _write_stack(r: Recorder, y: Tensor, parts: list[Tensor], dim: int = 0) -> N
         r.plan.map("copy", y.select(dim, i), each)
 
 
-def _write_sum(r: Recorder, y: Tensor, a: Tensor, dims: list[int] | None = None, keepdim: bool = False, **given: Any) -> None:
+def _write_sum(
+    r: Recorder, y: Tensor, a: Tensor, dims: list[int] | None = None, keepdim: bool = False, **given: Any
+) -> None:
     _write_reduced(r, y, a, dims, largest=False)
 
 
@@ -298,7 +302,13 @@ def _write_reduced(r: Recorder, y: Tensor, a: Tensor, dims: list[int] | None, *,
 
 
 def _write_layer_norm(
-    r: Recorder, y: tuple[Tensor, ...], x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
+    r: Recorder,
+    y: tuple[Tensor, ...],
+    x: Tensor,
+    shape: list[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
 ) -> None:
     if len(shape) != 1:
         raise NotRecordable("a norm over several dimensions")
@@ -338,7 +348,22 @@ _WRITERS: dict[str, Callable[..., None]] = {
     "maximum": _write_binary("maximum"),
     **{
         name: _write_unary(name)
-        for name in ("neg", "exp", "sin", "cos", "floor", "sigmoid", "silu", "rsqrt", "sqrt", "reciprocal", "abs", "tanh", "relu", "log")
+        for name in (
+            "neg",
+            "exp",
+            "sin",
+            "cos",
+            "floor",
+            "sigmoid",
+            "silu",
+            "rsqrt",
+            "sqrt",
+            "reciprocal",
+            "abs",
+            "tanh",
+            "relu",
+            "log",
+        )
     },
     "softplus": _write_softplus,
     "gelu": _write_gelu,

@@ -15,6 +15,7 @@ from ..functional.layout.masks import valid_mask, zero_masked
 from ..functional.sums.fused_attention import attention_sums
 from ..functional.sums.softmax import Sums
 from ..kernels.backend import is_intercepted
+from ..kernels.recording import Recorder
 from ..positions import ContentPositions, LearnedPositions, RotaryPositions, XPositions, build_logit_bias
 from ..positions.checks import choose_class
 from .base import QKVO, About, Arguments, Capabilities, Facts, Inputs, chunk_positions, register_state, token_positions
@@ -57,13 +58,13 @@ class BiasedAttentionState(NamedTuple):
 class ReservedState(NamedTuple):
     """An ``AttentionState`` in memory for more tokens, which a plan fills: see ``Attention.reserve``.
 
-    keys, values (B, kv_heads, most, e); valid (B, most); count (1,), how many tokens are in it; position (B,).
+    keys, values (B, kv_heads, most, e); valid (B, most); number (1,), how many tokens are in it; position (B,).
     """
 
     keys: Tensor
     values: Tensor
     valid: Tensor
-    count: Tensor
+    number: Tensor
     position: Tensor
 
     def first(self, n: int) -> AttentionState:
@@ -370,9 +371,9 @@ class Attention(KeyBlocks):
             return None
         rows, heads, n, width = state.keys.shape
         keys, values = (a.new_zeros(rows, heads, most, width) for a in (state.keys, state.values))
-        valid, count = state.valid.new_zeros(rows, most), state.position.new_full((1,), n)
+        valid, number = state.valid.new_zeros(rows, most), state.position.new_full((1,), n)
         keys[:, :, :n], values[:, :, :n], valid[:, :n] = state.keys, state.values, state.valid
-        return ReservedState(keys, values, valid, count, state.position.clone())
+        return ReservedState(keys, values, valid, number, state.position.clone())
 
     def mix_reserved(self, x: Tensor, state: ReservedState, plan: Recorder) -> tuple[Tensor, ReservedState]:
         """Plan the step of one token x (B, 1, D) over a reserved state."""
@@ -381,10 +382,12 @@ class Attention(KeyBlocks):
             self.check_range(at)
         inputs = self._with_positions(x, at)
         q, k = self._rotate_tensors(at, self._queries(inputs), self._keys(inputs))
-        q, k, v = (a.unflatten(-1, wide[1:]) for a in (q, k.to(state.keys.dtype), self.v_proj(x).to(state.values.dtype)))
+        q, k, v = (
+            a.unflatten(-1, wide[1:]) for a in (q, k.to(state.keys.dtype), self.v_proj(x).to(state.values.dtype))
+        )
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
-        y = plan.attend(q, k, v, (state.keys, state.values, state.valid, state.count), scale)
-        return self.out_proj(y.flatten(2)), state._replace(count=state.count + 1, position=state.position + 1)
+        y = plan.attend(q, k, v, (state.keys, state.values, state.valid, state.number), scale)
+        return self.out_proj(y.flatten(2)), state._replace(number=state.number + 1, position=state.position + 1)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)

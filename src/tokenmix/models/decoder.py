@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
@@ -16,7 +16,7 @@ from ..kernels.backend import default_backend
 from ..kernels.cpu.plan import Plan
 from ..kernels.recording import Narrow, NotRecordable, Recorder, recorder
 from ..mixers import State
-from ..mixers.attention import Attention, ReservedState
+from ..mixers.attention import Attention, AttentionState, ReservedState
 from .blocks import Block
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ Weights = Literal["bfloat16", "int8"]
 class Weight(NamedTuple):
     """A parameter or buffer as it was when the decoder was made."""
 
-    owner: dict[str, Tensor | None]
+    owner: Mapping[str, Tensor | None]
     name: str
     tensor: Tensor
     address: int
@@ -61,12 +61,11 @@ class Decoder:
         MixerError: for a model on another device, in training mode, with hooks, or with a mixer that does not stream.
     """
 
-    def __init__(
-        self, model: LM, batch_size: int = 1, *, max_len: int | None = None, weights: Weights | None = None
-    ):
+    def __init__(self, model: LM, batch_size: int = 1, *, max_len: int | None = None, weights: Weights | None = None):
         self.max_len = model.config.max_len if max_len is None else max_len
         _refuse_unfit(model, batch_size, self.max_len, weights)
         self.model = model
+        self.state: LMState
         self.in_python: list[str] = []
         self._weights = list(_weights_of(model))
         with torch.no_grad():
@@ -100,7 +99,8 @@ class Decoder:
         if state is not self.state:
             self._load(state)
         self._check_length()
-        self._ids[:] = ids
+        for i, each in enumerate(ids):
+            self._ids[i] = each
         for part in self._parts:
             if not part():  # numbers that are not finite take the long way, which marks them
                 logits, state = self.model.extend(tokens, self.state)
@@ -128,9 +128,11 @@ class Decoder:
             def apply(s: Tensor, state: State, block: Block = block, n: int = i % count) -> tuple[Tensor, State]:
                 return _extend_block(block, s if loop is None else loop.inject(s, x, n), state)
 
-
             mixer = block.mixer
-            name, attention = f"block {i % count}, {type(mixer).__name__}", mixer if isinstance(mixer, Attention) else None
+            name, attention = (
+                f"block {i % count}, {type(mixer).__name__}",
+                mixer if isinstance(mixer, Attention) else None,
+            )
             s = self._add_part(name, apply, s, i + 1, narrow, attention)
         self._finish.map("shift", self._position, self._position, number=1)
         return self._add_part("the head", lambda s, _: (model.logits(model.norm(s)), ()), s, None, narrow)
@@ -152,7 +154,7 @@ class Decoder:
         It is planned if a plan can repeat it, and otherwise called.
         """
         plan, state = Plan(), () if index is None else self._states[index]
-        kept = None if mixer is None else mixer.reserve(state, self.max_len)
+        kept = mixer.reserve(state, self.max_len) if mixer is not None and isinstance(state, AttentionState) else None
         leaves, tree = pytree.tree_flatten(state if kept is None else kept)
         own = [leaf.clone(memory_format=torch.contiguous_format) for leaf in leaves]
         held = pytree.tree_unflatten(own, tree)
@@ -196,8 +198,7 @@ class Decoder:
 
     def _whole_state(self) -> LMState:
         run, *layers = [
-            self._reserved[i].first(self._count) if i in self._reserved else each
-            for i, each in enumerate(self._states)
+            self._reserved[i].first(self._count) if i in self._reserved else each for i, each in enumerate(self._states)
         ]
         return self._kind(tuple(layers), self._position, run)
 
@@ -211,7 +212,9 @@ class Decoder:
         counts = {given[i].valid.shape[1] for i in self._reserved}
         if len(counts) > 1 or max(counts, default=0) > self.max_len:
             got = f"states of {', '.join(map(str, sorted(counts)))} tokens"
-            raise MixerError(f"Decoder: has memory for {self.max_len} tokens, got {got}; make one with a larger max_len.")
+            raise MixerError(
+                f"Decoder: has memory for {self.max_len} tokens, got {got}; make one with a larger max_len."
+            )
         self._count = max(counts, default=0)
         for i, each in enumerate(given):
             if i not in self._held:
@@ -220,7 +223,7 @@ class Decoder:
             own, leaves = self._held[i], pytree.tree_leaves(each)
             if i in self._reserved:
                 kept = self._reserved[i]
-                kept.count.fill_(self._count)
+                kept.number.fill_(self._count)
                 own = pytree.tree_leaves(kept.first(self._count))
             found, wanted = ([tuple(leaf.shape) for leaf in some] for some in (leaves, own))
             if found != wanted:

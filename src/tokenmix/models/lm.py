@@ -23,7 +23,6 @@ from .looped import LoopConfig, check_loop
 from .sampling import FiniteSteps, check_sampling, pick_token, seeded_generator
 from .trunk import Trunk, check_trunk
 
-
 PAYS = 64  # new tokens from which a decoder is worth its making
 
 
@@ -212,9 +211,7 @@ class LM(Trunk):
         logits, layers = self.read_chunk(x, state.layers, key_mask=key_mask)
         return logits, LMState(layers, after, run)
 
-    def decoder(
-        self, batch_size: int = 1, *, max_len: int | None = None, weights: Weights | None = None
-    ) -> Decoder:
+    def decoder(self, batch_size: int = 1, *, max_len: int | None = None, weights: Weights | None = None) -> Decoder:
         """Return a ``Decoder`` of this model, whose ``extend`` is faster for one token per row on the CPU."""
         return Decoder(self, batch_size, max_len=max_len, weights=weights)
 
@@ -265,7 +262,7 @@ class LM(Trunk):
             top_p: then keep only the fewest tokens that together have probability p; None: all.
             seed: makes the choice repeatable; None: torch's generator is used.
             key_mask: (B, T) bool for prompts of different lengths, padded on the left.
-            decoder: a ``Decoder`` or an ``export.GraphedDecoder`` of this model, which then computes the steps after the
+            decoder: a ``Decoder`` or an ``export.GraphedDecoder`` of this model, which computes the steps after the
                 prompt; "auto": a ``Decoder`` if it serves this model and pays for as many tokens; None: ``extend``.
 
         Raises:
