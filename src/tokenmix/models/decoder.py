@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from ..kernels.recording import Narrow, NotRecordable, Recorder, recorder
 from ..mixers import State
 from ..mixers.attention import Attention, AttentionState, ReservedState
 from .blocks import Block
-
-if TYPE_CHECKING:
-    from .lm import LM, LMState
 
 Weights = Literal["bfloat16", "int8"]
 """Dtypes in which a decoder may hold the weights of products, instead of the model's own."""
@@ -61,11 +58,11 @@ class Decoder:
         MixerError: for a model on another device, in training mode, with hooks, or with a mixer that does not stream.
     """
 
-    def __init__(self, model: LM, batch_size: int = 1, *, max_len: int | None = None, weights: Weights | None = None):
+    def __init__(self, model: Any, batch_size: int = 1, *, max_len: int | None = None, weights: Weights | None = None):
         self.max_len = model.config.max_len if max_len is None else max_len
         _refuse_unfit(model, batch_size, self.max_len, weights)
         self.model = model
-        self.state: LMState
+        self.state: Any
         self.in_python: list[str] = []
         self._weights = list(_weights_of(model))
         with torch.no_grad():
@@ -84,7 +81,7 @@ class Decoder:
             self._load(fresh)
 
     @torch.no_grad()
-    def extend(self, tokens: Tensor, state: LMState) -> tuple[Tensor, LMState]:
+    def extend(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Process the next token of each row (B, 1) after a state.
 
         Returns:
@@ -196,13 +193,13 @@ class Decoder:
             last.map("copy", old, leaf)
         self._finish.extend(last)
 
-    def _whole_state(self) -> LMState:
+    def _whole_state(self) -> State:
         run, *layers = [
             self._reserved[i].first(self._count) if i in self._reserved else each for i, each in enumerate(self._states)
         ]
         return self._kind(tuple(layers), self._position, run)
 
-    def _load(self, state: LMState) -> None:
+    def _load(self, state: Any) -> None:
         """Copy a state into the decoder's memory."""
         given = [state.run, *state.layers]
         if len(given) != len(self._states) or state.position.shape != self._position.shape:
@@ -279,12 +276,12 @@ def _extend_block(block: Block, x: Tensor, state: State) -> tuple[Tensor, State]
     return block.after_mixing(block.add_branch(x, mixed, block.mixer_norm)), new
 
 
-def serves(model: LM) -> bool:
+def serves(model: Any) -> bool:
     """Return whether a ``Decoder`` takes this model, and the default backend lets it."""
     return _misfit(model) is None and default_backend() in ("auto", "cpu")
 
 
-def _refuse_unfit(model: LM, batch_size: int, max_len: int, weights: Weights | None) -> None:
+def _refuse_unfit(model: Any, batch_size: int, max_len: int, weights: Weights | None) -> None:
     """Refuse a model that no plan serves, and settings out of range."""
     for name, given in (("batch_size", batch_size), ("max_len", max_len)):
         if not isinstance(given, int) or isinstance(given, bool) or given < 1:
@@ -296,7 +293,7 @@ def _refuse_unfit(model: LM, batch_size: int, max_len: int, weights: Weights | N
         raise MixerError(f"Decoder: {why}.")
 
 
-def _misfit(model: LM) -> str | None:
+def _misfit(model: Any) -> str | None:
     """Return why no plan serves the model, and what does; None if one does."""
     if not cpu.available():
         return f"{cpu.why_not()}; model.extend needs no kernels"
@@ -315,7 +312,7 @@ def _misfit(model: LM) -> str | None:
     return None
 
 
-def _weights_of(model: LM) -> Iterator[Weight]:
+def _weights_of(model: Any) -> Iterator[Weight]:
     for module in model.modules():
         for owner in (module._parameters, module._buffers):
             for name, t in owner.items():
