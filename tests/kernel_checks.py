@@ -73,6 +73,11 @@ def worst(pairs: list[tuple[Tensor, Tensor]]) -> float:
     return max((e if e == e else float("inf") for e in errors), default=0.0)
 
 
+def _size(text: str, name: str) -> int:
+    """Return the length of an array in C, a number or a constant of an enum."""
+    return int(name) if name.isdigit() else int(re.search(rf"\b{name} = (\d+)", text)[1])
+
+
 def structs(sources: Path = build.SOURCES) -> dict[str, str]:
     """List every exported function that takes one struct, by name: p, l or d for each of the struct's fields.
 
@@ -86,6 +91,8 @@ def structs(sources: Path = build.SOURCES) -> dict[str, str]:
             fields = []
             for line in filter(None, map(str.strip, layouts[kind].split(";"))):
                 base = "d" if line.replace("const ", "").startswith("double") else "l"
-                fields += ["p" if "*" in part else base for part in line.split(",")]
+                for part in line.split(","):
+                    count = re.search(r"\[(\w+)\]", part)
+                    fields += ["p" if "*" in part else base] * (_size(text, count[1]) if count else 1)
             found[name] = "".join(fields)
     return found

@@ -12,6 +12,7 @@ import ctypes
 import importlib
 import struct
 import sys
+import unittest.mock
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +33,8 @@ from tokenmix.functional.linear import linear_chunk
 from tokenmix.functional.sums.features import empty_features
 from tokenmix.functional.sums.kernel_attention import empty_sums, extend_chunk
 from tokenmix.kernels import cpu, tokenwise
+from tokenmix.kernels.cpu.plan import Plan
+from tokenmix.models import LM, LMConfig
 
 SEEDS = 40  # calls of each form
 LIMITS = {"most": 140, "wide": 90}
@@ -187,6 +190,29 @@ def recurrences() -> None:
     torch.set_num_threads(before)
 
 
+@torch.no_grad()
+def plans() -> None:
+    """The calls of plans of whole models, made at once instead of noted: rows, dtypes, narrow weights, odd widths."""
+    rotary = {"name": "attention", "heads": 3, "kv_heads": 1, "positions": {"name": "rotary"}, "qk_norm": "rms"}
+    rows = {"name": "gated_delta", "heads": 3}, {"name": "aft_pairs", "heads": 3, "rank": 2}, {"name": "aft_forget"}
+    for rows_at_once, dtype, weights in (
+        (1, torch.float32, None),
+        (3, torch.bfloat16, None),
+        (2, torch.float32, "int8"),
+    ):
+        for options in ({"norm_type": "layer", "mlp": "gelu"}, {"norm_type": "rms", "mlp": "swiglu", "tied": True}):
+            config = LMConfig(dim=18, max_len=20, vocab=37, mixers=(rotary, *rows), logit_cap=9.0, **options)
+            model = LM(config).to(dtype).eval()
+            with unittest.mock.patch.object(Plan, "add_packed", _call_at_once):
+                model.decoder(rows_at_once, weights=weights)
+
+
+def _call_at_once(plan: Plan, call: Any, fields: bytes, keep: tuple[object, ...] = ()) -> None:
+    if not isinstance(call, FUNCTION):  # a kernel itself has just run
+        plan.keep(*keep)
+        call(fields)
+
+
 MORE: list[Callable[[], None]] = [
     extended_scan,
     extended_with_gradients,
@@ -197,6 +223,7 @@ MORE: list[Callable[[], None]] = [
     wide_grids,
     token_by_token,
     recurrences,
+    plans,
 ]
 """List what uses kernels beside the forms: streams, large shapes.
 

@@ -15,6 +15,7 @@ from ..kernels.cpu import aft_full as full
 from ..kernels.cpu import aft_simple as scan
 from ..kernels.cpu import decode as step
 from ..kernels.extended import LONG, extend_on_kernel, has_gradient
+from ..kernels.recording import recorder
 from .layout.positions import gather_tokens, last_valid
 from .sums.band import causal_sums
 from .sums.filtered import cap_keys, factors_of, finish_sums, literal_factors
@@ -154,7 +155,14 @@ def pair_weights(
         or positions.dtype is not torch.int64
     ):
         return None
-    return step.pairs(u, v, at, positions, window=window, keep=keep) if at.shape[0] == positions.shape[0] else None
+    if at.shape[0] != positions.shape[0]:
+        return None
+    w, near, after, outside = step.pairs(u, v, at, positions, window=window, keep=keep)
+    if (plan := recorder()) is not None:
+        plan.check_zero(outside)
+    elif outside.item():
+        return None
+    return w, near, after
 
 
 def tap_weights(kernel: Tensor, at: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:

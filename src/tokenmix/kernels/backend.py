@@ -22,6 +22,7 @@ from ..errors import MixerError
 from ..system.tracing import keep_result
 from . import cpu, triton
 from .recompute import SETTINGS, Setting
+from .recording import recorder
 
 Backend = Literal["auto", "eager", "cpu", "triton"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
@@ -135,6 +136,7 @@ def steps(new: tuple[Tensor, ...], past: tuple[Tensor, ...], *, derives: bool = 
         or _compiling()
         or (blocks[-1][0] if (blocks := _blocks.get()) else _default) in _NO_STEPS
         or _modes()
+        and recorder() is None
         or _functorch() is not None
         or _tracing() is not None
     ):
@@ -196,7 +198,7 @@ def is_intercepted() -> bool:
 
     Its tensors may then hold no values to inspect.
     """
-    return _compiling() or bool(_modes()) or _functorch() is not None
+    return _compiling() or bool(_modes()) and recorder() is None or _functorch() is not None
 
 
 @keep_result  # torch 2.9 and 2.10 compile is_exporting() as True

@@ -15,6 +15,7 @@ from ..functional.layout.masks import valid_mask, zero_masked
 from ..functional.sums.fused_attention import attention_sums
 from ..functional.sums.softmax import Sums
 from ..kernels.backend import is_intercepted
+from ..kernels.recording import Recorder
 from ..positions import ContentPositions, LearnedPositions, RotaryPositions, XPositions, build_logit_bias
 from ..positions.checks import choose_class
 from .base import QKVO, About, Arguments, Capabilities, Facts, Inputs, chunk_positions, register_state, token_positions
@@ -51,6 +52,24 @@ class BiasedAttentionState(NamedTuple):
     valid: Tensor
     positions: Tensor
     position: Tensor
+
+
+@register_state
+class ReservedState(NamedTuple):
+    """An ``AttentionState`` in memory for more tokens, which a plan fills: see ``Attention.reserve``.
+
+    keys, values (B, kv_heads, most, e); valid (B, most); number (1,), how many tokens are in it; position (B,).
+    """
+
+    keys: Tensor
+    values: Tensor
+    valid: Tensor
+    number: Tensor
+    position: Tensor
+
+    def first(self, n: int) -> AttentionState:
+        """Return the state of the first n tokens, a view."""
+        return AttentionState(self.keys[:, :, :n], self.values[:, :, :n], self.valid[:, :n], self.position)
 
 
 class Attention(KeyBlocks):
@@ -342,6 +361,33 @@ class Attention(KeyBlocks):
         return by_head(zero_masked(keys, key_mask), self.kv_heads), by_head(
             zero_masked(values, key_mask), self.kv_heads
         )
+
+    def reserve(self, state: AttentionState, most: int) -> ReservedState | None:
+        """Return a state in memory for ``most`` tokens, which a plan fills in place; None if keys need more than that.
+
+        They do where logits have a bias, or where the state holds positions.
+        """
+        if self._keeps_positions or not self.causal or self.head_dim != state.keys.shape[3]:
+            return None
+        rows, heads, n, width = state.keys.shape
+        keys, values = (a.new_zeros(rows, heads, most, width) for a in (state.keys, state.values))
+        valid, number = state.valid.new_zeros(rows, most), state.position.new_full((1,), n)
+        keys[:, :, :n], values[:, :, :n], valid[:, :n] = state.keys, state.values, state.valid
+        return ReservedState(keys, values, valid, number, state.position.clone())
+
+    def mix_reserved(self, x: Tensor, state: ReservedState, plan: Recorder) -> tuple[Tensor, ReservedState]:
+        """Plan the step of one token x (B, 1, D) over a reserved state."""
+        at, wide = state.position[:, None], (1, -1, self.head_dim)
+        if isinstance(self.positions, LearnedPositions):
+            self.check_range(at)
+        inputs = self._with_positions(x, at)
+        q, k = self._rotate_tensors(at, self._queries(inputs), self._keys(inputs))
+        q, k, v = (
+            a.unflatten(-1, wide[1:]) for a in (q, k.to(state.keys.dtype), self.v_proj(x).to(state.values.dtype))
+        )
+        scale = self.head_dim**-0.5 if self.scale is None else self.scale
+        y = plan.attend(q, k, v, (state.keys, state.values, state.valid, state.number), scale)
+        return self.out_proj(y.flatten(2)), state._replace(number=state.number + 1, position=state.position + 1)
 
     def mix_chunk(self, x, state, *, positions, key_mask):
         query_positions, next_position = chunk_positions(state.position, x, positions, key_mask)

@@ -8,6 +8,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from ..kernels.recording import recorder
 from ..positions.checks import check_exact, extremes
 from .facts import HasFacts
 from .traced import hold_grid, hold_length, is_traced
@@ -151,6 +152,8 @@ class InputChecks(HasFacts):
         """
         limit = self.max_len if limit is None else limit
         if torch.compiler.is_compiling() or positions.numel() == 0 or limit is None and not positions.is_cpu:
+            return
+        if recorder() is not None:  # a decoder counts its tokens
             return
         if limit is None:
             check_exact(type(self).__name__, positions)

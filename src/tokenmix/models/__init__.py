@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import MixerError
 from ..system.config import from_json, nearest
 from .blocks import Block, evaluation_mode
+from .decoder import Decoder
 from .dit import DiT, DiTConfig
 from .eamlp import EAMLP, EAMLPConfig
 from .encoder import Encoder, EncoderConfig
@@ -29,6 +30,7 @@ from .vit import ViT, ViTConfig
 
 __all__ = [
     "Block",
+    "Decoder",
     "DiT",
     "DiTConfig",
     "EAMLP",

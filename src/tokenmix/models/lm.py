@@ -17,10 +17,13 @@ from ..system.config import Json
 from ..system.properties import named_errors
 from ..types import Options, Spec
 from .blocks import cycle_specs, evaluation_mode
+from .decoder import Decoder, Weights, serves
 from .layers import MLPKind, NormType
 from .looped import LoopConfig, check_loop
 from .sampling import FiniteSteps, check_sampling, pick_token, seeded_generator
 from .trunk import Trunk, check_trunk
+
+PAYS = 64  # new tokens from which a decoder is worth its making
 
 
 @dataclass(frozen=True)
@@ -208,6 +211,10 @@ class LM(Trunk):
         logits, layers = self.read_chunk(x, state.layers, key_mask=key_mask)
         return logits, LMState(layers, after, run)
 
+    def decoder(self, batch_size: int = 1, *, max_len: int | None = None, weights: Weights | None = None) -> Decoder:
+        """Return a ``Decoder`` of this model, whose ``extend`` is faster for one token per row on the CPU."""
+        return Decoder(self, batch_size, max_len=max_len, weights=weights)
+
     @property
     def _reads_tokens(self) -> bool:
         return getattr(self.positions, "reads_tokens", False)
@@ -242,7 +249,7 @@ class LM(Trunk):
         top_p: float | None = None,
         seed: int | None = None,
         key_mask: Tensor | None = None,
-        decoder: Any = None,
+        decoder: Any = "auto",
     ) -> Tensor:
         """Continue each row of the prompt tokens (B, T) by n tokens. Returns (B, T + n).
 
@@ -255,22 +262,26 @@ class LM(Trunk):
             top_p: then keep only the fewest tokens that together have probability p; None: all.
             seed: makes the choice repeatable; None: torch's generator is used.
             key_mask: (B, T) bool for prompts of different lengths, padded on the left.
-            decoder: an ``export.GraphedDecoder`` of this model, which then computes the steps after the prompt.
+            decoder: a ``Decoder`` or an ``export.GraphedDecoder`` of this model, which computes the steps after the
+                prompt; "auto": a ``Decoder`` if it serves this model and pays for as many tokens; None: ``extend``.
 
         Raises:
             MixerError: before the first step, if prompt and continuation together are longer than ``max_len``; and if
                 the logits of a step are NaN or infinite.
         """
         check_sampling(temperature, top_k, top_p)
-        if decoder is not None and decoder.model is not self:
+        given = decoder is not None and decoder != "auto"
+        if given and getattr(decoder, "model", None) is not self:
             raise MixerError("LM.generate: the decoder belongs to another model; make one from this model.")
         self._check_prompt(tokens, n, key_mask)
         generator = seeded_generator(seed, tokens.device)
-        extend = self.extend if decoder is None else decoder.extend
+        extend = decoder.extend if given else self.extend
         out, state, steps = [tokens], None, FiniteSteps("LM.generate", "logits of new token {step}")
         with evaluation_mode(self):
             if self.streams:
                 logits, state = self.prefill(tokens, key_mask=key_mask)
+                if decoder == "auto" and n >= PAYS and serves(self):
+                    extend = self.decoder(len(tokens), max_len=tokens.shape[1] + n).extend
             else:
                 logits = self._reread(tokens, key_mask)
             for i in range(n):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..kernels.backend import is_exporting, is_intercepted
+from ..kernels.recording import recorder
 from .checks import check_init_std, check_integers
 from .grid import replacing_parameter
 
@@ -33,7 +34,7 @@ class LearnedPositions(nn.Module):
             MixerError: if they are no integers or, on the CPU, not all in 0 .. max_len - 1.
         """
         check_integers("LearnedPositions", positions)
-        unseen = is_intercepted() or is_exporting() or not positions.is_cpu
+        unseen = is_intercepted() or is_exporting() or not positions.is_cpu or recorder() is not None
         if not unseen and positions.numel():
             low, high = (int(a) for a in positions.aminmax())
             if low < 0 or high >= self.max_len:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ...kernels.backend import is_exporting
+
 Positions = Tensor | tuple[Tensor, Tensor]
 """Integer positions (B, T) of queries and keys alike, or a pair: (B, T) of the queries and (B, S) of the keys."""
 
@@ -36,6 +38,9 @@ def position_gaps(positions: Tensor, valid: Tensor, last: Tensor) -> tuple[Tenso
     Args:
         last: (B,), the position of the last valid token before these.
     """
+    if positions.shape[1] == 1 and not is_exporting() and not torch.compiler.is_compiling():  # one decoded token
+        at = positions[:, 0].to(last.dtype)
+        return (positions - last[:, None]).clamp_min(0), torch.where(valid[:, 0], at, last)
     at = torch.cat([last[:, None].to(positions.dtype), positions], 1)
     carried = fill_from_last_valid(at, torch.cat([torch.ones_like(valid[:, :1]), valid], 1))
     return (positions - carried[:, :-1]).clamp_min(0), carried[:, -1].to(last.dtype)

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels.backend import is_exporting, is_intercepted
+from ...kernels.recording import recorder
 from ...types import Options
 from ..layout.masks import zero_masked
 
@@ -33,6 +34,9 @@ def nothing_to_hide(*tensors: Tensor) -> bool:
     On the CPU the sums of the arguments decide. Exported and traced programs always take them as they are.
     """
     if is_exporting():
+        return True
+    if (plan := recorder()) is not None:
+        plan.check_finite(*tensors)
         return True
     if is_intercepted() or not all(a.is_cpu for a in tensors):
         return False

@@ -30,6 +30,7 @@ __all__ = [
     "isa",
     "pointers",
     "rows",
+    "run_calls",
     "strides",
     "why_not",
 ]
@@ -117,6 +118,14 @@ def function(name: str, signature: str) -> Callable[..., None]:
         return _raise_missing
     raw.argtypes, raw.restype = [_CTYPES[letter] for letter in signature], None
     return raw
+
+
+def run_calls(table: bytes) -> None:
+    """Run a list of the library's calls: see ``plan.Plan``."""
+    if _library is None:
+        _raise_missing()
+    else:
+        _library.tm_run(table)
 
 
 def _raise_missing(*args: object) -> None:

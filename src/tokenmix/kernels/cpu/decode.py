@@ -180,7 +180,7 @@ def ring(
 
 def pairs(
     u: Tensor, v: Tensor | None, at: Tensor, places: Tensor, *, window: int | None, keep: int
-) -> tuple[Tensor, Tensor | None, Tensor] | None:
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """Compute the log-weights of new tokens for the kept ones and each other.
 
     Args:
@@ -188,8 +188,8 @@ def pairs(
         at, places: the positions (B, L) of new tokens and (B, R) of kept ones.
 
     Returns:
-        The log-weights (B, 1, L, R + L), which of these pairs lie inside the window, and the last ``keep`` positions;
-        None if a position lies outside the bias.
+        The log-weights (B, 1, L, R + L), which of these pairs lie inside the window, the last ``keep`` positions, and
+        one number: whether a position lies outside the bias, so that the weights are not to be read.
     """
     dtype = u.dtype
     if dtype not in DTYPES or u.ndim != 2:
@@ -234,7 +234,7 @@ def pairs(
             keep,
         )
     )
-    return None if fault.item() else (w, near, after)
+    return w, near, after, fault
 
 
 def taps(kernel: Tensor, at: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:

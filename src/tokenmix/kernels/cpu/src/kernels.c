@@ -11,3 +11,4 @@
 #include "aft_conv2d.c"
 #include "tokenwise.c"
 #include "recurrence.c"
+#include "plan.c"
