@@ -45,6 +45,7 @@ LATER = {
     "test_refused.py": "named cases",
     "test_segments.py": "mixers that state segments, which are promises of the contract too",
     "test_shells.py": "as in a ViT",
+    "test_vision_pictures.py": "pictures of ViTs",
 }
 """Other files of `make test` that run over mixers or cases, with the reason that `make quick` leaves them out."""
 
