@@ -43,9 +43,9 @@ class Decoder:
 
     It replaces the model wherever ``extend`` is called, and is the ``decoder=`` of ``LM.generate``. The numbers are
     those of ``extend`` but for rounding. What no plan repeats is called in Python between the planned parts;
-    ``in_python`` names it and says why. Logits and state are held in the decoder's own memory,
-    which its next step overwrites; a state from elsewhere, such as ``prefill`` or a reordered one, is copied in. A
-    decoder is for one thread.
+    ``in_python`` names it and says why. Logits and state are held in the decoder's own memory, which its next step
+    overwrites; a state from elsewhere, such as ``prefill`` or a reordered one, is copied in. A decoder is for one
+    thread.
 
     Args:
         model: an ``LM`` on the CPU in eval mode.
@@ -125,12 +125,8 @@ class Decoder:
             def apply(s: Tensor, state: State, block: Block = block, n: int = i % count) -> tuple[Tensor, State]:
                 return _extend_block(block, s if loop is None else loop.inject(s, x, n), state)
 
-            mixer = block.mixer
-            name, attention = (
-                f"block {i % count}, {type(mixer).__name__}",
-                mixer if isinstance(mixer, Attention) else None,
-            )
-            s = self._add_part(name, apply, s, i + 1, narrow, attention)
+            attention = block.mixer if isinstance(block.mixer, Attention) else None
+            s = self._add_part(f"block {i % count}, {type(block.mixer).__name__}", apply, s, i + 1, narrow, attention)
         self._finish.map("shift", self._position, self._position, number=1)
         return self._add_part("the head", lambda s, _: (model.logits(model.norm(s)), ()), s, None, narrow)
 
