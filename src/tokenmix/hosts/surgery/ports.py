@@ -101,7 +101,8 @@ def host_port(model: nn.Module, decode: bool, key_mask: bool, chunk: int) -> Por
         part = "export_onnx(model.get_encoder(), path) exports the half that reads whole inputs"
         raise MixerError(f"export: a {who} reads two sequences; {part}.")
     if decode and not adapters:
-        kept = "its mixers were assigned by hand, and where their states are is not known"
+        by_hand = "its mixers were assigned by hand, and where their states are is not known"
+        kept = by_hand if about else "it has no causal mixers, so there is no decode step"
         raise MixerError(f"export: {who}: {kept}; leave decode out to export whole inputs.")
     if decode:
         return _step_port(host, adapters, chunk, config)
