@@ -718,12 +718,12 @@ def test_more_programs_are_compiled_than_torch_keeps_of_one_function(monkeypatch
 
 
 @pytest.fixture
-def unhurried(monkeypatch):
+def unlimited_time(monkeypatch):
     """Let preparing programs take any time, however busy the machine is."""
     monkeypatch.setattr("tokenmix.lab.advise.advice.PREPARING", float("inf"))
 
 
-@pytest.mark.usefixtures("unhurried")
+@pytest.mark.usefixtures("unlimited_time")
 @pytest.mark.parametrize("runtime", ["onnx", "compile"])
 def test_the_runtime_asked_for_is_measured_beside_eager(runtime):
     a = ask(make("bert"), [8, 16], seconds=2, candidates="external", runtime=runtime, steps=0)
@@ -733,7 +733,7 @@ def test_the_runtime_asked_for_is_measured_beside_eager(runtime):
     assert {r["runtime"] for r in as_json(a)["candidates"]} == {runtime, "eager"}
 
 
-@pytest.mark.usefixtures("unhurried")
+@pytest.mark.usefixtures("unlimited_time")
 def test_a_module_of_ones_own_is_measured_in_onnx_runtime():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 16, batch_first=True), 1).eval()
     inputs = lambda n, b: {"src": torch.zeros(b, n, 16)}  # noqa: E731  (a user writes one)
@@ -748,7 +748,7 @@ def test_whisper_reads_a_whole_recording():
     assert [r.seconds is not None for r in a.rows] == [True, True, False]
 
 
-@pytest.mark.usefixtures("unhurried")
+@pytest.mark.usefixtures("unlimited_time")
 def test_whisper_is_measured_in_onnx_runtime():
     a = ask(make("whisper"), [12], seconds=1, candidates="hydra", runtime="onnx", steps=0)
     assert [(r.runtime, r.mixer) for r in a.rows if r.seconds] == [

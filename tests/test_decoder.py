@@ -264,6 +264,11 @@ def test_a_model_that_changed_is_refused():
         assert name
 
 
+def test_no_text_is_generated_for_no_rows():
+    model = build(spec("aft_simple"), max_len=256)
+    assert model.generate(torch.zeros(0, 3, dtype=torch.long), 100).shape == (0, 103)
+
+
 @torch.no_grad()
 def test_generate_uses_no_decoder_on_the_eager_backend(monkeypatch):
     model = build(spec("aft_simple"), max_len=256)

@@ -12,7 +12,7 @@ import pytest
 
 import docs_hooks
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", reason="transformers comes with the extra hf")
 ROOT = Path(__file__).resolve().parents[1]
 
 

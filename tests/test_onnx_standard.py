@@ -10,9 +10,9 @@ from tokenmix import MixerError, build_mixer
 from tokenmix.export import export_onnx
 from tokenmix.testing.tolerances import ADVERSARIAL
 
-onnx = pytest.importorskip("onnx")
-pytest.importorskip("onnxscript")
-pytest.importorskip("onnxruntime")
+onnx = pytest.importorskip("onnx", reason="onnx comes with the extra onnx")
+pytest.importorskip("onnxscript", reason="onnxscript comes with the extra onnx")
+pytest.importorskip("onnxruntime", reason="onnxruntime comes with the extra onnx")
 pytestmark = pytest.mark.skipif(onnx.defs.onnx_opset_version() < 27, reason="LinearAttention exists from opset 27 on")
 CASES = {
     "gated_delta": ("gated_delta", {"heads": 2, "value_heads": 4, "head_dim": 8}, {"key_mask": True}),

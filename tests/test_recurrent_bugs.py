@@ -59,11 +59,11 @@ def plant(patch: pytest.MonkeyPatch, _: Any, *, bug: str) -> None:
 def plant_order(patch: pytest.MonkeyPatch, _: Any) -> None:
     """Swap the norm and the gate."""
 
-    def swapped(*args: Any, gate_first: bool = False, **options: Any) -> Tensor:
+    def swap_order(*args: Any, gate_first: bool = False, **options: Any) -> Tensor:
         return gated_norm(*args, gate_first=not gate_first, **options)
 
     for module in MODULES:
-        patch.setattr(module, "gated_norm", swapped)
+        patch.setattr(module, "gated_norm", swap_order)
 
 
 def plant_state(patch: pytest.MonkeyPatch, _: Any) -> None:

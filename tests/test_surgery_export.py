@@ -113,7 +113,7 @@ REFUSED = {
     "two sequences": ("bart", "hydra", {"last": 1}, {}, "export_onnx(model.get_encoder(), path)"),
     "a layer of its own": ("gpt2", "linear", {"last": 1}, {"decode": True}, "transformer.h.0.attn keep the host's"),
     "an encoder decodes": ("bert", "linear", {}, {"decode": True}, "leave decode out to export whole inputs"),
-    "tensors of torch": ("transformer", "attention", {}, {}, "how to call a Transformer is not known; give "),
+    "tensors of torch": ("transformer", "attention", {}, {}, "how to call a Transformer is not known; torch.onnx"),
     "a mask of images": ("vit", "linear", {}, {"key_mask": True}, "takes no attention_mask"),
     "a grid": ("vit", "linear", {}, {"grid": (2, 2)}, "grid is for mixers"),
     "too large a chunk": ("gpt2", "linear", {}, {"decode": True, "chunk": 48}, "leaves nothing of the 48 tokens"),

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from . import cpu
 from .cpu import decode
@@ -89,10 +88,10 @@ class Recorder(TorchDispatchMode):
 
     def check_finite(self, *tensors: Tensor) -> None:
         """Make the plan stop where these numbers are not finite; without a plan such numbers take another way."""
-        with _off(self):
+        with _disable_current_modes():
             for t in tensors:
                 if _memory(t) not in self.fixed:
-                    self.plan.check(t if t.is_contiguous() else self._copied(t))
+                    self.plan.check(self.make_dense(t))
 
     def check_zero(self, t: Tensor) -> None:
         """Make the plan stop where these numbers, which a kernel writes, are not 0."""
@@ -102,11 +101,10 @@ class Recorder(TorchDispatchMode):
         self, q: Tensor, k: Tensor, v: Tensor, kept: tuple[Tensor, Tensor, Tensor, Tensor], scale: float
     ) -> Tensor:
         """Plan softmax attention of one token over those kept in memory that does not move; see ``Plan.attend``."""
-        with _off(self):
-            q, k, v = (self.dense(a.flatten(0, 1)) for a in (q, k, v))
+        with _disable_current_modes():
+            q, k, v = (self.make_dense(a.flatten(0, 1)) for a in (q, k, v))
             y = torch.empty_like(q)
             self.plan.attend(q, k, v, kept, y, scale)
-            self.plan.keep(y)
             return y[:, None]
 
     def _note_new(self, *args: Any) -> Tensor:
@@ -137,8 +135,8 @@ class Recorder(TorchDispatchMode):
         name = op.name().split("::")[1].split(".")[0]
         own = op.namespace == "tokenmix"
         if own and name not in _WRITERS:  # copies inside of it would not be seen
-            with _off(self):
-                args = pytree.tree_map_only(Tensor, self.dense, args)
+            with _disable_current_modes():
+                args = pytree.tree_map_only(Tensor, self.make_dense, args)
         result = self._call(op, args, given, own and name in _WRITERS)
         outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
         self.plan.keep(*inputs, *outputs)
@@ -159,7 +157,7 @@ class Recorder(TorchDispatchMode):
         write = _WRITERS.get(name)
         if write is None:
             raise NotRecordable(f"torch's {name}")
-        with _off(self):
+        with _disable_current_modes():
             write(self, result, *args, **given)
         return result
 
@@ -170,16 +168,13 @@ class Recorder(TorchDispatchMode):
         finally:
             self._inside -= whole
 
-    def _copied(self, t: Tensor) -> Tensor:
-        """Return a contiguous copy that the plan renews in each run."""
-        copy = t.contiguous() if not t.is_contiguous() else t.clone()
-        self.plan.map("copy", copy, t)
-        self.plan.keep(copy)
-        return copy
-
-    def dense(self, t: Tensor) -> Tensor:
+    def make_dense(self, t: Tensor) -> Tensor:
         """Return t if it is contiguous, else a copy that the plan renews."""
-        return t if t.is_contiguous() else self._copied(t)
+        if t.is_contiguous():
+            return t
+        copy = t.contiguous()
+        self.plan.map("copy", copy, t)
+        return copy
 
 
 def _note(result: object, call: Any, args: tuple[Any, ...]) -> object:
@@ -203,13 +198,6 @@ def _memory(t: Tensor) -> int:
     return t.untyped_storage().data_ptr() or id(t.untyped_storage())
 
 
-@contextmanager
-def _off(recorder: Recorder) -> Iterator[None]:
-    """Compute without noting it."""
-    with torch.utils._python_dispatch._disable_current_modes():
-        yield
-
-
 def _write_linear(r: Recorder, y: Tensor, x: Tensor, columns: Tensor, bias: Tensor | None) -> None:
     """Write x (B, K) @ columns (K, N) + bias; the columns are weights (N, K) transposed."""
     weight = columns.t()
@@ -220,7 +208,7 @@ def _write_linear(r: Recorder, y: Tensor, x: Tensor, columns: Tensor, bias: Tens
     scales = None
     if r.narrow is not None:
         weight, scales = r.narrow(weight)
-    r.plan.linear(r.dense(x), weight, scales, None if bias is None else r.dense(bias), y)
+    r.plan.linear(r.make_dense(x), weight, scales, None if bias is None else r.make_dense(bias), y)
 
 
 def _write_addmm(r: Recorder, y: Tensor, bias: Tensor, x: Tensor, columns: Tensor, **given: Any) -> None:
@@ -298,7 +286,7 @@ def _write_reduced(r: Recorder, y: Tensor, a: Tensor, dims: list[int] | None, *,
     last = {d % a.ndim for d in dims or ()} == {a.ndim - 1}
     if not last or y.dtype is not a.dtype or a.numel() == 0:
         raise NotRecordable("a sum over other than the last dimension")
-    r.plan.reduce(r.dense(a), y, largest=largest)
+    r.plan.reduce(r.make_dense(a), y, largest=largest)
 
 
 def _write_layer_norm(
@@ -312,13 +300,13 @@ def _write_layer_norm(
 ) -> None:
     if len(shape) != 1:
         raise NotRecordable("a norm over several dimensions")
-    r.plan.layer_norm(r.dense(x), weight, bias, eps, y[0])
+    r.plan.layer_norm(r.make_dense(x), weight, bias, eps, y[0])
 
 
 def _write_embedding(r: Recorder, y: Tensor, table: Tensor, rows: Tensor, *options: Any) -> None:
     if _memory(table) not in r.fixed or rows.dtype is not torch.int64:
         raise NotRecordable("a look-up in a table that changes")
-    r.plan.gather(r.dense(table), r.dense(rows), y)
+    r.plan.gather(r.make_dense(table), r.make_dense(rows), y)
 
 
 def _write_clamp(op: str) -> Callable[..., None]:

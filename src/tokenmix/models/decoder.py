@@ -32,7 +32,7 @@ class Weight(NamedTuple):
     address: int
     version: int
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Return whether another tensor stands in its place, or its numbers were written to."""
         t = self.tensor
         return self.owner.get(self.name) is not t or t.data_ptr() != self.address or _version(t) != self.version
@@ -117,21 +117,23 @@ class Decoder:
     def _plan_parts(self, narrow: Narrow | None) -> Tensor:
         """Plan the embedding, each application of a block, and the head; return the logits' memory."""
         model, loop, count = self.model, self.model.loop, len(self.model.blocks)
-        x = self._add_part("the embedding", self._embed, self._token, 0, narrow)
+        x = self._add_part("the embedding", self._embed_token, self._token, 0, narrow)
         s = x if loop is None else self._add_part("the loop", lambda x, _: (loop.begin(x), ()), x, None, narrow)
         for i in range(count * model.times):
             block = model.blocks[i % count]
 
-            def apply(s: Tensor, state: State, block: Block = block, n: int = i % count) -> tuple[Tensor, State]:
+            def extend_block(s: Tensor, state: State, block: Block = block, n: int = i % count) -> tuple[Tensor, State]:
                 return _extend_block(block, s if loop is None else loop.inject(s, x, n), state)
 
             attention = block.mixer if isinstance(block.mixer, Attention) else None
-            s = self._add_part(f"block {i % count}, {type(block.mixer).__name__}", apply, s, i + 1, narrow, attention)
+            s = self._add_part(
+                f"block {i % count}, {type(block.mixer).__name__}", extend_block, s, i + 1, narrow, attention
+            )
         self._finish.map("shift", self._position, self._position, number=1)
         return self._add_part("the head", lambda s, _: (model.logits(model.norm(s)), ()), s, None, narrow)
 
-    def _embed(self, token: Tensor, run: tuple[Tensor, ...]) -> tuple[Tensor, State]:
-        return self.model._embed_run(token, self._position[:, None], None, run)
+    def _embed_token(self, token: Tensor, run: tuple[Tensor, ...]) -> tuple[Tensor, State]:
+        return self.model.embed_run(token, self._position[:, None], None, run)
 
     def _add_part(
         self,
@@ -254,9 +256,9 @@ class Decoder:
     def _check_model(self) -> None:
         """Refuse a model whose numbers are no longer those of the plan."""
         for each in self._weights:
-            if each.changed():
-                changed = f"the model's {each.name} was trained, moved or replaced since this decoder was made"
-                raise MixerError(f"Decoder: {changed}; make another with model.decoder().")
+            if each.has_changed():
+                which = f"the model's {each.name} was trained, moved or replaced since this decoder was made"
+                raise MixerError(f"Decoder: {which}; make another with model.decoder().")
         if self.model.training:
             raise MixerError("Decoder: the model is in training mode; call model.eval().")
 

@@ -142,7 +142,7 @@ class LM(Trunk):
             at = sample_positions(self.config.sample_positions, at, "LM")
             if not at.is_floating_point():  # mixers count tokens
                 given["positions"] = at
-        x, _ = self._embed_run(tokens, at, key_mask, ())
+        x, _ = self.embed_run(tokens, at, key_mask, ())
         return self.read(x, **given)
 
     def resize(self, max_len: int) -> LM:
@@ -207,7 +207,7 @@ class LM(Trunk):
                 f"LM: the model was built with max_len={longest}, but this chunk would end at length "
                 + f"{int(after.max())}; give a shorter one."
             )
-        x, run = self._embed_run(tokens, at, key_mask, state.run)
+        x, run = self.embed_run(tokens, at, key_mask, state.run)
         logits, layers = self.read_chunk(x, state.layers, key_mask=key_mask)
         return logits, LMState(layers, after, run)
 
@@ -219,7 +219,7 @@ class LM(Trunk):
     def _reads_tokens(self) -> bool:
         return getattr(self.positions, "reads_tokens", False)
 
-    def _embed_run(
+    def embed_run(
         self, tokens: Tensor, at: Tensor, key_mask: Tensor | None, run: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the embedded tokens (B, T, D) with their positions added, and the state's ``run`` after them."""
@@ -280,7 +280,7 @@ class LM(Trunk):
         with evaluation_mode(self):
             if self.streams:
                 logits, state = self.prefill(tokens, key_mask=key_mask)
-                if decoder == "auto" and n >= PAYS and serves(self):
+                if decoder == "auto" and n >= PAYS and len(tokens) and serves(self):
                     extend = self.decoder(len(tokens), max_len=tokens.shape[1] + n).extend
             else:
                 logits = self._reread(tokens, key_mask)

@@ -68,15 +68,22 @@ def check_integers(who: str, *positions: object) -> None:
 def check_exact(who: str, *positions: Tensor) -> None:
     """Refuse positions of more than 2^53, which float64 rounds; ``who`` is named in the error.
 
-    Values are read on the CPU only, outside of compilation, export and traces.
+    See ``may_read`` for where values are read.
     """
     for at in positions:
-        if at.dtype is torch.int64 and at.is_cpu and at.numel() and not is_intercepted() and not is_exporting():
-            if recorder() is not None:  # a decoder counts its tokens
-                continue
+        if at.dtype is torch.int64 and may_read(at):
             low, high = extremes(at)
             if low < -LARGEST or high > LARGEST:
                 raise MixerError(f"{who}: takes positions from -2^53 to 2^53, got positions from {low} to {high}.")
+
+
+def may_read(at: Tensor) -> bool:
+    """Return whether positions hold numbers to look at: on the CPU, outside of compilation, export and traces.
+
+    A decoder, which records the step of one token, counts its tokens itself.
+    """
+    unseen = is_intercepted() or is_exporting() or recorder() is not None
+    return at.is_cpu and at.numel() > 0 and not unseen
 
 
 def extremes(at: Tensor) -> tuple[int, int]:

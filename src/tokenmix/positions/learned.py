@@ -7,9 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import MixerError
-from ..kernels.backend import is_exporting, is_intercepted
-from ..kernels.recording import recorder
-from .checks import check_init_std, check_integers
+from .checks import check_init_std, check_integers, extremes, may_read
 from .grid import replacing_parameter
 
 
@@ -34,9 +32,8 @@ class LearnedPositions(nn.Module):
             MixerError: if they are no integers or, on the CPU, not all in 0 .. max_len - 1.
         """
         check_integers("LearnedPositions", positions)
-        unseen = is_intercepted() or is_exporting() or not positions.is_cpu or recorder() is not None
-        if not unseen and positions.numel():
-            low, high = (int(a) for a in positions.aminmax())
+        if may_read(positions):
+            low, high = extremes(positions)
             if low < 0 or high >= self.max_len:
                 raise MixerError(
                     f"LearnedPositions: has a table for positions 0..{self.max_len - 1}, got positions {low}..{high}."

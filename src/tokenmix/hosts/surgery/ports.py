@@ -21,7 +21,7 @@ from .adapters import adapters_of
 from .families import first_position
 from .sites import find_attention, modules_without_attention
 
-OTHERWISE = "give example=, a function of (batch, length) that returns the tuple of its arguments"
+OTHERWISE = "torch.onnx takes any model, and here inputs=, a function of (length, batch) that returns its arguments"
 SHORT = 5
 """Tokens of the calls that show a model's outputs."""
 

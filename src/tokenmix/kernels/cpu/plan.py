@@ -110,10 +110,8 @@ class Plan:
         self.add("map", f"7q{4 * AXES}qd", OPERATIONS[op], *dtypes, y, a, b, *values, float(number))
 
     def reduce(self, a: Tensor, y: Tensor, *, largest: bool) -> None:
-        """Write the sum of each row of a (.., n), or its largest number, to y; the rows lie evenly apart."""
-        rows = a.reshape(-1, a.shape[-1]) if a.is_contiguous() else a.view(-1, a.shape[-1])
-        fields = int(largest), NUMBERS[a.dtype], y, a, rows.shape[0], rows.shape[1], rows.stride(1), rows.stride(0)
-        self.add("reduce", "8q", *fields)
+        """Write the sum of each row of a (.., n), or its largest number, to y; all contiguous."""
+        self.add("reduce", "6q", int(largest), NUMBERS[a.dtype], y, a, y.numel(), a.shape[-1])
 
     def gather(self, table: Tensor, rows: Tensor, y: Tensor) -> None:
         """Write rows of a table (V, D), at int64 indices, to y; all contiguous."""

@@ -24,45 +24,23 @@ _backward = function("recurrence_backward", "s")
 Given = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
-def result_shape(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    past: Tensor | None,
-    flags: Tensor | None,
-    ends: Tensor | None,
-    *,
-    delta: bool,
-    scale: float,
-) -> tuple[int]:
-    """Return how many numbers outputs and states have together."""
-    (B, T, H, V), K = v.shape, k.shape[3]
-    return (B * T * H * V + _documents(v, ends) * H * K * V,)
+def result_shape(*given: Tensor | None, delta: bool, scale: float) -> tuple[int]:
+    """Return how many numbers outputs and states have together, for the inputs of ``forward``."""
+    _, k, v, *_, ends = given
+    (B, T, H, V), K = v.shape, k.shape[3]  # type: ignore[union-attr]  # k and v are tensors
+    return (B * T * H * V + _documents(B, ends) * H * K * V,)
 
 
-def saved_shapes(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    past: Tensor | None,
-    flags: Tensor | None,
-    ends: Tensor | None,
-    *,
-    delta: bool,
-    scale: float,
-) -> list[tuple[int, ...]]:
+def saved_shapes(*given: Tensor | None, delta: bool, scale: float) -> list[tuple[int, ...]]:
     """Return the shapes of what is saved: v less what the state held, and the states before each group of tokens."""
-    (B, T, H, V), K = v.shape, k.shape[3]
+    _, k, v, *_, ends = given
+    (B, T, H, V), K = v.shape, k.shape[3]  # type: ignore[union-attr]  # k and v are tensors
     slots = B * -(-T // GROUP) if ends is None else T // GROUP + ends.shape[0] - 1
     return [(B, T, H, V) if delta else (0,), (slots, H, K, V)]
 
 
-def _documents(v: Tensor, ends: Tensor | None) -> int:
-    return v.shape[0] if ends is None else ends.shape[0] - 1
+def _documents(rows: int, ends: Tensor | None) -> int:
+    return rows if ends is None else ends.shape[0] - 1
 
 
 def _check_ends(v: Tensor, ends: Tensor | None) -> None:
@@ -76,7 +54,7 @@ def _pack(given: Given, results: list[int | None], *, delta: bool, scale: float)
     q, k, v, decay, beta, past, flags, ends = given
     (_, T, H, V), (HK, K) = v.shape, k.shape[2:]
     kind = 0 if decay is None else 1 if decay.shape[3] == 1 else 2
-    sizes = int(delta), kind, _documents(v, ends), T, H, HK, K, V, torch.get_num_threads()
+    sizes = int(delta), kind, _documents(v.shape[0], ends), T, H, HK, K, V, torch.get_num_threads()
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
     inputs = [a or 0 for a in pointers(q, k, v, decay, beta, past, flags, ends)]
     return _FIELDS(*sizes, scale, *inputs, *strides, *(a or 0 for a in results))

@@ -347,15 +347,15 @@ typedef struct {
     int64_t most, dtype; /* the largest of n numbers, or their sum */
     void *y;
     const void *a;
-    int64_t rows, n, step, next; /* strides of a number and of a row */
+    int64_t rows, n;
 } plan_reduce_in;
 
 /* Rows of n numbers reduced to one each. */
 TM_EXPORT(plan_reduce)(const plan_reduce_in *a) {
     for (int64_t r = 0; r < a->rows; r++) {
-        double all = a->most ? plan_get(a->dtype, a->a, r * a->next) : 0.0;
+        double all = a->most ? plan_get(a->dtype, a->a, r * a->n) : 0.0;
         for (int64_t i = 0; i < a->n; i++) {
-            double x = plan_get(a->dtype, a->a, r * a->next + i * a->step);
+            double x = plan_get(a->dtype, a->a, r * a->n + i);
             all = !a->most ? all + x : x != x || x > all ? x : all;
         }
         plan_put(a->dtype, a->y, r, all);

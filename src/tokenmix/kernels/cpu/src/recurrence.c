@@ -5,8 +5,8 @@
    chunk, R_i that of the tokens after it, S the state before:
        u = (I + A)^-1 (v - (P k) S),  A_ij = b_j (k_i . k_j) e^{g_{j+1} + .. + g_i} for j < i;
        o = (P q) S + M d,  M_ij = (q_i . k_j) e^{g_{j+1} + .. + g_i} for j <= i;  S' = P_16 S + (R k)^T d.
-   All factors are products of numbers that are at most 1: nothing overflows, whatever is forgotten, and what falls below 2^-126 counts as 0. So a chunk reads the state once where a loop over tokens
-   reads it 16 times, and its products run in registers. The state stands in blocks of REC_W columns, of which one and the panels of a group of four chunks are in
+   All factors are products of numbers that are at most 1: nothing overflows, whatever is forgotten, and what falls below 2^-126 counts
+   as 0. So a chunk reads the state once where a loop over tokens reads it 16 times, and its products run in registers. The state stands in blocks of REC_W columns, of which one and the panels of a group of four chunks are in
    the cache while all four use them.
 
    Backward: u of every token and the states before each group are kept, the states of its chunks computed again, transposed, as most products of the sweep sum
