@@ -36,7 +36,7 @@ class Plan:
     def __init__(self) -> None:
         self._calls: list[tuple[int, bytes]] = []
         self._kept: list[object] = []
-        self._fault = torch.zeros(1, dtype=torch.int64)
+        self._fault = torch.zeros(1, dtype=torch.int64, device="cpu")
         self._stopped = ctypes.c_int64.from_address(self._fault.data_ptr())
         self._ready: bytes | None = None
 
