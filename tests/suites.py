@@ -49,6 +49,11 @@ TESTS = {
         "test_the_model_is_distilled_and_written",
         "test_the_page_stands_alone",
         "test_whisper_is_measured_in_onnx_runtime",
+        "test_a_factory_may_bring_inputs",
+        "test_a_module_is_taken_as_it_is",
+        "test_the_state_of_a_cache_is_counted",
+        "test_whisper_reads_a_whole_recording",
+        "test_what_would_take_too_long_to_compile_is_left_out_and_says_so",
     ),
     "test_aft_forget.py": ("test_100_000_tokens_with_half_lives_of_one_to_a_million",),
     "test_anatomy.py": ("test_a_run_and_folders_of_other_libraries_are_dissected_from_the_command_line",),
@@ -81,9 +86,14 @@ TESTS = {
         "test_every_vit_and_pyramid_of_ours_is_registered_and_none_of_timms_is_lost",
     ),
     "test_host_timm_attention.py": ("test_timm_missing_or_old",),
+    "test_host_timm_pyramid.py": ("test_fx_takes_a_pyramid_apart_into_blocks",),
     "test_host_torch.py": (
         "test_compiled_whole",
         "test_encoder_equals_the_mixer_called_directly",
+    ),
+    "test_hub.py": (
+        "test_mixers_from_outside_of_the_package",
+        "test_every_model_computes_the_same_bits_in_a_fresh_process",
     ),
     "test_huggingface.py": (
         "test_decoding_compiles_whole_and_not_anew_each_step",
@@ -114,7 +124,11 @@ TESTS = {
     ),
     "test_kernels_hydra.py": ("test_adversarial_keys_of_other_maps",),
     "test_kernels_nonfinite.py": ("test_only_rows_that_may_attend_it_are_not_finite",),
-    "test_kernels_recurrence.py": ("test_4096_tokens", "test_compiles_without_graph_breaks"),
+    "test_kernels_recurrence.py": (
+        "test_4096_tokens",
+        "test_compiles_without_graph_breaks",
+    ),
+    "test_layering.py": ("test_old_names_say_where_a_module_is",),
     "test_lm.py": ("test_five_thousand_bytes_of_streaming_are_the_parallel_form",),
     "test_lm_mixers.py": (
         "test_prompts_of_different_lengths_go_on_as_each_does_alone",
@@ -138,6 +152,7 @@ TESTS = {
         "test_bench_judges_and_times_it",
         "test_it_is_listed_and_diagnosed",
         "test_advise_measures_it",
+        "test_it_is_exported",
     ),
     "test_own_streaming.py": ("test_the_example_of_the_page_keeps_every_promise",),
     "test_pair_positions.py": ("test_exported_programs_take_any_length",),
@@ -177,13 +192,19 @@ TESTS = {
     "test_rows.py": ("test_a_sweep_of_rows_with_slashes_runs_and_goes_on",),
     "test_segmentation.py": ("test_json_meta_and_compile",),
     "test_segmentation_training.py": ("test_every_row_takes_a_smoke_step",),
+    "test_sentence_service.py": (
+        "test_an_encoder_is_taught_saved_timed_and_drawn",
+        "test_too_few_texts_are_one_line",
+    ),
     "test_seq2seq.py": ("test_a_wide_beam_finds_what_a_search_of_everything_finds",),
-    "test_sentence_service.py": ("test_an_encoder_is_taught_saved_timed_and_drawn",),
     "test_sinkhorn.py": ("test_sortcut_keeps_every_promise",),
     "test_surgery.py": ("test_every_mixer_that_fits_runs_and_learns",),
     "test_surgery_adapter.py": ("test_a_described_model_is_distilled_compared_and_exported",),
-    "test_surgery_by_hand.py": ("test_a_model_of_transformers_changed_by_hand",),
     "test_surgery_auto_classes.py": ("test_a_fresh_process_loads_what_another_saved",),
+    "test_surgery_by_hand.py": (
+        "test_a_model_of_transformers_changed_by_hand",
+        "test_a_mixer_assigned_by_hand_is_distilled_compared_and_exported",
+    ),
     "test_surgery_distil.py": ("test_both_phases_learn",),
     "test_sweep.py": (
         "test_every_row_of_the_projects_plans_can_be_built",
@@ -202,11 +223,11 @@ TESTS = {
     "test_synthetic.py": ("test_a_sweep_takes_the_rate_with_the_highest_accuracy",),
     "test_testing.py": ("test_a_right_mixer_passes",),
     "test_text_files.py": ("test_a_large_file_is_unpacked_and_joined_in_chunks",),
-    "test_transhuman.py": ("test_the_commands",),
     "test_train.py": (
         "test_killed_three_times_it_gives_the_same_bits",
         "test_bf16_and_compile_train_like_fp32",
     ),
+    "test_transhuman.py": ("test_the_commands",),
     "test_vision_pictures.py": ("test_every_mixer_of_the_core_is_drawn",),
     "test_vit.py": ("test_channels_last_half_precision_and_compile",),
 }
@@ -224,7 +245,9 @@ def is_more(file: str, test: str, params: dict[str, object]) -> bool:
         return case not in FIRST.values()
     if file == "test_contract_backends.py" and test in ("test_cpu", "test_eager"):
         return test == "test_eager" or case not in {FIRST[name] for name in MIXERS if MIXERS[name].facts.kernels.whole}
-    return file == "test_positions.py" and case is not None and case not in FIRST.values()
+    if test == "test_a_planted_bug_is_noticed" and params.get("bug") == "compiled-code-computes-something-else":
+        return True
+    return file in ("test_gated_delta.py", "test_positions.py") and case is not None and case not in FIRST.values()
 
 
 LONG = ("compiles", "exports", "differentiable_twice")

@@ -330,6 +330,7 @@ def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
         (["report", "RUN", "--once", "--x", "step"], "--x, --once is for --watch, which was not given"),
         (["report", "RUN", "--watch", "--csv", "OUT"], "--csv and --watch exclude each other"),
         (["export", "RUN", "OUT", "--decode", "--chunk", "2"], "--decode, --chunk is for ONNX, and "),
+        (["export", "RUN", "OUT", "--operators", "standard"], "--operators is for ONNX, and "),
         (["export", "RUN", "m.onnx", "--format", "hf", "--fixed"], "m.onnx becomes a Hugging Face folder"),
         (["export", "RUN", "OUT", "--format", "onnx", "--step", "best"], "--step is for Hugging Face folders"),
         (["look", "RUN"], "Available subcommands: sentence, tokens, images; see `tokenmix look --help`"),

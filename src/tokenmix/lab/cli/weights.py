@@ -120,6 +120,10 @@ class Export:
     opset: int | None = None
     """ONNX: version of the operator set, 18 or above. Default: the exporter's."""
 
+    operators: Literal["primitive", "standard"] | None = None
+    """ONNX: primitive, or standard: write gated linear recurrences as ONNX's LinearAttention (opset 27). Default:
+    primitive."""
+
     seed: int | None = None
     """ONNX: seed of random weights. Default: 0."""
 
@@ -169,6 +173,7 @@ class Export:
             key_mask=self.key_mask,
             chunk=1 if self.chunk is None else self.chunk,
             opset=self.opset,
+            operators=self.operators or "primitive",
         )
         if self.json:
             say_json(report.to_json())
