@@ -80,6 +80,7 @@ def pytest_collection_modifyitems(config, items):
         need = [i for i in items if i.path.name.startswith(KERNEL_FILES) or i.originalname in KERNEL_TESTS]
         config.hook.pytest_deselected(items=need)
         items[:] = [i for i in items if i not in need]
+    items.sort(key=lambda i: i.get_closest_marker("timeout") is None)  # the longest first, so that workers end together
 
 
 def pytest_collection_finish():
