@@ -37,14 +37,14 @@ Call = Callable[..., Tensor]
 
 
 def inputs(rule: str, T: int) -> dict[str, Tensor]:
-    """Draw unit keys and queries, decays as of trained layers."""
+    """Draw unit keys and queries, decays as of trained layers; "fast": of heads that forget a token within the next."""
     draw = torch.Generator().manual_seed(0)
     heads, dk, dv = (24, 128, 64) if rule == "mamba2" else (HEADS, WIDTH, WIDTH)
     shared = 1 if rule == "mamba2" else heads
     q, k = (torch.nn.functional.normalize(torch.randn(1, T, shared, dk, generator=draw), dim=-1) for _ in range(2))
     shape = (1, T, heads, dk) if rule == "kda" else (1, T, heads)
     given = {"q": q, "k": k, "v": torch.randn(1, T, heads, dv, generator=draw)}
-    given["decay"] = -0.1 * torch.rand(shape, generator=draw)
+    given["decay"] = (-40 if rule == "fast" else -0.1) * torch.rand(shape, generator=draw)
     given["beta"] = torch.rand(1, T, heads, generator=draw)
     return given
 
@@ -64,7 +64,7 @@ def transformers_of(rule: str) -> Call:
 
     if rule == "mamba2":
         return lambda q, k, v, decay, beta: mamba2_chunk_scan(v, beta, -torch.ones(v.shape[2]), k, q, 256)
-    form = torch_chunk_gated_delta_rule if rule == "gdn" else chunk_kimi_delta_attention
+    form = torch_chunk_gated_delta_rule if rule in ("gdn", "fast") else chunk_kimi_delta_attention
     return lambda q, k, v, decay, beta: form(q, k, v, decay, beta)[0]
 
 
@@ -212,6 +212,7 @@ def take_turns(found: dict[str, Callable[[], list[Tensor]]], seconds: float) -> 
 
 CASES = {
     "gdn forward": ("gdn", "forward", LENGTH),
+    "gdn forward, fast decay": ("fast", "forward", LENGTH),
     "gdn forward and backward": ("gdn", "backward", LENGTH),
     "kda forward": ("kda", "forward", LENGTH),
     "kda forward and backward": ("kda", "backward", SHORT),

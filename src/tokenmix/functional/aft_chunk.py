@@ -6,16 +6,18 @@ heads where a head has one key for all its features.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from ..kernels import cpu
 from ..kernels.backend import masks, steps
 from ..kernels.cpu import aft_full as full
 from ..kernels.cpu import aft_simple as scan
 from ..kernels.cpu import decode as step
 from ..kernels.extended import LONG, extend_on_kernel, has_gradient
 from ..kernels.recording import recorder
+from .layout.growth import append_tokens, join_tokens
 from .layout.positions import gather_tokens, last_valid
 from .sums.band import causal_sums
 from .sums.filtered import cap_keys, factors_of, finish_sums, literal_factors
@@ -204,7 +206,7 @@ def aft_chunk(
         w: log-weights (B or 1, heads or 1, L, R + L).
         inside: (B or 1, 1, L, R + L), the only pairs that count; there is then no far past.
     """
-    R, L, every = kept[1].shape[1], new[1].shape[1], append(kept, new)
+    R, L, every = kept[1].shape[1], new[1].shape[1], _pair_up(append_tokens, kept, new)
     if far is None and inside is None and new[0].shape == new[1].shape and w.shape[1] == 1:
         fused, ours = q if gate == "sigmoid" else None, (*new[:2], new[2].contiguous())
         if _kernel_accepts(fused, ours, kept, w):
@@ -235,19 +237,10 @@ def aft_chunk(
     return hidden_sums(form, q, every[0], every[1], gate, causal=True, key_mask=valid, reach=met), every
 
 
-def append(kept: Past, new: Past) -> Past:
-    """Join a history and the tokens after it: keys, values and which are valid (B, R + L, ..).
-
-    Large results request huge pages, as the outputs of kernels do.
-    """
-    keys, values, valid = (
-        _append(a, b) if steps((a, b), ()) else torch.cat([a, b], 1) for a, b in zip(kept, new, strict=True)
-    )
+def _pair_up(join: Callable[[Tensor, Tensor], Tensor], kept: Past, new: Past) -> Past:
+    """Join a past and the tokens after it: keys, values and which are valid (B, R + L, ..)."""
+    keys, values, valid = (join(a, b) for a, b in zip(kept, new, strict=True))
     return keys, values, valid
-
-
-def _append(a: Tensor, b: Tensor) -> Tensor:
-    return torch.cat([a, b], 1, out=cpu.empty_result((a.shape[0], a.shape[1] + b.shape[1], a.shape[2]), a.dtype))
 
 
 def ring_chunk(
@@ -334,7 +327,7 @@ def _mix_filtered(
     gate: Gate | None,
 ) -> tuple[Tensor, Past]:
     """Mix as ``aft_chunk`` with signed filters or without a denominator; without ``far`` only pairs ``near`` count."""
-    R, L, every = kept[1].shape[1], new[1].shape[1], append(kept, new)
+    R, L, every = kept[1].shape[1], new[1].shape[1], _pair_up(join_tokens, kept, new)
     assert near is not None
     c = factors_of(w, signed)
     if signed and far is not None:
