@@ -215,6 +215,20 @@ TM_INLINE void step_add_exactly(const float *restrict k, double weight, const fl
     }
 }
 
+/* Adds terms first .. last of a block, with their rounding where it would show: where k + w is small, it is below 1e-6 wherever an exponential counts. */
+TM_INLINE void step_sum_block(const int dtype, const step_ring_in *a, int64_t b, const step_block *x, int first, int last, int64_t c0, int w, const double *weights,
+                              const float *restrict top, float *restrict pn, float *restrict pd, float *kbuf) {
+    int small = 1;
+    for (int c = 0; c < w; c++) small &= fabsf(top[c]) < 16.0f;
+    for (int i = first; i < last; i++) {
+        double weight = weights[x->at[i]];
+        if (small && fabs(weight) < 16.0)
+            step_add(x->z + i * STEP_W, x->v[i], top, pn, pd, w);
+        else
+            step_add_exactly(step_row(dtype, a->keys, a->k, b, x->at[i], a->R, a->L, a->D, c0, kbuf, w), weight, x->v[i], top, pn, pd, w);
+    }
+}
+
 /* A key for each feature: token t over keys t .. R + t of the row and the sums of all older ones. */
 TM_INLINE void step_window(const int dtype, const int shift, const step_ring_in *a, int64_t b, int64_t t, int64_t c0, int w, const double *restrict m,
                            const double *restrict num, const double *restrict den, float *restrict out) {
@@ -225,8 +239,6 @@ TM_INLINE void step_window(const int dtype, const int shift, const step_ring_in 
     for (int64_t j = t; j <= a->R + t; j += STEP_BLOCK) {
         memcpy(last, top, sizeof last);
         step_gather(dtype, shift, a, b, t, j, tm_min(j + STEP_BLOCK, a->R + t + 1), c0, w, &x, top);
-        int small = 1; /* then k + w is rounded by less than 1e-6 wherever its exponential counts */
-        for (int c = 0; c < w; c++) small &= fabsf(top[c]) < 16.0f;
         if (j > t)
             for (int c = 0; c < w; c++) {
                 float f = tm_exp_neg(last[c] - top[c]);
@@ -234,13 +246,7 @@ TM_INLINE void step_window(const int dtype, const int shift, const step_ring_in 
             }
         for (int i0 = 0; i0 < x.n; i0 += STEP_N) {
             for (int c = 0; c < w; c++) pn[c] = pd[c] = 0.0f;
-            for (int i = i0; i < x.n && i < i0 + STEP_N; i++) {
-                double weight = weights[x.at[i]];
-                if (small && fabs(weight) < 16.0)
-                    step_add(x.z + i * STEP_W, x.v[i], top, pn, pd, w);
-                else
-                    step_add_exactly(step_row(dtype, a->keys, a->k, b, x.at[i], a->R, a->L, a->D, c0, kbuf, w), weight, x.v[i], top, pn, pd, w);
-            }
+            step_sum_block(dtype, a, b, &x, i0, (int)tm_min(i0 + STEP_N, x.n), c0, w, weights, top, pn, pd, kbuf);
             for (int c = 0; c < w; c++) n[c] += pn[c], d[c] += pd[c];
         }
     }
@@ -508,37 +514,30 @@ TM_EXPORT(step_conv)(const step_conv_in *a) {
 
 /* ---- the history of AFT-full ---- */
 
+/* Starts to read a strip of rows j0 .. j1 of a history: rows lie too far apart for the hardware to foresee them. */
+TM_INLINE void step_fetch(const int dtype, const step_ring_in *a, int64_t b, int64_t j0, int64_t j1, int64_t c0) {
+    int64_t size = dtype == TM_F32 ? 4 : 2;
+    for (int64_t j = j0; j < j1; j++)
+        for (int64_t at = 0; at < STEP_W * size; at += 64) {
+            int64_t place = ((b * a->R + j) * a->D + c0) * size + at;
+            __builtin_prefetch((const char *)a->keys + place), __builtin_prefetch((const char *)a->values + place);
+        }
+}
+
 /* One query over keys j0 .. j1 of row b: maximum, numerator, denominator (3, D). */
 TM_INLINE void step_segment(const int dtype, const step_ring_in *a, int64_t b, int64_t t, int64_t j0, int64_t j1, float *restrict sums) {
     const double *weights = a->w + b * a->wb + t * (a->R + a->L);
-    float kbuf[STEP_W], vbuf[STEP_W], top[STEP_W], pn[STEP_W], pd[STEP_W];
+    float kbuf[STEP_W], top[STEP_W], pn[STEP_W], pd[STEP_W];
+    step_block x;
     for (int64_t c = 0; c < a->D; c++) sums[c] = TM_FLOOR, sums[a->D + c] = sums[2 * a->D + c] = 0.0f;
     for (int64_t i = j0; i < j1; i += STEP_N)
         for (int64_t c0 = 0; c0 < a->D; c0 += STEP_W) {
             int w = (int)tm_min(STEP_W, a->D - c0);
             float *restrict m = sums + c0, *restrict n = m + a->D, *restrict d = n + a->D;
             for (int c = 0; c < w; c++) top[c] = m[c], pn[c] = pd[c] = 0.0f;
-            for (int64_t j = i; j < tm_min(i + STEP_N, j1); j++) {
-                if (!step_seen(a, b, t, j)) continue;
-                const float *k = step_row(dtype, a->keys, a->k, b, j, a->R, a->L, a->D, c0, kbuf, w);
-                float high = step_high(weights[j]);
-                TM_IVDEP
-                for (int c = 0; c < w; c++) {
-                    float z = k[c] + high;
-                    top[c] = z > top[c] ? z : top[c];
-                }
-            }
-            for (int64_t j = i; j < tm_min(i + STEP_N, j1); j++) {
-                if (!step_seen(a, b, t, j)) continue;
-                const float *k = step_row(dtype, a->keys, a->k, b, j, a->R, a->L, a->D, c0, kbuf, w);
-                const float *v = step_row(dtype, a->values, a->v, b, j, a->R, a->L, a->D, c0, vbuf, w);
-                float high = step_high(weights[j]), low = step_low(weights[j]);
-                TM_IVDEP
-                for (int c = 0; c < w; c++) {
-                    float e = step_term(k[c], high, low, top[c]);
-                    pn[c] += e * v[c], pd[c] += e;
-                }
-            }
+            step_fetch(dtype, a, b, i + STEP_N, tm_min(i + 2 * STEP_N, tm_min(j1, a->R)), c0);
+            step_gather(dtype, 0, a, b, t, i, tm_min(i + STEP_N, j1), c0, w, &x, top);
+            step_sum_block(dtype, a, b, &x, 0, x.n, c0, w, weights, top, pn, pd, kbuf);
             TM_IVDEP
             for (int c = 0; c < w; c++) {
                 float f = tm_exp_neg(m[c] - top[c]);
