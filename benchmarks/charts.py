@@ -44,6 +44,7 @@ NAMES = {
     "aft_simple": "AFT-simple",
     "linear": "linear attention",
     "hydra": "Hydra",
+    "gated_delta": "Gated DeltaNet",
 }
 """What the charts call the rows of ``benchmarks/sweeps/enwik8_modern.json``."""
 
@@ -70,7 +71,17 @@ def draw_quality_against_state() -> str:
     sweep, ladder = _sweep(), json.loads((RESULTS / "ladder.json").read_text())
     grown = ladder["rungs"]["attention"]["state_bytes"]
     dots = []
-    for row in ("attention, all parts", "aft_forget", "attention", "aft_conv", "aft_local", "aft_simple", "linear"):
+    rows = (
+        "attention, all parts",
+        "aft_forget",
+        "attention",
+        "aft_conv",
+        "gated_delta",
+        "aft_local",
+        "aft_simple",
+        "linear",
+    )
+    for row in rows:
         softmax = row.startswith("attention")
         kept = grown if softmax else max(run.get("state_bytes") or 0 for run in sweep.finals(row))
         score = mean(sweep.scores(row).values())

@@ -292,6 +292,10 @@ def main() -> None:
             cells = (case, name, each["us"], f"{each['us'] / own:.2f}", f"{each['share']:.0%}")
             print("| " + " | ".join(map(str, cells)) + " |", flush=True)
     if given.record:
+        peaks = {row["case"]: row["least"] for row in json.loads(RECORD.read_text())["rows"]} if RECORD.exists() else {}
+        for row in rows:
+            for name, each in row["least"].items():  # memory is measured apart
+                each |= {k: v for k, v in peaks.get(row["case"], {}).get(name, {}).items() if k == "peak_mib"}
         RECORD.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,3 +197,14 @@ def test_the_bounded_decay_is_that_of_glm_5():
     copy(ours.dt_bias, theirs.dt_bias)
     x = tokens(ours)
     torch.testing.assert_close(ours.log_decay(x), theirs(x).flatten(2), **CLOSE)
+
+
+def test_the_page_says_how_fast_hybrids_were_trained():
+    root = Path(__file__).parents[1]
+    gdn, kda = json.loads((root / "benchmarks/results/hybrid_training.json").read_text())["rows"]
+    page = (root / "docs/mixers/recurrence.md").read_text()
+    for row, said in ((gdn, "{} times as many tokens a second"), (kda, "and {} times as many in that of Kimi Linear")):
+        assert said.format(round(row["ratio_of_least"], 1)) in page
+        assert f"({row['parameters'] / 1e6:.1f} million" in page
+        assert row["largest_difference_of_losses"] < 2e-6
+        assert row["steps"] == 12

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ...mixers import State, state_bytes
+from ...models import LM
+from ...models.decoder import serves
 
 CHUNK = 256
 
@@ -28,34 +30,39 @@ class Decoding:
 def state_after(model: Any, context: int, *, batch_size: int = 1) -> State:
     """Compute the streaming state after ``context`` tokens, read in chunks as a prompt would be."""
     state = model.init_state(batch_size)
-    tokens = (
-        torch.arange(context, device=next(model.parameters()).device)
-        .remainder(model.config.vocab)
-        .expand(batch_size, -1)
-    )
-    for piece in tokens.split(CHUNK, 1):
-        _, state = model.extend(piece, state)
+    tokens = torch.arange(context, device=device_of(model)).remainder(model.config.vocab).expand(batch_size, -1)
+    for start in range(0, context, CHUNK):
+        _, state = model.extend(tokens[:, start : start + CHUNK], state)
     return state
 
 
 @torch.no_grad()
 def decoding(model: Any, context: int, *, tokens: int = 24, seconds: float = 2.0) -> Decoding:
-    """Time single-token steps from the same state, so that the context does not grow.
+    """Time the token after ``context`` others, as ``generate`` computes it: by ``model.decoder()`` where one serves.
 
-    The result is the lower quartile of up to ``tokens`` steps.
+    The context does not grow. The result is the lower quartile of up to ``tokens`` steps.
     """
     was_training = model.training
     model.eval()
-    state = state_after(model, context)
-    token = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
-    model.extend(token, state)
+    planned = isinstance(model, LM) and serves(model)
+    extend = model.decoder(max_len=context + 1).extend if planned else model.extend
+    before, token = state_after(model, context - 1), torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
+    _, state = extend(token, before)
+    held = state_bytes(state)
+    extend(token, state)
     times: list[float] = []
     while len(times) < 3 or (len(times) < tokens and sum(times) < seconds):
+        _, state = extend(token, before)  # copied into the memory of a decoder, or joined to others: not timed
         start = _current_time(token)
-        model.extend(token, state)
+        extend(token, state)
         times.append(_current_time(token) - start)
     model.train(was_training)
-    return Decoding(context, sorted(times)[len(times) // 4] * 1e3, state_bytes(state))
+    return Decoding(context, sorted(times)[len(times) // 4] * 1e3, held)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model's parameters."""
+    return next(model.parameters()).device
 
 
 def training_rate(model: nn.Module, length: int, *, batch_size: int = 1, vocab: int = 256, repeats: int = 3) -> float:
@@ -63,7 +70,7 @@ def training_rate(model: nn.Module, length: int, *, batch_size: int = 1, vocab: 
     warm-up.
     """
     tokens = torch.randint(vocab, (batch_size, length + 1), generator=torch.Generator().manual_seed(0))
-    tokens = tokens.to(next(model.parameters()).device)
+    tokens = tokens.to(device_of(model))
     best = float("inf")
     for i in range(repeats + 1):
         start = _current_time(tokens)
