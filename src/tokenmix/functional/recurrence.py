@@ -442,11 +442,11 @@ def _check_options(rule: object, layout: object, keep: object, scale: object, l2
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, rule: str, decay: Tensor | None, beta: Tensor | None) -> None:
-    shapes = ", ".join(str(tuple(a.shape)) for a in (q, k, v))
     if not all(a.ndim == 4 for a in (q, k, v)) or not q.shape[:2] == k.shape[:2] == v.shape[:2] or 0 in q.shape[2:]:
-        raise MixerError(f"{WHO}: expects q, k (B, T, heads, dk) and v (B, T, heads, dv), got {shapes}.")
+        raise MixerError(f"{WHO}: expects q, k (B, T, heads, dk) and v (B, T, heads, dv), got {_shapes(q, k, v)}.")
     if q.shape[3] != k.shape[3] or 0 in k.shape[2:] or 0 in v.shape[2:]:
-        raise MixerError(f"{WHO}: q and k must have one width dk, and nothing but B and T may be 0, got {shapes}.")
+        got = _shapes(q, k, v)
+        raise MixerError(f"{WHO}: q and k must have one width dk, and nothing but B and T may be 0, got {got}.")
     hq, hk, hv = q.shape[2], k.shape[2], v.shape[2]
     if hv % hk or hq % hv and hv % hq:
         raise MixerError(
@@ -468,6 +468,10 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, rule: str, decay: Tensor | N
         )
     if beta is not None and tuple(beta.shape) != rows:
         raise MixerError(f"{WHO}: beta must be (B, T, H) = {rows}, H the heads of v, got {tuple(beta.shape)}.")
+
+
+def _shapes(*tensors: Tensor) -> str:
+    return ", ".join(str(tuple(a.shape)) for a in tensors)
 
 
 def _check_rows(

@@ -20,6 +20,8 @@
 #define REC_LD (REC_D + 16) /* of a row of a panel */
 #define REC_V 2
 #define REC_W (REC_V * TM_VL)
+#define REC_PART 8          /* rows of a product between two requests for memory */
+#define REC_LINES 14        /* of 64 bytes, that are asked for at a time */
 #define REC_ROWS (TM_REGISTERS / 4) /* rows of a register tile of REC_V vectors */
 
 /* kind: 0 no decay, 1 per head, 2 per feature. mask: bit 0, the token is live; bit 1, it starts a document. ends: of the R documents of one row, R + 1 numbers, or
@@ -208,13 +210,36 @@ TM_INLINE void rec_load(float *row, const float *a, int n, int np) {
 
 TM_INLINE void rec_store(float *a, const float *row, int n) { rec_load(a, row, n, n); }
 
-/* Ask for numbers from ``first`` to ``end`` of the rows, ``stride`` apart, of the tokens ``step`` after those of a chunk. Rows of a head lie whole tokens apart,
-   and no processor sees that pattern by itself. It is asked between two products: the lines that are under way at a time are few. */
-TM_INLINE void rec_ahead(const rec_chunk *c, int64_t step, int64_t T, const float *a, int64_t stride, int first, int end) {
-    for (int i = 0; i < c->n; i++) {
-        const float *p = a + tm_max(0, tm_min(T - 1, c->t[i] + step)) * stride;
-        for (int x = first; x < end; x += 16) __builtin_prefetch(p + x, 0, 2);
+/* What is to be asked for ahead: ``width`` numbers from a on, in rows ``stride`` apart, of the tokens ``step`` after those of a chunk. Rows of a head lie whole
+   tokens apart, and no processor sees that pattern by itself. A few lines are asked for at a time, between two products: more than the processor can have under
+   way would stop it. */
+typedef struct {
+    const rec_chunk *c;
+    int64_t step, T, stride[8];
+    const float *a[8];
+    int width[8], count, of, i, x;
+} rec_asks;
+
+TM_INLINE void rec_ask_for(rec_asks *s, const float *a, int64_t stride, int width) { s->a[s->count] = a, s->stride[s->count] = stride, s->width[s->count++] = width; }
+
+static __attribute__((noinline)) void rec_ask(rec_asks *s, int lines) {
+    while (lines > 0 && s->of < s->count) {
+        const float *p = s->a[s->of] + tm_max(0, tm_min(s->T - 1, s->c->t[s->i] + s->step)) * s->stride[s->of];
+        for (; s->x < s->width[s->of] && lines > 0; s->x += 16, lines--) __builtin_prefetch(p + s->x, 0, 2);
+        if (s->x < s->width[s->of]) return;
+        s->x = 0;
+        if (++s->i == s->c->n) s->i = 0, s->of++;
     }
+}
+
+/* Products in parts, which ask in between. */
+TM_INLINE void rec_rows_ask(rec_asks *s, int m, float *c, int64_t ldc, rec_factor f) {
+    for (int i = 0; i < m; i += REC_PART, f.a += REC_PART * f.row) rec_rows((int)tm_min(REC_PART, m - i), c + i * ldc, ldc, f), rec_ask(s, REC_LINES);
+}
+
+TM_INLINE void rec_rows2_ask(rec_asks *s, int m, float *c, int64_t ldc, rec_factor f, rec_factor f2) {
+    for (int i = 0; i < m; i += REC_PART, f.a += REC_PART * f.row, f2.a += REC_PART * f2.row)
+        rec_rows2((int)tm_min(REC_PART, m - i), c + i * ldc, ldc, f, f2), rec_ask(s, REC_LINES);
 }
 
 /* The products of keys and queries of each pair of tokens; by feature each key decays on its way, in c->kr. */
@@ -335,12 +360,16 @@ static __attribute__((noinline)) void rec_prepare(const rec_in *a, const rec_siz
 static __attribute__((noinline)) void rec_forward_block(const rec_in *a, const rec_size *z, int64_t b, int64_t h, const rec_chunk *c, float *s, int c0) {
     float v[REC_C * REC_W] __attribute__((aligned(64))) = {0}, o[REC_C * REC_W] __attribute__((aligned(64))), d[REC_C * REC_W] __attribute__((aligned(64)));
     int n = c->n, w = (int)tm_min(REC_W, z->V - c0), k0 = c0 * z->K / z->V, k1 = (c0 + w) * z->K / z->V, hk = (int)(h / (a->H / a->HK));
-    int64_t step = REC_C * REC_GROUP, T = a->T, row = b * a->T * a->H + h;
+    int64_t row = b * a->T * a->H + h;
+    rec_asks asks = {.c = c, .step = REC_C * REC_GROUP, .T = a->T};
+    rec_ask_for(&asks, a->q + b * a->qb + hk * a->qh + k0, a->qt, k1 - k0);
+    rec_ask_for(&asks, a->k + b * a->kb + hk * a->kh + k0, a->kt, k1 - k0);
+    rec_ask_for(&asks, a->v + b * a->vb + h * a->vh + c0, a->vt, w);
+    rec_ask_for(&asks, a->y + row * z->V + c0, a->H * z->V, w);
+    if (a->kind == 2) rec_ask_for(&asks, a->g + row * z->K + k0, a->H * z->K, k1 - k0);
     for (int i = 0; i < n; i++) rec_load(v + i * REC_W, a->v + b * a->vb + c->t[i] * a->vt + h * a->vh + c0, w, REC_W);
-    rec_ahead(c, step, T, a->q + b * a->qb + hk * a->qh, a->qt, k0, k1);
     if (a->delta) {
-        rec_rows(n, o, REC_W, (rec_factor){c->kd, REC_LD, 1, s, REC_W, z->K});
-        rec_ahead(c, step, T, a->k + b * a->kb + hk * a->kh, a->kt, k0, k1);
+        rec_rows_ask(&asks, n, o, REC_W, (rec_factor){c->kd, REC_LD, 1, s, REC_W, z->K});
         for (int i = 0; i < n * REC_W; i++) v[i] -= o[i];
         rec_rows(n, d, REC_W, (rec_factor){c->inverse, REC_C, 1, v, REC_W, n});
         for (int i = 0; i < n; i++) {
@@ -349,13 +378,13 @@ static __attribute__((noinline)) void rec_forward_block(const rec_in *a, const r
         }
     }
     const float *new = a->delta ? d : v;
-    rec_ahead(c, step, T, a->v + b * a->vb + h * a->vh, a->vt, c0, c0 + w);
-    rec_rows2(n, o, REC_W, (rec_factor){c->qd, REC_LD, 1, s, REC_W, z->K}, (rec_factor){c->seen, REC_C, 1, new, REC_W, n});
+    rec_rows2_ask(&asks, n, o, REC_W, (rec_factor){c->qd, REC_LD, 1, s, REC_W, z->K}, (rec_factor){c->seen, REC_C, 1, new, REC_W, n});
     for (int i = 0; i < n; i++) rec_store(a->y + ((b * a->T + c->t[i]) * a->H + h) * z->V + c0, o + i * REC_W, w);
-    if (!a->delta) rec_ahead(c, step, T, a->k + b * a->kb + hk * a->kh, a->kt, k0, k1);
-    if (a->kind == 2) rec_ahead(c, step, T, a->g + row * z->K, a->H * z->K, k0, k1);
-    rec_ahead(c, step, T, a->y + row * z->V, a->H * z->V, c0, c0 + w);
-    rec_update(z->K, s, REC_W, c->through, (rec_factor){c->kr, 1, REC_LD, new, REC_W, n});
+    for (int x = 0; x < z->K; x += REC_C) {
+        rec_update((int)tm_min(REC_C, z->K - x), s + x * REC_W, REC_W, c->through + x, (rec_factor){c->kr + x, 1, REC_LD, new, REC_W, n});
+        rec_ask(&asks, REC_LINES);
+    }
+    rec_ask(&asks, 8 * REC_C * REC_D);
 }
 
 /* A state (K, V) in blocks of columns s, (Vp / REC_W) of Kp x REC_W, and back; NULL is zero. */
@@ -559,14 +588,25 @@ static __attribute__((noinline)) void rec_back_chunk(const rec_in *a, const rec_
     rec_chunk *c = o->c + m;
     float *new = o->new[m];
     int n = c->n, delta = (int)a->delta, hk = (int)(h / (a->H / a->HK));
-    int64_t step = -REC_C * REC_GROUP, T = a->T, row = b * T * a->H + h, key = b * T * a->HK + hk;
+    int64_t row = b * a->T * a->H + h, key = b * a->T * a->HK + hk;
+    rec_asks asks = {.c = c, .step = -REC_C * REC_GROUP, .T = a->T};
+    rec_ask_for(&asks, a->dy + row * z->V, a->H * z->V, z->V);
+    rec_ask_for(&asks, a->dv + row * z->V, a->H * z->V, z->V);
+    rec_ask_for(&asks, a->q + b * a->qb + hk * a->qh, a->qt, z->K);
+    rec_ask_for(&asks, a->k + b * a->kb + hk * a->kh, a->kt, z->K);
+    rec_ask_for(&asks, a->dq + key * z->K, a->HK * z->K, z->K);
+    rec_ask_for(&asks, a->dk + key * z->K, a->HK * z->K, z->K);
+    if (delta)
+        rec_ask_for(&asks, a->u + row * z->V, a->H * z->V, z->V);
+    else
+        rec_ask_for(&asks, a->v + b * a->vb + h * a->vh, a->vt, z->V);
+    if (a->kind == 2) rec_ask_for(&asks, a->g + row * z->K, a->H * z->K, z->K);
     for (int i = 0; i < n; i++) rec_load(o->g + i * REC_LD, a->dy + ((b * a->T + c->t[i]) * a->H + h) * z->V, z->V, z->Vp);
     for (int v = 0; v < z->Vp; v += REC_W) {
         float *e = o->e + v;
-        rec_rows2(n, e, REC_LD, (rec_factor){c->kr, REC_LD, 1, o->ds + v * z->Kp, REC_W, z->K}, (rec_factor){c->seen, 1, REC_C, o->g + v, REC_LD, n});
-        if (delta) rec_rows(n, o->x + v, REC_LD, (rec_factor){c->inverse, 1, REC_C, e, REC_LD, n});
-        rec_ahead(c, step, T, a->dy + row * z->V, a->H * z->V, v, (int)tm_min(v + REC_W, z->V));
-        rec_ahead(c, step, T, a->dv + row * z->V, a->H * z->V, v, (int)tm_min(v + REC_W, z->V));
+        rec_factor late = {c->seen, 1, REC_C, o->g + v, REC_LD, n};
+        rec_rows2_ask(&asks, n, e, REC_LD, (rec_factor){c->kr, REC_LD, 1, o->ds + v * z->Kp, REC_W, z->K}, late);
+        if (delta) rec_rows_ask(&asks, n, o->x + v, REC_LD, (rec_factor){c->inverse, 1, REC_C, e, REC_LD, n});
     }
     for (int i = 0; i < n; i++) {
         int64_t at = (b * a->T + c->t[i]) * a->H + h;
@@ -579,15 +619,10 @@ static __attribute__((noinline)) void rec_back_chunk(const rec_in *a, const rec_
     }
     for (int x = 0; x < z->Kp; x += REC_W) {
         rec_factor s = {o->g, REC_LD, 1, st + x * z->Vp, REC_W, z->V};
-        int end = (int)tm_min(x + REC_W, z->K);
-        rec_rows(n, o->dqd + x, REC_LD, s);
-        rec_ahead(c, step, T, a->q + b * a->qb + hk * a->qh, a->qt, x, end);
-        rec_ahead(c, step, T, a->k + b * a->kb + hk * a->kh, a->kt, x, end);
+        rec_rows_ask(&asks, n, o->dqd + x, REC_LD, s);
         s.a = o->less;
-        if (delta) rec_rows(n, o->dkd + x, REC_LD, s);
-        rec_ahead(c, step, T, a->dq + key * z->K, a->HK * z->K, x, end);
-        rec_ahead(c, step, T, a->dk + key * z->K, a->HK * z->K, x, end);
-        rec_rows(n, o->dkr + x, REC_LD, (rec_factor){new, REC_LD, 1, o->dst + x * z->Vp, REC_W, z->V});
+        if (delta) rec_rows_ask(&asks, n, o->dkd + x, REC_LD, s);
+        rec_rows_ask(&asks, n, o->dkr + x, REC_LD, (rec_factor){new, REC_LD, 1, o->dst + x * z->Vp, REC_W, z->V});
         for (int y = x; y < x + REC_W; y += TM_VL) {
             tm_vf sum[2] = {{0}, {0}};
             const float *s0 = st + x * z->Vp + y - x, *d0 = o->dst + x * z->Vp + y - x;
@@ -611,17 +646,18 @@ static __attribute__((noinline)) void rec_back_chunk(const rec_in *a, const rec_
     else
         rec_back_head(z, c, o, delta);
     for (int v = 0; v < z->Vp; v += REC_W) {
-        rec_factor outputs = {c->qd, 1, REC_LD, o->g + v, REC_LD, n};
-        if (delta)
-            rec_ahead(c, step, T, a->u + row * z->V, a->H * z->V, v, (int)tm_min(v + REC_W, z->V));
-        else
-            rec_ahead(c, step, T, a->v + b * a->vb + h * a->vh, a->vt, v, (int)tm_min(v + REC_W, z->V));
-        if (a->kind == 2) rec_ahead(c, step, T, a->g + row * z->K, a->H * z->K, v * z->K / z->V, (int)tm_min(z->K, (v + REC_W) * z->K / z->V));
-        if (delta)
-            rec_update2(z->K, o->ds + v * z->Kp, REC_W, c->through, outputs, (rec_factor){c->kd, 1, REC_LD, o->less + v, REC_LD, n});
-        else
-            rec_update(z->K, o->ds + v * z->Kp, REC_W, c->through, outputs);
+        for (int x = 0; x < z->K; x += REC_C) {
+            int m = (int)tm_min(REC_C, z->K - x);
+            float *ds = o->ds + v * z->Kp + x * REC_W;
+            rec_factor outputs = {c->qd + x, 1, REC_LD, o->g + v, REC_LD, n};
+            if (delta)
+                rec_update2(m, ds, REC_W, c->through + x, outputs, (rec_factor){c->kd + x, 1, REC_LD, o->less + v, REC_LD, n});
+            else
+                rec_update(m, ds, REC_W, c->through + x, outputs);
+            rec_ask(&asks, REC_LINES);
+        }
     }
+    rec_ask(&asks, 8 * REC_C * REC_D);
     if (!last) rec_turn_all(o->ds, z->Kp, z->Vp, o->dst);
 }
 
