@@ -155,6 +155,7 @@ TESTS = {
         "test_it_is_exported",
     ),
     "test_own_streaming.py": ("test_the_example_of_the_page_keeps_every_promise",),
+    "test_own_task.py": ("test_it_is_trained_killed_resumed_exported_swept_and_reported",),
     "test_pair_positions.py": ("test_exported_programs_take_any_length",),
     "test_parallel.py": (
         "test_64_ranks",
@@ -245,10 +246,18 @@ def is_more(file: str, test: str, params: dict[str, object]) -> bool:
         return case not in FIRST.values()
     if file == "test_contract_backends.py" and test in ("test_cpu", "test_eager"):
         return test == "test_eager" or case not in {FIRST[name] for name in MIXERS if MIXERS[name].facts.kernels.whole}
-    if test == "test_a_planted_bug_is_noticed" and params.get("bug") == "compiled-code-computes-something-else":
+    if test == "test_a_planted_bug_is_noticed" and getattr(params.get("bug"), "name", "") in LONG_BUGS:
+        return True
+    if file == "test_docs.py" and test == "test_examples_run" and getattr(params.get("page"), "stem", "") in LONG_PAGES:
         return True
     return file in ("test_gated_delta.py", "test_positions.py") and case is not None and case not in FIRST.values()
 
+
+LONG_BUGS = ("compiled code computes something else",)
+"""Planted bugs that take a compiler to notice."""
+
+LONG_PAGES = ("advise", "onnx")
+"""Pages whose examples export or measure whole models."""
 
 LONG = ("compiles", "exports", "differentiable_twice")
 """How the names of the longest promises begin."""
