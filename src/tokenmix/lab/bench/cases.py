@@ -40,6 +40,8 @@ SDPA, ATTENTION = "sdpa", "attention"
 CHUNK = 256
 READING = 90
 """The longest time in seconds for reading the context before a decoded token."""
+AHEAD = 32
+"""Tokens that a timed stream goes on for before it returns to its context."""
 GIVEN = ("q", "k", "v", "x")
 """Arguments of functional forms that hold tokens; the others are parameters."""
 
@@ -296,7 +298,7 @@ def _decode(subject: BenchSubject, s: Setting) -> Prepared:
         raise MixerError(
             f"bench: {subject.label} does not decode token by token; `tokenmix list` says which mixers stream."
         )
-    layer = build(subject, s, s.T + 1)
+    layer = build(subject, s, s.T + AHEAD)
     flops = layer.mixing_cost(s.T + 1).flops - layer.mixing_cost(s.T).flops
     mixer = without_projections(layer).eval()
     try:
@@ -307,8 +309,27 @@ def _decode(subject: BenchSubject, s: Setting) -> Prepared:
         ) from None
     held = float(sum(a.numel() * a.element_size() for a in leaves_of(tuple(state))))
     return Prepared(
-        _forward_only(lambda: mixer.extend(token, state)), work_of(held, 0.0, float(max(flops, 0)) * s.batch / 2, False)
+        _forward_only(Stream(mixer, token, state).go_on), work_of(held, 0.0, float(max(flops, 0)) * s.batch / 2, False)
     )
+
+
+class Stream:
+    """A stream after a context, which goes on for ``AHEAD`` tokens and then from the context again.
+
+    A history that grows in place is copied at the first of them only, as in generation.
+    """
+
+    def __init__(self, mixer: Mixer, token: Tensor, context: State):
+        self.mixer, self.token, self.context = mixer, token, context
+        self.state, self.left = context, 0
+
+    def go_on(self) -> Tensor:
+        """Process one more token, and return its output."""
+        if self.left == 0:
+            self.state, self.left = self.context, AHEAD
+        y, self.state = self.mixer.extend(self.token, self.state)
+        self.left -= 1
+        return y
 
 
 @torch.no_grad()
