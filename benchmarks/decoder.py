@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
+from timeit import repeat
 from typing import Any
 
 import torch
@@ -99,13 +100,7 @@ def compare_text(row: str, tokens: int, weights: Weights | None = None) -> dict[
 def read_rate(weights: int) -> float:
     """Return bytes per second of a sum over a tensor of at least 256 MiB, or as large as the weights."""
     a = torch.ones(max(weights, 2**28) // 4)
-    return a.nbytes / min(timed(a.sum) for _ in range(5))
-
-
-def timed(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    return a.nbytes / min(repeat(a.sum, number=1))
 
 
 @torch.no_grad()

@@ -18,18 +18,18 @@ pytestmark = pytest.mark.skipif(not cpu.available(), reason="grows where the C k
 
 
 @pytest.fixture(autouse=True)
-def early(monkeypatch):
+def grow_from_the_eighth_token(monkeypatch):
     monkeypatch.setattr(growth, "LEAST", 8)
 
 
-def grown(tokens: int = 16, rows: int = 1):
+def grow_tensor(tokens: int = 16, rows: int = 1):
     """Return a tensor in memory for more, and a copy of it."""
     a = append_tokens(torch.randn(rows, tokens - 1, 3), torch.randn(rows, 1, 3))
     return a, a.clone()
 
 
 def test_appending_writes_behind_a_tensor_and_changes_none():
-    a, kept = grown()
+    a, kept = grow_tensor()
     more = [torch.randn(1, 1, 3) for _ in range(3)]
     b = append_tokens(a, more[0])
     c = append_tokens(a, more[1])  # a has been appended to
@@ -42,7 +42,7 @@ def test_appending_writes_behind_a_tensor_and_changes_none():
 
 
 def test_a_long_history_is_seldom_copied():
-    a, places = grown()[0], set()
+    a, places = grow_tensor()[0], set()
     for _ in range(200):
         a = append_tokens(a, torch.randn(1, 1, 3))
         places.add(a.data_ptr())
@@ -51,7 +51,7 @@ def test_a_long_history_is_seldom_copied():
 
 
 def test_what_a_graph_saved_is_not_taken_for_changed():
-    a, kept = grown()
+    a, kept = grow_tensor()
     x = torch.ones(1, 16, 3, requires_grad=True)
     y = (x * a).sum()
     with torch.no_grad():
@@ -61,24 +61,24 @@ def test_what_a_graph_saved_is_not_taken_for_changed():
 
 
 def test_gradients_rows_and_other_dtypes_are_copied():
-    a, _ = grown()
+    a, _ = grow_tensor()
     b = torch.randn(1, 1, 3, requires_grad=True)
     assert append_tokens(a, b).requires_grad
-    wide, _ = grown(rows=2)
+    wide, _ = grow_tensor(rows=2)
     for old, new in ((wide, wide[:, :1]), (a.double(), a[:, :1].double()), (a > 0, a[:, :1] > 0)):
         assert torch.equal(append_tokens(old, new), torch.cat([old, new], 1))
 
 
 def test_inference_mode_and_the_world_outside_of_it():
     with torch.inference_mode():
-        a, kept = grown()
+        a, kept = grow_tensor()
         a = append_tokens(a, kept[:, :1])
     b = append_tokens(a, kept[:, :1])
     assert torch.equal(b, torch.cat([kept, kept[:, :1], kept[:, :1]], 1))
 
 
 def test_threads_that_go_on_from_one_tensor_write_to_memory_of_their_own():
-    a, kept = grown(tokens=64)
+    a, kept = grow_tensor(tokens=64)
     start, found = threading.Barrier(8), {}
 
     def run(n):

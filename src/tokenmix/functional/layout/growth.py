@@ -14,9 +14,9 @@ from ...kernels.cpu import empty_result
 from ...kernels.recording import recorder
 
 LEAST = 256
-"""Tokens from which a tensor gets memory for more of them."""
+"""The number of tokens from which a tensor gets spare memory."""
 SPARE = 8
-"""One token of that memory for so many."""
+"""The tokens held for each token of spare memory."""
 
 
 class _Room(NamedTuple):

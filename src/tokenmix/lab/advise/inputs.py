@@ -16,6 +16,7 @@ from ...errors import MixerError
 from ...hosts.surgery import find_attention
 from ...models import LM, ViT
 from ...system.calls import split_arguments
+from ..bench.decode import device_of
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments of a call."""
@@ -134,16 +135,12 @@ def _limit(model: nn.Module) -> int | None:
     return min(limits, default=None)
 
 
-def _device(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
-
-
 def _numbers(vocab: int, model: nn.Module) -> Callable[[int, int], Given]:
     """Return a function that makes token numbers, the same in every call."""
 
     def make(length: int, batch: int) -> Given:
         tokens = torch.randint(vocab, (batch, length), generator=torch.Generator().manual_seed(0))
-        return (tokens.to(_device(model)),), {}
+        return (tokens.to(device_of(model)),), {}
 
     return make
 

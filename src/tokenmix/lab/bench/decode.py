@@ -61,8 +61,8 @@ def decoding(model: Any, context: int, *, tokens: int = 24, seconds: float = 2.0
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the device of a model's parameters."""
-    return next(model.parameters()).device
+    """Return the device of a model's parameters; the CPU where it has none."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def training_rate(model: nn.Module, length: int, *, batch_size: int = 1, vocab: int = 256, repeats: int = 3) -> float:
