@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Callable
+from operator import attrgetter, is_
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,19 +24,37 @@ Weights = Literal["bfloat16", "int8"]
 """Dtypes in which a decoder may hold the weights of products, instead of the model's own."""
 
 
-class Weight(NamedTuple):
-    """A parameter or buffer as it was when the decoder was made."""
+class KnownTensors:
+    """The parameters and buffers of a model as they were when a decoder was made; compared before each token."""
 
-    owner: Mapping[str, Tensor | None]
-    name: str
-    tensor: Tensor
-    address: int
-    version: int
+    def __init__(self, model: Any):
+        found = [
+            (owner, name, t)
+            for module in model.modules()
+            for owner in (module._parameters, module._buffers)
+            for name, t in owner.items()
+            if t is not None
+        ]
+        self.tensors = [t for _, _, t in found]
+        self._owners, self._names = [owner for owner, _, _ in found], [name for _, name, _ in found]
+        self._versioned = [t for t in self.tensors if not t.is_inference()]
+        self._addresses, self._versions = self._read()
 
-    def has_changed(self) -> bool:
-        """Return whether another tensor stands in its place, or its numbers were written to."""
-        t = self.tensor
-        return self.owner.get(self.name) is not t or t.data_ptr() != self.address or _version(t) != self.version
+    def _read(self) -> tuple[list[int], list[int]]:
+        return list(map(Tensor.data_ptr, self.tensors)), list(map(_VERSION, self._versioned))
+
+    def find_changed(self) -> str | None:
+        """Return the name of a tensor that was replaced or moved, or whose numbers were written to."""
+        now = list(map(dict.get, self._owners, self._names))
+        addresses, versions = self._read()
+        if all(map(is_, now, self.tensors)) and addresses == self._addresses and versions == self._versions:
+            return None
+        written = {id(t) for t, a, b in zip(self._versioned, versions, self._versions, strict=True) if a != b}
+        places = zip(addresses, self._addresses, strict=True)
+        for name, t, new, (a, b) in zip(self._names, self.tensors, now, places, strict=True):
+            if new is not t or a != b or id(t) in written:
+                return name
+        return None
 
 
 class Decoder:
@@ -64,7 +83,7 @@ class Decoder:
         self.model = model
         self.state: Any
         self.in_python: list[str] = []
-        self._weights = list(_weights_of(model))
+        self._known = KnownTensors(model)
         with torch.no_grad():
             fresh = model.init_state(batch_size)
             self._token = torch.zeros(batch_size, 1, dtype=torch.long)
@@ -75,9 +94,10 @@ class Decoder:
             self._states: list[State] = [fresh.run, *fresh.layers]  # of each part but the last
             self._pending: dict[int, State] = {}
             self._reserved: dict[int, ReservedState] = {}
-            self._parts: list[Callable[[], bool]] = []
+            self._parts: list[Plan | Callable[[], None]] = []
             self._finish = Plan()
             self._logits = self._plan_parts(None if weights is None else _NARROW[weights])
+            self._plan_after().extend(self._finish)
             self._load(fresh)
 
     @torch.no_grad()
@@ -99,11 +119,12 @@ class Decoder:
         for i, each in enumerate(ids):
             self._ids[i] = each
         for part in self._parts:
-            if not part():  # numbers that are not finite take the long way, which marks them
+            if not isinstance(part, Plan):
+                part()
+            elif not part.run():  # numbers that are not finite take the long way, which marks them
                 logits, state = self.model.extend(tokens, self.state)
                 self._load(state)
                 return logits, self.state
-        self._finish.run()
         self._count += 1
         if self._left is not None:
             self._left -= 1
@@ -148,24 +169,24 @@ class Decoder:
 
         It is planned if a plan can repeat it, and otherwise called.
         """
-        plan, state = Plan(), () if index is None else self._states[index]
+        whole, state = self._plan_after(), () if index is None else self._states[index]
+        plan = Plan(whole)
         kept = mixer.reserve(state, self.max_len) if mixer is not None and isinstance(state, AttentionState) else None
         leaves, tree = pytree.tree_flatten(state if kept is None else kept)
         own = [leaf.clone(memory_format=torch.contiguous_format) for leaf in leaves]
         held = pytree.tree_unflatten(own, tree)
         try:
-            with Recorder(plan, (each.tensor for each in self._weights), narrow):
+            with Recorder(plan, self._known.tensors, narrow):
                 y, new = compute(x, held)
         except NotRecordable as why:
             self.in_python.append(f"{name}: {why}")
             y = torch.empty_like(compute(x, state)[0])
 
-            def call() -> bool:
+            def call() -> None:
                 result, new = compute(x, self._states[index or 0])
                 y.copy_(result)
                 if index is not None:
                     self._pending[index] = new
-                return True
 
             self._parts.append(call)
             return y
@@ -174,8 +195,16 @@ class Decoder:
             self._states[index], self._held[index] = held, own
             if isinstance(held, ReservedState):
                 self._reserved[index] = held
-        self._parts.append(plan.run)
+        whole.extend(plan)
         return y
+
+    def _plan_after(self) -> Plan:
+        """Return the plan to which what comes next is added."""
+        if not self._parts or not isinstance(self._parts[-1], Plan):
+            self._parts.append(Plan())
+        last = self._parts[-1]
+        assert isinstance(last, Plan)
+        return last
 
     def _carry(self, own: list[Tensor], new: list[Tensor]) -> None:
         """Plan that the new state takes the place of the old one, once all parts have run."""
@@ -255,10 +284,10 @@ class Decoder:
 
     def _check_model(self) -> None:
         """Refuse a model whose numbers are no longer those of the plan."""
-        for each in self._weights:
-            if each.has_changed():
-                which = f"the model's {each.name} was trained, moved or replaced since this decoder was made"
-                raise MixerError(f"Decoder: {which}; make another with model.decoder().")
+        name = self._known.find_changed()
+        if name is not None:
+            which = f"the model's {name} was trained, moved or replaced since this decoder was made"
+            raise MixerError(f"Decoder: {which}; make another with model.decoder().")
         if self.model.training:
             raise MixerError("Decoder: the model is in training mode; call model.eval().")
 
@@ -310,18 +339,6 @@ def _misfit(model: Any) -> str | None:
     return None
 
 
-def _weights_of(model: Any) -> Iterator[Weight]:
-    for module in model.modules():
-        for owner in (module._parameters, module._buffers):
-            for name, t in owner.items():
-                if t is not None:
-                    yield Weight(owner, name, t, t.data_ptr(), _version(t))
-
-
-def _version(t: Tensor) -> int:
-    return 0 if t.is_inference() else t._version
-
-
 def _to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Round each row to 255 steps between its largest numbers; return the steps and their size."""
     scales = weight.float().abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / 127
@@ -329,4 +346,5 @@ def _to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 _NARROW: dict[str, Narrow] = {"bfloat16": lambda weight: (weight.to(torch.bfloat16), None), "int8": _to_int8}
+_VERSION = attrgetter("_version")
 _WHOLE = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}

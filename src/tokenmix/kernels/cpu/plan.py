@@ -31,12 +31,15 @@ class Plan:
     """Calls of the C library in order, over tensors that the plan keeps alive.
 
     A run stops at numbers that the plan was not made for, such as NaN; the calls after that have not run then.
+
+    Args:
+        whole: the plan that this one will extend, None: it stands alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, whole: Plan | None = None) -> None:
         self._calls: list[tuple[int, bytes]] = []
         self._kept: list[object] = []
-        self._fault = torch.zeros(1, dtype=torch.int64, device="cpu")
+        self._fault: Tensor = whole._fault if whole is not None else torch.zeros(1, dtype=torch.int64, device="cpu")
         self._stopped = ctypes.c_int64.from_address(self._fault.data_ptr())
         self._ready: bytes | None = None
 
@@ -58,7 +61,7 @@ class Plan:
         self._ready = None
 
     def extend(self, other: Plan) -> None:
-        """Append the calls of another plan, none of which may stop."""
+        """Append the calls of another plan, which was made for this one or does not stop."""
         self._calls += other._calls
         self._kept += [*other._kept, other]
         self._ready = None

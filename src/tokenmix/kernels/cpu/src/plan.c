@@ -12,11 +12,25 @@ enum { PLAN_INT8 = 3 }; /* a kind of weights beside TM_F32, TM_BF16 and TM_F16 *
 
 typedef uint16_t plan_vh __attribute__((vector_size(2 * TM_VL), aligned(2), may_alias));
 typedef int8_t plan_vb __attribute__((vector_size(TM_VL), aligned(1), may_alias));
+typedef int16_t plan_vs __attribute__((vector_size(2 * TM_VL), aligned(2 * TM_VL), may_alias));
+typedef int32_t plan_vi __attribute__((vector_size(4 * TM_VL), aligned(4 * TM_VL), may_alias));
 typedef uint32_t plan_vu __attribute__((vector_size(4 * TM_VL), aligned(4 * TM_VL), may_alias));
 
+/* TM_VL weights as float32. GCC widens vectors of 8 and 16 bits half by half, or number by number, where one instruction does it. */
+#if defined(__AVX512F__)
+TM_INLINE plan_vu plan_widen_u16(const uint16_t *w) { return (plan_vu)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)w)); }
+TM_INLINE plan_vi plan_widen_i8(const int8_t *w) { return (plan_vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)w)); }
+#elif defined(__AVX2__)
+TM_INLINE plan_vu plan_widen_u16(const uint16_t *w) { return (plan_vu)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)w)); }
+TM_INLINE plan_vi plan_widen_i8(const int8_t *w) { return (plan_vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)w)); }
+#else
+TM_INLINE plan_vu plan_widen_u16(const uint16_t *w) { return __builtin_convertvector(*(const plan_vh *)w, plan_vu); }
+TM_INLINE plan_vi plan_widen_i8(const int8_t *w) { return __builtin_convertvector(__builtin_convertvector(*(const plan_vb *)w, plan_vs), plan_vi); }
+#endif
+
 TM_INLINE tm_vf plan_load(const int kind, const void *w, int64_t at) {
-    if (kind == TM_BF16) return (tm_vf)(__builtin_convertvector(*(const plan_vh *)((const uint16_t *)w + at), plan_vu) << 16);
-    if (kind == PLAN_INT8) return __builtin_convertvector(*(const plan_vb *)((const int8_t *)w + at), tm_vf);
+    if (kind == TM_BF16) return (tm_vf)(plan_widen_u16((const uint16_t *)w + at) << 16);
+    if (kind == PLAN_INT8) return __builtin_convertvector(plan_widen_i8((const int8_t *)w + at), tm_vf);
     return *(const tm_vfu *)((const float *)w + at);
 }
 
@@ -44,10 +58,8 @@ TM_INLINE void plan_products(const int kind, const int rows, const void *w, int6
         for (int r = 0; r < rows; r++) even[r] += plan_load(kind, w, (n + r) * K + k) * a, odd[r] += plan_load(kind, w, (n + r) * K + k + TM_VL) * b;
     }
     for (int r = 0; r < rows; r++) {
-        tm_vf all = even[r] + odd[r];
-        float sum = 0.0f;
+        float sum = tm_sum(even[r] + odd[r]);
         for (int64_t i = k; i < K; i++) sum += plan_weight(kind, w, (n + r) * K + i) * x[i];
-        for (int l = 0; l < TM_VL; l++) sum += all[l];
         out[r] = sum;
     }
 }
@@ -65,18 +77,22 @@ TM_INLINE void plan_linear_rows(const int kind, const plan_linear_in *a, const f
     }
 }
 
+TM_INLINE void plan_linear_share(const plan_linear_in *a, const float *x, const float *bias, float *y, int64_t from, int64_t to) {
+    if (a->kind == TM_F32) plan_linear_rows(TM_F32, a, x, bias, y, from, to);
+    else if (a->kind == TM_BF16) plan_linear_rows(TM_BF16, a, x, bias, y, from, to);
+    else plan_linear_rows(PLAN_INT8, a, x, bias, y, from, to);
+}
+
 /* y = x W^T + bias: x (B, K), W (N, K) by rows, y (B, N). Weights of float16 are given as another kind. */
 TM_EXPORT(plan_linear)(const plan_linear_in *a) {
     int dtype = (int)a->dtype, narrow = dtype != TM_F32;
     float *room = narrow ? tm_scratch(sizeof(float) * (a->B * (a->K + a->N) + a->N)) : NULL, *wide = narrow ? room + a->B * a->K : (float *)a->y;
     const float *x = tm_read(dtype, a->x, 0, room, (int)(a->B * a->K)), *bias = a->bias ? tm_read(dtype, a->bias, 0, narrow ? wide + a->B * a->N : NULL, (int)a->N) : NULL;
-#pragma omp parallel for schedule(static) num_threads((int)a->threads) if (a->threads > 1 && a->B * a->K * a->N > PLAN_WORK)
-    for (int64_t i = 0; i < tm_ceil(a->N, PLAN_SHARE); i++) {
-        int64_t from = i * PLAN_SHARE, to = tm_min(from + PLAN_SHARE, a->N);
-        if (a->kind == TM_F32) plan_linear_rows(TM_F32, a, x, bias, wide, from, to);
-        else if (a->kind == TM_BF16) plan_linear_rows(TM_BF16, a, x, bias, wide, from, to);
-        else plan_linear_rows(PLAN_INT8, a, x, bias, wide, from, to);
-    }
+    if (a->threads > 1 && a->B * a->K * a->N > PLAN_WORK) {
+#pragma omp parallel for schedule(static) num_threads((int)a->threads)
+        for (int64_t i = 0; i < tm_ceil(a->N, PLAN_SHARE); i++) plan_linear_share(a, x, bias, wide, i * PLAN_SHARE, tm_min((i + 1) * PLAN_SHARE, a->N));
+    } else
+        plan_linear_share(a, x, bias, wide, 0, a->N);
     tm_write(dtype, a->y, 0, wide, (int)(a->B * a->N));
     free(room);
 }
@@ -308,7 +324,6 @@ TM_INLINE int plan_map_fast(int64_t op, float *restrict y, const float *restrict
     TM_IVDEP for (int64_t i = 0; i < n; i++) { float p = a[i], q = each ? b[i] : one; (void)q; y[i] = (value); } \
     return 1
     switch (op) {
-    case PLAN_COPY: memcpy(y, a, sizeof(float) * (size_t)n); return 1;
     case PLAN_ADD: PLAN_LOOP(p + s * q);
     case PLAN_SUB: PLAN_LOOP(p - s * q);
     case PLAN_MUL: PLAN_LOOP(p * q);
@@ -325,16 +340,24 @@ TM_INLINE int plan_map_fast(int64_t op, float *restrict y, const float *restrict
 #undef PLAN_LOOP
 }
 
+TM_INLINE int64_t plan_size(int64_t dtype) { return dtype == PLAN_F64 || dtype == PLAN_I64 ? 8 : dtype == TM_F32 || dtype == PLAN_I32 ? 4 : dtype == PLAN_U8 ? 1 : 2; }
+
 /* y = op(a, b), number by number; strides in numbers, 0 where an argument is repeated. */
 TM_EXPORT(plan_map)(const plan_map_in *a) {
     const int64_t *n = a->shape, *ys = a->ys, *as = a->as, *bs = a->bs;
-    int plain = a->to == TM_F32 && a->from_a == TM_F32 && (!a->b || a->from_b == TM_F32) && ys[4] == 1 && as[4] == 1 && (!a->b || bs[4] == 1 || bs[4] == 0);
+    int same = a->to == a->from_a && ys[4] == 1 && as[4] == 1, copy = same && a->op == PLAN_COPY;
+    int plain = same && a->to == TM_F32 && (!a->b || (a->from_b == TM_F32 && (bs[4] == 1 || bs[4] == 0)));
+    int64_t size = plan_size(a->to);
     for (int64_t i0 = 0; i0 < n[0]; i0++)
         for (int64_t i1 = 0; i1 < n[1]; i1++)
             for (int64_t i2 = 0; i2 < n[2]; i2++)
                 for (int64_t i3 = 0; i3 < n[3]; i3++) {
                     int64_t y = i0 * ys[0] + i1 * ys[1] + i2 * ys[2] + i3 * ys[3], x = i0 * as[0] + i1 * as[1] + i2 * as[2] + i3 * as[3];
                     int64_t z = i0 * bs[0] + i1 * bs[1] + i2 * bs[2] + i3 * bs[3];
+                    if (copy) {
+                        memcpy((char *)a->y + y * size, (const char *)a->a + x * size, (size_t)(n[4] * size));
+                        continue;
+                    }
                     if (plain && plan_map_fast(a->op, (float *)a->y + y, (const float *)a->a + x, a->b ? (const float *)a->b + z : NULL, a->b && bs[4] == 1, a->number, n[4])) continue;
                     for (int64_t i = 0; i < n[4]; i++) {
                         double second = a->b ? plan_get(a->from_b, a->b, z + i * bs[4]) : 0.0;

@@ -38,6 +38,16 @@
 typedef float tm_vf __attribute__((vector_size(4 * TM_VL), aligned(4 * TM_VL), may_alias));
 typedef float tm_vfu __attribute__((vector_size(4 * TM_VL), aligned(4), may_alias)); /* unaligned */
 
+/* The sum of a vector's numbers, quarter by quarter: a loop over the numbers would add one after the other. */
+typedef float tm_v4 __attribute__((vector_size(16), aligned(16), may_alias));
+TM_INLINE float tm_sum(tm_vf a) {
+    tm_v4 part[TM_VL / 4], sum;
+    memcpy(part, &a, sizeof a);
+    sum = part[0];
+    for (int i = 1; i < TM_VL / 4; i++) sum += part[i];
+    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+}
+
 #if defined(__clang__)
 #define TM_IVDEP _Pragma("clang loop vectorize(assume_safety)")
 #else
