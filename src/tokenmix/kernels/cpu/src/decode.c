@@ -514,36 +514,77 @@ TM_EXPORT(step_conv)(const step_conv_in *a) {
 
 /* ---- the history of AFT-full ---- */
 
-/* Starts to read a strip of rows j0 .. j1 of a history: rows lie too far apart for the hardware to foresee them. */
-TM_INLINE void step_fetch(const int dtype, const step_ring_in *a, int64_t b, int64_t j0, int64_t j1, int64_t c0) {
-    int64_t size = dtype == TM_F32 ? 4 : 2;
-    for (int64_t j = j0; j < j1; j++)
-        for (int64_t at = 0; at < STEP_W * size; at += 64) {
-            int64_t place = ((b * a->R + j) * a->D + c0) * size + at;
-            __builtin_prefetch((const char *)a->keys + place), __builtin_prefetch((const char *)a->values + place);
+/* The keys of a block that one token sees: how many, which, and their log-weights. */
+typedef struct {
+    int n, light; /* light: no weight is large, so that the rounding of k + w does not show where k is not large either */
+    int64_t at[STEP_N];
+    float high[STEP_N];
+} step_keys;
+
+TM_INLINE step_keys step_look(const step_ring_in *a, int64_t b, int64_t t, int64_t j0, int64_t j1, const double *weights) {
+    step_keys x = {.n = 0, .light = 1};
+    for (int64_t j = j0; j < j1; j++) {
+        if (!step_seen(a, b, t, j)) continue;
+        x.at[x.n] = j, x.high[x.n++] = step_high(weights[j]), x.light &= fabs(weights[j]) < 16.0;
+    }
+    return x;
+}
+
+/* Starts to read w features of a row of a history and of its values: rows lie too far apart for the hardware to foresee them. */
+TM_INLINE void step_fetch(const int dtype, const step_ring_in *a, int64_t b, int64_t j, int64_t c0, int w) {
+    int64_t size = dtype == TM_F32 ? 4 : 2, place = ((b * a->R + j) * a->D + c0) * size;
+    for (int64_t at = 0; at < w * size; at += 64) __builtin_prefetch((const char *)a->keys + place + at), __builtin_prefetch((const char *)a->values + place + at);
+}
+
+/* A strip of w features of a query joins the keys of one block; m, n and d: its sums so far. What the next block will read is asked for in between. */
+TM_INLINE void step_block_strip(const int dtype, const step_ring_in *a, int64_t b, const step_keys *x, const double *weights, int64_t next, int64_t end, int64_t c0, const int w,
+                                float *restrict m, float *restrict n, float *restrict d, float *wide) {
+    const float *k[STEP_N], *v[STEP_N];
+    float top[STEP_W], pn[STEP_W], pd[STEP_W];
+    int small = x->light;
+    for (int c = 0; c < w; c++) top[c] = m[c], pn[c] = pd[c] = 0.0f;
+    for (int i = 0; i < x->n; i++) {
+        k[i] = step_row(dtype, a->keys, a->k, b, x->at[i], a->R, a->L, a->D, c0, wide + 2 * i * STEP_W, w);
+        v[i] = step_row(dtype, a->values, a->v, b, x->at[i], a->R, a->L, a->D, c0, wide + (2 * i + 1) * STEP_W, w);
+        TM_IVDEP
+        for (int c = 0; c < w; c++) {
+            float z = k[i][c] + x->high[i];
+            top[c] = z > top[c] ? z : top[c];
         }
+    }
+    for (int c = 0; c < w; c++) small &= fabsf(top[c]) < 16.0f;
+    for (int i = 0; i < x->n; i++) {
+        if (next + i < end) step_fetch(dtype, a, b, next + i, c0, w);
+        if (small)
+            TM_IVDEP
+            for (int c = 0; c < w; c++) {
+                float e = tm_exp_neg((k[i][c] + x->high[i]) - top[c]);
+                pn[c] += e * v[i][c], pd[c] += e;
+            }
+        else
+            step_add_exactly(k[i], weights[x->at[i]], v[i], top, pn, pd, w);
+    }
+    TM_IVDEP
+    for (int c = 0; c < w; c++) {
+        float f = tm_exp_neg(m[c] - top[c]);
+        n[c] = n[c] * f + pn[c], d[c] = d[c] * f + pd[c], m[c] = top[c];
+    }
 }
 
 /* One query over keys j0 .. j1 of row b: maximum, numerator, denominator (3, D). */
 TM_INLINE void step_segment(const int dtype, const step_ring_in *a, int64_t b, int64_t t, int64_t j0, int64_t j1, float *restrict sums) {
     const double *weights = a->w + b * a->wb + t * (a->R + a->L);
-    float kbuf[STEP_W], top[STEP_W], pn[STEP_W], pd[STEP_W];
-    step_block x;
+    float wide[2 * STEP_N * STEP_W];
     for (int64_t c = 0; c < a->D; c++) sums[c] = TM_FLOOR, sums[a->D + c] = sums[2 * a->D + c] = 0.0f;
-    for (int64_t i = j0; i < j1; i += STEP_N)
+    for (int64_t j = j0; j < j1; j += STEP_N) {
+        step_keys x = step_look(a, b, t, j, tm_min(j + STEP_N, j1), weights);
+        int64_t next = j + STEP_N, end = tm_min(j1, a->R);
         for (int64_t c0 = 0; c0 < a->D; c0 += STEP_W) {
-            int w = (int)tm_min(STEP_W, a->D - c0);
-            float *restrict m = sums + c0, *restrict n = m + a->D, *restrict d = n + a->D;
-            for (int c = 0; c < w; c++) top[c] = m[c], pn[c] = pd[c] = 0.0f;
-            step_fetch(dtype, a, b, i + STEP_N, tm_min(i + 2 * STEP_N, tm_min(j1, a->R)), c0);
-            step_gather(dtype, 0, a, b, t, i, tm_min(i + STEP_N, j1), c0, w, &x, top);
-            step_sum_block(dtype, a, b, &x, 0, x.n, c0, w, weights, top, pn, pd, kbuf);
-            TM_IVDEP
-            for (int c = 0; c < w; c++) {
-                float f = tm_exp_neg(m[c] - top[c]);
-                n[c] = n[c] * f + pn[c], d[c] = d[c] * f + pd[c], m[c] = top[c];
-            }
+            float *m = sums + c0, *n = m + a->D, *d = n + a->D;
+            if (a->D - c0 >= STEP_W) step_block_strip(dtype, a, b, &x, weights, next, end, c0, STEP_W, m, n, d, wide);
+            else step_block_strip(dtype, a, b, &x, weights, next, end, c0, (int)(a->D - c0), m, n, d, wide);
         }
+    }
 }
 
 /* The segments of one query joined in their order, in float64. */
@@ -577,7 +618,7 @@ TM_EXPORT(step_full)(const step_ring_in *a) {
 #pragma omp parallel for schedule(static) if (a->B * a->L * (a->R + a->L) * a->D > STEP_WORK)
     for (int64_t i = 0; i < items; i++) {
         int64_t b = i / segments / a->L, t = i / segments % a->L, j0 = i % segments * STEP_SEGMENT, j1 = tm_min(j0 + STEP_SEGMENT, a->R + t + 1);
-        if (a->dtype == TM_F32 && a->D % STEP_W == 0)
+        if (a->dtype == TM_F32)
             step_segment(TM_F32, a, b, t, j0, j1, sums + i * 3 * a->D);
         else
             step_segment((int)a->dtype, a, b, t, j0, j1, sums + i * 3 * a->D);

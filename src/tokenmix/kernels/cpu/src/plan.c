@@ -204,25 +204,37 @@ typedef struct {
     int64_t threads;
 } plan_attend_in;
 
-TM_INLINE void plan_attend_head(const plan_attend_in *a, int64_t b, int64_t h) {
+/* sum_s w[s] v[s] for n rows of e numbers, added to ``sum``. */
+TM_INLINE void plan_mix(const int dtype, const void *v, int64_t from, const float *restrict w, int64_t n, int e, float *restrict sum, float *room) {
+    int64_t s = 0;
+    for (; dtype == TM_F32 && s + PLAN_ROWS <= n; s += PLAN_ROWS) {
+        const float *a = (const float *)v + from + s * e, *b = a + e, *c = b + e, *d = c + e;
+        TM_IVDEP
+        for (int i = 0; i < e; i++) sum[i] += (w[s] * a[i] + w[s + 1] * b[i]) + (w[s + 2] * c[i] + w[s + 3] * d[i]);
+    }
+    for (; s < n; s++) {
+        const float *a = tm_read(dtype, v, from + s * e, room, e);
+        TM_IVDEP
+        for (int i = 0; i < e; i++) sum[i] += w[s] * a[i];
+    }
+}
+
+static void plan_attend_head(const plan_attend_in *a, int64_t b, int64_t h) {
     int dtype = (int)a->dtype, e = (int)a->e;
-    int64_t n = *a->at + 1, group = b * a->G + h / (a->H / a->G), from = group * a->most * e, head = (b * a->H + h) * e;
+    int64_t n = *a->at + 1, group = b * a->G + h / (a->H / a->G), from = group * a->most * e, head = (b * a->H + h) * e, s = 0;
     float *room = tm_scratch(sizeof(float) * (size_t)(n + 4 * e)), *weights = room + 4 * e, *sum = room + 2 * e, top = -INFINITY, total = 0.0f;
     const float *q = tm_read(dtype, a->q, head, room, e);
-    for (int64_t s = 0; s < n; s++) {
-        const float *k = tm_read(dtype, a->keys, from + s * e, room + e, e);
-        weights[s] = a->valid[b * a->most + s] ? (float)(tm_dot(q, k, e) * a->scale) : -INFINITY;
+    for (; dtype == TM_F32 && s + PLAN_ROWS <= n; s += PLAN_ROWS) plan_products(TM_F32, PLAN_ROWS, (const float *)a->keys + from, s, e, q, weights + s);
+    for (; s < n; s++) weights[s] = (float)tm_dot(q, tm_read(dtype, a->keys, from + s * e, room + e, e), e);
+    for (s = 0; s < n; s++) {
+        weights[s] = a->valid[b * a->most + s] ? weights[s] * (float)a->scale : -INFINITY;
         top = weights[s] > top ? weights[s] : top;
     }
     TM_IVDEP
-    for (int64_t s = 0; s < n; s++) weights[s] = tm_exp_neg(weights[s] - top);
-    for (int64_t s = 0; s < n; s++) total += weights[s];
+    for (s = 0; s < n; s++) weights[s] = tm_exp_neg(weights[s] - top);
+    for (s = 0; s < n; s++) total += weights[s];
     for (int c = 0; c < e; c++) sum[c] = 0.0f;
-    for (int64_t s = 0; s < n; s++) {
-        const float *v = tm_read(dtype, a->values, from + s * e, room + e, e);
-        TM_IVDEP
-        for (int c = 0; c < e; c++) sum[c] += weights[s] * v[c];
-    }
+    plan_mix(dtype, a->values, from, weights, n, e, sum, room + e);
     float *y = tm_target(dtype, a->y, head, room + 3 * e);
     for (int c = 0; c < e; c++) y[c] = sum[c] / total;
     tm_write(dtype, a->y, head, y, e);
