@@ -1,12 +1,15 @@
-"""Time shapes at which `auto` once fell far below the better of its two paths.
+"""Look for shapes at which `auto` is far slower than the better of its two paths, or than fused attention.
 
-The shapes have few tokens, wide heads, or heads of one feature.
+    python -m benchmarks.cliffs                    # shapes at which it once was, and a grid of 240 others, one thread
+    python -m benchmarks.cliffs --record           # and keep both in results/cliffs.json
+    python -m benchmarks.cliffs --rows --budget 4  # the former alone, longer
 
-    python -m benchmarks.cliffs            # print the table, one thread
-    python -m benchmarks.cliffs --record   # and keep it in results/cliffs.json
-
-Each row times `auto`, the eager form and the C kernel by name in turns, in one process. The share compares `auto` with
-the better of the other two, by minima.
+The former have few tokens, wide heads, or heads of one feature. The grid is drawn from 1 to 16,384 tokens, 8 to 2,048
+features, 1 to 64 rows, heads of 8 to 256 features, float32 and bfloat16, causal or not, with and without the backward
+pass; a cell is left out if its tensors or its work would be too large (``LARGEST``, ``MOST``). Each cell times `auto`,
+the eager form and the C kernel by name in turns, in one process, by the thread's processor time, which other programs
+disturb less. The share is the least time of the better of the two over that of `auto`. Fused attention takes its turns
+too; where it takes longer than ``ATTENTION_SECONDS``, `auto` is compared with it as well.
 """
 
 from __future__ import annotations
@@ -15,15 +18,18 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tokenmix import functional
 from tokenmix.lab.bench.roofline import machine
+from tokenmix.testing.tolerances import BY_DTYPE
 
 RECORD = Path(__file__).parent / "results" / "cliffs.json"
 BACKENDS = ("auto", "eager", "cpu")
@@ -44,88 +50,173 @@ ROWS: dict[str, tuple[str, tuple[int, int, int, int], bool]] = {
 }
 """Title -> operation; batch, tokens, features, heads; whether causal."""
 
+
+CELLS, LARGEST, MOST = 240, 2**23, 2**34
+"""Of the grid: how many cells, and the most numbers of a tensor and multiply-adds of the work that one may have."""
+ATTENTION_SECONDS = 200e-6
+LOW = 0.9
+"""The share below which a cell is printed as slow."""
+WINDOW = 32
+OPS = ("aft_simple", "aft_local", "aft_conv", "aft_forget", "aft_full", "hydra", "linear")
+LENGTHS = (1, 2, 7, 16, 50, 128, 333, 1024, 4096, 16384)
+WIDTHS = (8, 24, 64, 192, 512, 1024, 2048)
+BATCHES = (1, 3, 8, 64)
+
 Call = Callable[[str], Tensor]
 
 
-def row(op: str, sizes: tuple[int, int, int, int], causal: bool) -> tuple[list[Tensor], Call]:
+class Cell(NamedTuple):
+    """An operation at one shape; ``sizes`` are batch, tokens, features and heads."""
+
+    op: str
+    sizes: tuple[int, int, int, int]
+    causal: bool
+    dtype: str
+    backward: bool
+
+
+def row(
+    op: str, sizes: tuple[int, int, int, int], causal: bool, dtype: torch.dtype = torch.float32
+) -> tuple[list[Tensor], Call]:
     """Return the tensors of a row, and its call by name of the backend."""
     random = torch.Generator().manual_seed(0)
     B, T, D, heads = sizes
-    q, k, v = (torch.randn(B, T, D, generator=random) for _ in range(3))
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random).to(dtype)
+
+    q, k, v = (draw(B, T, D) for _ in range(3))
+    how: dict[str, Any] = {"causal": causal}
+    if op == "attention":
+        q, k, v = (a.view(B, T, heads, D // heads).transpose(1, 2) for a in (q, k, v))
+        return [q, k, v], lambda _: F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     if op == "linear":
-        return [q, k, v], lambda backend: functional.linear_attention(
-            q, k, v, heads=heads, causal=causal, backend=backend
-        )
+        return [q, k, v], lambda backend: functional.linear_attention(q, k, v, heads=heads, **how, backend=backend)
+    if op in ("aft_simple", "hydra"):
+        return [q, k, v], lambda backend: getattr(functional, op)(q, k, v, **how, backend=backend)
+    if op == "aft_forget":
+        g = -draw(B, T, D).abs()
+        return [q, k, v, g], lambda backend: functional.aft_forget(q, k, v, g, **how, backend=backend)
+    if op == "aft_local":
+        w = draw(WINDOW if causal else 2 * WINDOW - 1)
+        return [q, k, v, w], lambda backend: functional.aft_local(q, k, v, w, window=WINDOW, **how, backend=backend)
     if op == "aft_full":
-        w = torch.randn(T, T, generator=random)
-        return [q, k, v, w], lambda backend: functional.aft_full(q, k, v, w, causal=causal, backend=backend)
-    k, w = k[..., :heads].contiguous(), torch.randn(heads, 31, generator=random)
-    return [q, k, v, w], lambda backend: functional.aft_conv(q, k, v, w, causal=causal, backend=backend)
+        w = draw(T, T)
+        return [q, k, v, w], lambda backend: functional.aft_full(q, k, v, w, **how, backend=backend)
+    k, w = k[..., :heads].contiguous(), draw(heads, 31)
+    return [q, k, v, w], lambda backend: functional.aft_conv(q, k, v, w, **how, backend=backend)
 
 
-def measured(
-    op: str, sizes: tuple[int, int, int, int], causal: bool, backward: bool, budget: float
-) -> dict[str, float]:
-    """Return the least milliseconds of each backend, taking turns; the first call of each is not timed."""
-    leaves, call = row(op, sizes, causal)
-    g = torch.randn_like(leaves[0])
-    for leaf in leaves:
-        leaf.requires_grad_(backward)
-    least, start, turns = dict.fromkeys(BACKENDS, float("inf")), time.perf_counter(), 0
+def draw_cells(number: int) -> list[Cell]:
+    """Draw the cells of the grid, each operation equally often."""
     drawn = Random(0)
-    while turns < 24 or time.perf_counter() - start < budget:
-        backend, *before = drawn.choices(BACKENDS, k=1) + drawn.choices(BACKENDS, weights=(2, 2, 1), k=2)
-        for warm, name in (
-            (True, before[0]),
-            (True, before[1]),
-            (False, backend),
-        ):  # each is timed after each: a call leaves the caches to the next
-            begin = time.perf_counter()
-            with torch.set_grad_enabled(backward):
-                y = call(name)
-            if backward:
-                torch.autograd.grad(y, leaves, g)
-            if turns >= 3 and not warm:
-                least[name] = min(least[name], 1e3 * (time.perf_counter() - begin))
-        turns += 1
+    cells: list[Cell] = []
+    while len(cells) < number:
+        op = OPS[len(cells) % len(OPS)]
+        T, D, B = drawn.choice(LENGTHS), drawn.choice(WIDTHS), drawn.choice(BATCHES)
+        e = drawn.choice([e for e in (8, 32, 64, 128, 256) if e <= D])
+        causal = op == "aft_forget" or drawn.random() < 0.5
+        dtype = "bfloat16" if drawn.random() < 0.25 else "float32"
+        cell = Cell(op, (B, T, D, D // e), causal, dtype, drawn.random() < 0.5)
+        if B * T * D <= LARGEST and B * T * T * D <= MOST and cell not in cells:
+            cells.append(cell)
+    return cells
+
+
+def measure(cell: Cell, budget: float, ways: tuple[str, ...] = BACKENDS) -> dict[str, float]:
+    """Return the least milliseconds of each way, taking turns; the first call of each is not timed."""
+    dtype = getattr(torch, cell.dtype)
+    calls: dict[str, tuple[list[Tensor], Callable[[], Tensor]]] = {}
+    for name in ways:
+        leaves, call = row("attention" if name == "attention" else cell.op, cell.sizes, cell.causal, dtype)
+        for leaf in leaves:
+            leaf.requires_grad_(cell.backward)
+        calls[name] = leaves, partial(call, name)
+    least, drawn, start = dict.fromkeys(ways, float("inf")), Random(0), time.perf_counter()
+
+    def run(name: str) -> float:
+        leaves, call = calls[name]
+        begin = time.thread_time()
+        with torch.set_grad_enabled(cell.backward):
+            y = call()
+        if cell.backward:
+            torch.autograd.grad(y, leaves, torch.ones_like(y))
+        return 1e3 * (time.thread_time() - begin)
+
+    slow = {name for name in ways if run(name) > 500 * budget}
+    for name in slow:
+        least[name] = run(name)
+    quick = [name for name in ways if name not in slow]
+    while quick and (time.perf_counter() - start < budget or max(least.values()) == float("inf")):
+        name, *before = drawn.choices(
+            quick, k=1 + (len(quick) > 1)
+        )  # each is timed after each: a call leaves the caches to the next
+        for other in before:
+            run(other)
+        least[name] = min(least[name], run(name))
     return least
 
 
+def check_equal(cell: Cell) -> None:
+    """Raise an error unless the ways compute the same numbers."""
+    _, call = row(cell.op, cell.sizes, cell.causal, getattr(torch, cell.dtype))
+    with torch.no_grad():
+        outputs = [call(name).float() for name in BACKENDS]
+    most = max(float((y - outputs[1]).abs().max()) for y in outputs) / max(float(outputs[1].abs().max()), 1e-30)
+    if most > 2 * BY_DTYPE[getattr(torch, cell.dtype)]:  # both are wrong by as much
+        raise SystemExit(f"{cell}: the ways differ by {most:.1e} of the largest output.")
+
+
+def compare(cell: Cell, budget: float, attention: bool) -> dict[str, Any]:
+    """Time one cell, and say what share of the better way `auto` reaches."""
+    least = measure(cell, budget, (*BACKENDS, "attention") if attention else BACKENDS)
+    found: dict[str, Any] = {**cell._asdict(), **{name: round(ms, 5) for name, ms in least.items()}}
+    found["share_of_better"] = round(min(least["eager"], least["cpu"]) / least["auto"], 3)
+    if least.get("attention", 0.0) > 1e3 * ATTENTION_SECONDS:
+        found["share_of_attention"] = round(least["attention"] / least["auto"], 3)
+    return found
+
+
+def write_line(title: str, found: dict[str, Any]) -> str:
+    """Return the line of a cell."""
+    B, T, D, heads = found["sizes"]
+    what = f"{B} x {T} x {D}, {heads} heads, {found['dtype']}" + ", causal" * found["causal"]
+    what += ", with backward" if found["backward"] else ""
+    numbers = "".join(f"{found[name]:10.3f}" for name in BACKENDS) + f"{found.get('attention', float('nan')):10.3f}"
+    shares = f"{found['share_of_better']:7.2f}{found.get('share_of_attention', float('nan')):8.2f}"
+    return f"{title:38}{what:62}{numbers}{shares}"
+
+
 def main() -> int:
-    """Measure all rows and print them."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.cliffs", description="auto beside its two paths where it once fell behind."
-    )
+    """Measure the cells and print them, the slow ones once more at the end."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", action="store_true", help=f"write {RECORD.name}")
-    parser.add_argument("--budget", type=float, default=1.5, help="seconds for each row and pass")
+    parser.add_argument("--rows", action="store_true", help="without the grid")
+    parser.add_argument("--cells", type=int, default=CELLS, help="of the grid")
+    parser.add_argument("--budget", type=float, default=1.5, help="seconds for each cell")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"machine": machine(), "unit": "milliseconds, minimum", "rows": []}
-    print(f"{'':44}{'pass':18}{'auto':>9}{'eager':>9}{'kernel':>9}{'share':>7}")
-    for title, (op, sizes, causal) in ROWS.items():
-        for backward in (False, True):
-            name, least = (
-                "forward+backward" if backward else "forward",
-                measured(op, sizes, causal, backward, args.budget),
-            )
-            share = min(least["eager"], least["cpu"]) / least["auto"]
-            print(
-                f"{title:44}{name:18}{least['auto']:9.3f}{least['eager']:9.3f}{least['cpu']:9.3f}{share:7.2f}",
-                flush=True,
-            )
-            found["rows"].append(
-                {
-                    "row": title,
-                    "op": op,
-                    "sizes": sizes,
-                    "causal": causal,
-                    "pass": name,
-                    **least,
-                    "share_of_better": share,
-                }
-            )
-    if args.record:
-        RECORD.write_text(json.dumps(found, indent=1) + "\n")
+    parts: dict[str, list[tuple[str, Cell]]] = {
+        "rows": [
+            (t, Cell(op, sizes, causal, "float32", b)) for t, (op, sizes, causal) in ROWS.items() for b in (False, True)
+        ],
+        "grid": [] if args.rows else [(cell.op, cell) for cell in draw_cells(args.cells)],
+    }
+    print(f"{'':100}{'auto':>10}{'eager':>10}{'kernel':>10}{'attention':>10}{'share':>7}{'of att.':>8}")
+    found: dict[str, Any] = {"machine": machine(), "unit": "milliseconds of the thread, minimum"}
+    slow = []
+    for part, cells in parts.items():
+        found[part] = []
+        for title, cell in cells:
+            check_equal(cell)
+            found[part].append({"row": title, **compare(cell, args.budget, part == "grid")})
+            line = write_line(title, found[part][-1])
+            print(line, flush=True)
+            if min(found[part][-1]["share_of_better"], found[part][-1].get("share_of_attention", 1.0)) < LOW:
+                slow.append(line)
+        if args.record:
+            RECORD.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"\n{len(slow)} below {LOW}:", *slow, sep="\n")
     return 0
 
 
