@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from tokenmix.kernels import backend as _backend
 from tokenmix.lab.bench.roofline import machine
 from tokenmix.lab.bench.timing import measure, peak_memory, sampler
+from tokenmix.mixers import Mixer
 from tokenmix.mixers.attention import Attention
+from tokenmix.mixers.base import Inputs
 from tokenmix.models import LM, LMConfig
 from tokenmix.models.blocks import Block
 
@@ -35,6 +37,7 @@ class Row(NamedTuple):
     spec: dict[str, Any]
     unfused: bool = False  # attention as plain products
     band: int | None = None  # attention with the mask of a causal sliding window of so many tokens
+    free: bool = False  # q, k and v multiplied in place of the mixing: what no mixer with these projections can beat
 
 
 LM_ROWS = {
@@ -47,6 +50,7 @@ LM_ROWS = {
     "aft_full": Row({"name": "aft_full"}),
     "hydra": Row({"name": "hydra"}),
     "linear": Row({"name": "linear", "heads": 4}),
+    "no mixing": Row({"name": "aft_simple"}, free=True),
 }
 VISION_ROWS = {
     "attention, fused SDPA": Row({"name": "attention", "heads": 3}),
@@ -115,12 +119,21 @@ def language(length: int, batch: int, names: Collection[str] = LM_ROWS) -> dict[
         model = LM(LMConfig(dim=256, max_len=length, mixers=(row.spec,), layers=24))
         if row.band:
             within(model, row.band, length)
+        for layer in model.modules():
+            if row.free and isinstance(layer, Mixer):
+                layer.mix = partial(multiply, layer)
 
         def loss(model: nn.Module = model) -> Tensor:
             return nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
         steps[name] = step_of(model, loss)
     return steps
+
+
+def multiply(layer: Mixer, inputs: Inputs) -> Tensor:
+    """Return sigmoid(q) (k + v) in place of what a mixer computes between its projections."""
+    (q, k, v), _ = layer.functional_args(inputs)
+    return layer.out_proj(torch.sigmoid(q) * (k + v))
 
 
 def within(model: nn.Module, window: int, length: int) -> None:
@@ -171,6 +184,7 @@ def main() -> None:
     parser.add_argument("what", choices=["lm", "vision"])
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of measuring per size")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rows", nargs="+", choices=LM_ROWS, help="lm: these rows alone, kept in a file of their own")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     found: dict[str, Any] = {"machine": machine(), "threads": given.threads, "dtype": "float32", "tables": {}}
@@ -178,12 +192,13 @@ def main() -> None:
     for size, batch in sizes:
         T = size if isinstance(size, int) else size[0] * size[1]
         models, layers, heads = (LM_ROWS, 24, 4) if given.what == "lm" else (VISION_ROWS, 12, 3)
+        models = {name: row for name, row in models.items() if not given.rows or name in given.rows}
         left_out = (
             {name for name, row in models.items() if row.unfused}
             if 3 * 4 * batch * heads * layers * T * T > UNFUSED_BYTES
             else set()
         )
-        steps = language(T, batch) if isinstance(size, int) else vision(size, batch)
+        steps = language(T, batch, models) if isinstance(size, int) else vision(size, batch)
         label = f"T={T}, batch {batch}" if isinstance(size, int) else f"{size[0]}x{size[1]}, batch {batch}"
         found["tables"][label] = rows = table(models, steps, given.budget, left_out)
         print(label)
@@ -196,7 +211,8 @@ def main() -> None:
                     else " left out: T x T does not fit"
                 )
             )
-        RESULTS.joinpath(f"whole_models_{given.what}.json").write_text(json.dumps(found, indent=1) + "\n")
+        name = f"whole_models_{given.what}{'_rows' * bool(given.rows)}.json"
+        RESULTS.joinpath(name).write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
