@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -145,10 +146,73 @@ def draw_training_speed() -> str:
     return _svg(WIDTH, bottom + 10, parts)
 
 
+def draw_growth(what: str) -> str:
+    """Draw time and memory of a layer against its tokens or features, one panel above the other."""
+    record = json.loads((RESULTS / "scaling.json").read_text())
+    rows = {
+        "attention, unfused": BLUE,
+        "attention, fused": BLUE,
+        "AFT-full": ORANGE,
+        "AFT-local, window 32": ORANGE,
+        "linear attention": "currentColor",
+        "AFT-simple": ORANGE,
+    }
+    panels, left, right = (("ms", "milliseconds, forward with backward"), ("MiB", "MiB at the peak")), 62, 336
+    parts = []
+    sizes = [int(n) for n in record[what]]
+    for i, (unit, title) in enumerate(panels):
+        top, bottom = 34 + 300 * i, 262 + 300 * i
+        lines = {
+            name: [
+                (n, found[name][unit]) for n, found in zip(sizes, record[what].values(), strict=True) if name in found
+            ]
+            for name in rows
+        }
+        numbers = [y for line in lines.values() for _, y in line]
+        log_x = scale(math.log(sizes[0]), math.log(sizes[-1]), left, right)
+        log_y = scale(math.log(min(numbers)), math.log(max(numbers)), bottom, top)
+        parts += [_text(6, top - 16, title)]
+        for power in range(math.ceil(math.log10(min(numbers))), math.floor(math.log10(max(numbers))) + 1):
+            y = log_y(math.log(10**power))
+            parts += [_line(left, y, right, y, faint=True), _text(left - 8, y + 5, f"{10**power:,}", "end")]
+        parts += [_text(log_x(math.log(n)), bottom + 19, f"{n:,}", "middle") for n in sizes]
+        parts += [_line(left, top, left, bottom), _line(left, bottom, right, bottom)]
+        ends = []
+        for name, line in lines.items():
+            points = [(log_x(math.log(x)), log_y(math.log(y))) for x, y in line]
+            at = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+            dashed = ' stroke-dasharray="5 4"' if name == "attention, fused" else ""
+            parts += [f'<polyline points="{at}" fill="none" stroke="{rows[name]}" stroke-width="2"{dashed}/>']
+            ends.append((points[-1], name))
+        ends.sort(key=lambda end: end[0][1])
+        for ((x, y), name), place in zip(ends, _apart([y for (_, y), _ in ends], 18), strict=True):
+            parts += [_line(x + 3, y, right + 14, place, faint=True), _text(right + 18, place + 5, name)]
+    parts += [_text((left + right) / 2, 600, f"{what} of a layer", "middle")]
+    return _svg(WIDTH, 612, parts)
+
+
+def _apart(places: Sequence[float], least: float) -> list[float]:
+    """Move rising numbers apart until neighbours differ by ``least``, their mean kept."""
+    groups: list[list[float]] = []
+    for place in places:
+        groups.append([place])
+        while len(groups) > 1 and _spread(groups[-2], least)[-1] + least > _spread(groups[-1], least)[0]:
+            last = groups.pop()
+            groups[-1] += last
+    return [each for group in groups for each in _spread(group, least)]
+
+
+def _spread(group: Sequence[float], least: float) -> list[float]:
+    start = mean(group) - least * (len(group) - 1) / 2
+    return [start + least * i for i in range(len(group))]
+
+
 CHARTS: dict[str, Callable[[], str]] = {
     "quality_state": draw_quality_against_state,
     "quality": draw_differences_from_attention,
     "speed": draw_training_speed,
+    "growth_tokens": partial(draw_growth, "tokens"),
+    "growth_features": partial(draw_growth, "features"),
 }
 """What draws each chart, by the name of its file."""
 

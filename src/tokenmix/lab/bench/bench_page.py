@@ -1,4 +1,4 @@
-"""Tables for pages, from results recorded with ``--json`` or by ``benchmarks/{whole,image}_models.py``.
+"""Tables for pages, from results recorded with ``--json`` or by ``benchmarks/{whole,image}_models.py`` and ``scaling.py``.
 
 ``python -m tokenmix.lab.bench.bench_page RESULTS PAGE...`` updates tables of pages. A page asks for a result by name,
 ``<!-- speed: NAME -->`` to ``<!-- /speed -->``. A cell holds one number; machine and settings are a footnote.
@@ -34,6 +34,8 @@ def table(found: Record, name: str) -> str:
         return _images(found, name)
     if "memory" in found:
         return _memory(found, name)
+    if "features" in found:
+        return _growth(found, name)
     return _models(found, name) if "tables" in found else _bench(found, name)
 
 
@@ -157,6 +159,37 @@ def _memory(found: Record, name: str) -> str:
     said += f"{by['keep_memory']['resident_MiB']:,.0f} MiB kept, {by['keep_memory']['after_reset_MiB']:,.0f} MiB after "
     said += f"`keep_memory(False)`.[^{name}]"
     return "\n".join([*lines, "", said, "", f"[^{name}]: {_machine(found['machine'])}; {found['setting']}."])
+
+
+def _growth(found: Record, name: str) -> str:
+    """Build a table of layers by tokens and by features: how many times as fast as the first row, and the memory."""
+    sizes = [(what, n) for what in ("tokens", "features") for n in found[what]]
+    heads = [_row("", *(f"{int(n):,} {what}" for what, n in sizes)), "|---" * (len(sizes) + 1) + "|"]
+    first, *others = found["features"][sizes[-1][1]]
+    speed = [_row(first, *(f"{found[what][n][first]['ms']:,.1f} ms" for what, n in sizes))]
+    memory = [_row(first, *(f"{found[what][n][first]['MiB']:,.0f}" for what, n in sizes))]
+    for subject in others:
+        rows = [(found[what][n][first]["ms"], found[what][n].get(subject)) for what, n in sizes]
+        speed.append(_row(subject, *(f"{base / r['ms']:.2f}x" if r else "-" for base, r in rows)))
+        memory.append(_row(subject, *(f"{r['MiB']:,.0f}" if r else "-" for _, r in rows)))
+    at = f"by tokens of {found['at']['features']} features and by features of {found['at']['tokens']:,} tokens"
+    size = "layers, forward with backward, batch 1, a head for 64 features, float32"
+    return "\n".join(
+        [
+            *heads,
+            *speed,
+            "",
+            f"Times as fast as the first row, {at}.[^{name}]",
+            "",
+            '??? note "Memory"',
+            "",
+            "    MiB at the peak of a call:",
+            "",
+            *(f"    {line}" for line in (*heads, *memory)),
+            "",
+            f"[^{name}]: {_machine(found['machine'])}; {size}.",
+        ]
+    )
 
 
 def _row(*cells: str) -> str:
