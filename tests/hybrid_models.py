@@ -49,7 +49,7 @@ def build(name: str, config: str, model: str | None = None, **options: Any) -> A
             if part.endswith(("A_log", "dt_bias", "D")):
                 p.copy_(torch.rand(p.shape, generator=draw) + 0.2)
             elif p.ndim > 1:
-                p.copy_(torch.randn(p.shape, generator=draw) * p[0].numel() ** -0.5)
+                p.copy_(torch.randn(p.shape, generator=draw) * (1 if "embed" in part else p[0].numel() ** -0.5))
     return built.eval()
 
 

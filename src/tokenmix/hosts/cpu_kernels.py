@@ -6,7 +6,7 @@ import inspect
 from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
+from functools import partial
 from types import CellType, FunctionType, MethodType, TracebackType
 from typing import Any, NoReturn, Self
 
@@ -139,7 +139,8 @@ def cpu_kernels(model: nn.Module) -> CpuKernels:
         module.__dict__["forward"] = method
     found._methods.extend(plans)
     found._hooks.extend(
-        owner.register_forward_pre_hook(separate_documents, with_kwargs=True) for owner in owners.values()
+        owner.register_forward_pre_hook(partial(separate_documents, _arguments(type(owner))), with_kwargs=True)
+        for owner in owners.values()
     )
     for outer in model.modules():
         if type(outer).__name__ == KEEPS_KWARGS:
@@ -236,12 +237,11 @@ def _owner(model: nn.Module, name: str) -> nn.Module | None:
     parts = name.split(".")
     for n in range(len(parts) - 1, -1, -1):
         module = model.get_submodule(".".join(parts[:n]))
-        if hasattr(module, "config") and "inputs_embeds" in _arguments(type(module)):  # type: ignore[arg-type]  # classes can be hashed
+        if hasattr(module, "config") and "inputs_embeds" in _arguments(type(module)):
             return module
     return None
 
 
-@cache
 def _arguments(kind: Any) -> tuple[str, ...]:
     """Return the names of the arguments of ``forward`` of a class, in order."""
     return tuple(inspect.signature(kind.forward).parameters)[1:]
@@ -257,16 +257,20 @@ def end_documents(module: nn.Module, args: tuple[Any, ...], output: Any) -> None
     _handed.set(None)
 
 
-def separate_documents(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def separate_documents(
+    names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[()], dict[str, Any]] | None:
     """Tell each layer of a model which tokens start a document, before its ``forward`` runs.
 
     Softmax layers get a mask of blocks, recurrent layers ``seq_idx``. Where ``attention_mask`` is False, tokens become
     documents of their own.
 
+    Args:
+        names: the arguments of ``forward``.
+
     Raises:
         MixerError: documents are given in two ways that differ, or together with a cache.
     """
-    names = _arguments(type(module))  # type: ignore[arg-type]  # classes can be hashed
     given = (_handed.get() or {}) | dict(zip(names, args, strict=False)) | kwargs
     x = given.get("input_ids")
     x = given.get("inputs_embeds") if x is None else x
