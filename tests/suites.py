@@ -123,6 +123,7 @@ TESTS = {
         "test_streaming_in_any_cuts_is_the_parallel_form_and_the_eager_stream",
     ),
     "test_kernels_hydra.py": ("test_adversarial_keys_of_other_maps",),
+    "test_kernels_hybrids.py": ("test_a_compiled_model_is_the_same",),
     "test_kernels_nonfinite.py": ("test_only_rows_that_may_attend_it_are_not_finite",),
     "test_kernels_recurrence.py": (
         "test_4096_tokens",

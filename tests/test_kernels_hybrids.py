@@ -142,6 +142,16 @@ def test_documents_in_rows_with_padding_equal_the_documents_apart(name):
         torch.testing.assert_close(piece, logits(model, part), **CLOSE)
 
 
+def test_eager_attention_keeps_documents_apart_too():
+    """In Granite, whose softmax layers transformers does not tell of documents at all."""
+    model, (documents, how) = MODELS["granitemoehybrid"](), packed()
+    model.set_attn_implementation("eager")
+    cpu_kernels(model)
+    want = torch.cat([logits(model, part) for part in documents], 1)
+    got = logits(model, torch.cat(documents, 1), position_ids=how["position_ids"])
+    torch.testing.assert_close(got, want, **CLOSE)
+
+
 def test_transformers_mixes_packed_documents_without_a_word():
     """Where it is told by ``position_ids`` alone, as its collator does by default, and where a cache is made."""
     model, (documents, how) = MODELS["qwen3_5"](), packed()

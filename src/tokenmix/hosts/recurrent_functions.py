@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from ..errors import MixerError
 from ..functional.recurrence import recurrence
+from ..kernels.backend import steps
+from ..kernels.cpu import recurrence as kernel
 from ..kernels.extended import has_gradient
 from ..kernels.precision import at_least_float32
 
@@ -71,6 +73,9 @@ def run_delta_rule(
     **given: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Run a gated delta rule, with a decay per head (B, T, H) or per feature (B, T, H, dk), from a state or without."""
+    one = query.shape[1] == 1 and initial_state is not None and use_qk_l2norm_in_kernel
+    if one and (found := _run_one(query, key, value, g, beta, initial_state)) is not None:
+        return found
     y, state = recurrence(
         query,
         key,
@@ -82,6 +87,25 @@ def run_delta_rule(
         l2norm=use_qk_l2norm_in_kernel,
     )
     return y, state if output_final_state else None
+
+
+def _run_one(
+    query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, past: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """Run one token on the kernel without the checks of ``recurrence``, which take longer; None where it needs them."""
+    q, k, v, g, b = (a.float().contiguous() for a in (query, key, value, g, beta))
+    (B, _, HK, K), (H, V) = k.shape, v.shape[2:]
+    g = g if g.ndim == 4 else g[..., None]
+    sizes = (q.shape, v.shape[:2], g.shape[:3], b.shape, past.shape)
+    if sizes != (k.shape, (B, 1), (B, 1, H), (B, 1, H), (B, H, K, V)) or g.shape[3] not in (1, K) or H % HK:
+        return None
+    if max(K, V) > kernel.WIDEST or past.dtype is not torch.float32 or not steps((q, k, v, g, b), (past,)):
+        return None
+    both = torch.stack((q, k))
+    q, k = (both * (both.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).unbind()
+    found, *_ = kernel.forward(q, k, v, g, b, past, None, None, delta=True, scale=K**-0.5, save=False)
+    y, state = found.split([v.numel(), past.numel()])
+    return y.view(v.shape).to(query.dtype), state.view(past.shape)
 
 
 def _steps(dt: Tensor, bias: Tensor | None, softplus: bool, limit: tuple[float, float]) -> Tensor:
@@ -175,13 +199,13 @@ def run_convolution(
     before = weight.shape[1] - 1
     starts = find_starts(given, B, T, hidden_states.device)
     x, index = at_least_float32(hidden_states.transpose(1, 2)), None
-    if starts is not None:  # all rows as one, with zeros before each document
-        index = torch.arange(B * T, device=x.device) + before * starts.flatten().cumsum(0)
-        apart = x.new_zeros(1, int(index[-1]) + 1 if B * T else 0, x.shape[2])
-        x = apart.index_copy(1, index, x.reshape(1, B * T, -1))
-    else:
+    if starts is None or B * T == 0:
         x = F.pad(x, (0, 0, before, 0))
-    taps, length = weight.to(x.dtype).T.contiguous(), max(x.shape[1] - before, 0)
+    else:  # all rows as one, with zeros before each document
+        index = torch.arange(B * T, device=x.device) + before * starts.flatten().cumsum(0)
+        apart = x.new_zeros(1, int(index[-1]) + 1, x.shape[2])
+        x = apart.index_copy(1, index, x.reshape(1, B * T, -1))
+    taps, length = weight.to(x.dtype).T.contiguous(), x.shape[1] - before
     y = x[:, before:] * taps[before]
     for j in range(before):
         y.addcmul_(x[:, j : j + length], taps[j])
@@ -200,8 +224,7 @@ def run_convolution_update(
 ) -> Tensor:
     """Convolve the next token (B, C, 1) after the last ones (B, C, n), n >= s - 1, which are moved on in place."""
     recent = torch.cat([conv_state, hidden_states], -1)
-    with torch.no_grad() if not has_gradient(recent) else torch.enable_grad():
-        conv_state.copy_(recent[..., -conv_state.shape[-1] :])
+    conv_state.copy_(recent[..., -conv_state.shape[-1] :])
     y = (at_least_float32(recent[..., -weight.shape[1] :]) * weight).sum(-1, keepdim=True)
     return _activate(y if bias is None else y + bias[:, None], activation).to(hidden_states.dtype)
 
