@@ -328,6 +328,10 @@ def test_what_cannot_run_on_the_kernels_is_refused_in_one_line(make, why):
         ({"use_cache": True}, "packed documents cannot go into a cache"),
         ({"cu_seq_lens_q": torch.tensor([0, 6, 21])}, "position_ids start anew at other tokens than the documents"),
         ({"cu_seq_lens_q": torch.tensor([0, 5, 20])}, "must rise from 0 to the 21 tokens of one row"),
+        (
+            {"cu_seq_lens_q": torch.tensor([0, 21]), "seq_idx": (torch.arange(21) // 9)[None]},
+            "seq_idx and cu_seq_lens_q name different documents",
+        ),
         ({"seq_idx": torch.zeros(1, 20)}, "seq_idx .1, 20. does not name a document of each of the 1 x 21 tokens"),
     ],
 )
@@ -348,6 +352,26 @@ def test_a_layer_alone_takes_documents():
         assert list(found.replaced) == [""]
         for name in ("cu_seq_lens_q", "seq_idx"):
             torch.testing.assert_close(layer(x, **{name: how[name]}), want, **CLOSE)
+        ends = torch.cat([torch.zeros(1), how["cu_seq_lens_q"], torch.tensor([21.0])]).int()  # two empty documents
+        torch.testing.assert_close(layer(x, cu_seq_lens_q=ends), want, **CLOSE)
+
+
+def test_one_document_goes_on_from_a_cache():
+    """Where it is told to be one; the first token of a call starts no document then."""
+    model, ids = MODELS["qwen3_5"](), tokens(1)
+    want = logits(model, ids)
+    cpu_kernels(model)
+    with torch.no_grad():
+        cache, parts = None, []
+        for part in ids.split([12, 8, 1], 1):
+            ends = torch.tensor([0, part.shape[1]])
+            given = {} if part.shape[1] == 8 else {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+            out = model(part, use_cache=True, cache=cache, **given)
+            cache = out.cache
+            parts.append(out.logits)
+    torch.testing.assert_close(torch.cat(parts, 1), want, **CLOSE)
+    with pytest.raises(MixerError, match="packed documents cannot go into a cache"):
+        model(ids, cache=cache, seq_idx=(torch.arange(21) // 9)[None])
 
 
 def test_a_compiled_model_is_the_same():

@@ -39,7 +39,8 @@ GATE = "KimiLinearForgetGate"
 MAMBA_1 = ("mamba_selective_scan", "mamba_inner_fn")
 KEEPS_KWARGS = "Mamba2ForCausalLM"
 """The class that passes no keyword of documents on to its layers."""
-DOCUMENTS = ("position_ids", "seq_idx", "cu_seq_lens_q")
+ENDS = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k")
+DOCUMENTS = ("position_ids", "seq_idx", *ENDS)
 MARK = "_tokenmix_kernels"
 _handed: ContextVar[dict[str, Any] | None] = ContextVar("documents of the model around", default=None)
 
@@ -279,6 +280,7 @@ def separate_documents(
     starts = _find_documents(given, x)
     if starts is None:
         return None
+    given = {name: a for name, a in given.items() if name not in ENDS}  # seq_idx stands for them
     if given.get("use_cache") or any(given.get(name) is not None for name in CACHE_NAMES):
         _refuse("packed documents cannot go into a cache; call the model with use_cache=False")
     index = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
@@ -297,9 +299,7 @@ def _block_mask(module: Any, x: Tensor, within: Tensor) -> Any:
     from transformers.masking_utils import create_causal_mask
 
     shape = x.new_empty(*x.shape[:2], 0, dtype=module.dtype)
-    return create_causal_mask(
-        config=module.config, inputs_embeds=shape, attention_mask=None, cache=None, position_ids=within
-    )
+    return create_causal_mask(module.config, shape, None, None, position_ids=within)  # neither mask nor cache
 
 
 def _find_documents(given: dict[str, Any], x: Tensor) -> Tensor | None:

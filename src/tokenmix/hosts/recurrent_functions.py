@@ -25,38 +25,40 @@ Function = Callable[..., Any]
 
 
 def find_starts(given: dict[str, Any], rows: int, tokens: int, device: torch.device) -> Tensor | None:
-    """Return at which tokens of (B, T) a document starts, the first of each row among them; None: no documents.
+    """Return at which tokens of (B, T) a document starts, the first of each row among them; None: one in each row.
 
     Raises:
-        MixerError: the documents do not fit B and T.
+        MixerError: the documents do not fit B and T, or are told in two ways that differ.
     """
-    starts = torch.zeros(rows, tokens, dtype=torch.bool, device=device)
-    starts[:, :1] = True
-    index = given.get("seq_idx")
+    index, ends = given.get("seq_idx"), given.get("cu_seqlens")
+    ends = given.get("cu_seq_lens_q") if ends is None else ends
+    told = []
     if index is not None:
         if index.shape != (rows, tokens):
             raise MixerError(
                 f"cpu_kernels: seq_idx {tuple(index.shape)} does not name a document of each of the {rows} x {tokens} "
                 "tokens; packed documents come without a cache."
             )
-        starts[:, 1:] = index.diff() != 0
-        return starts
-    ends = given.get("cu_seqlens")
-    ends = given.get("cu_seq_lens_q") if ends is None else ends
-    if ends is None:
-        return None
-    if rows != 1 or int(ends[0]) != 0 or int(ends[-1]) != tokens or bool((ends.diff() < 0).any()):
-        raise MixerError(
-            f"cpu_kernels: the ends of packed documents must rise from 0 to the {tokens} tokens of one row, got "
-            f"{ends.numel()} from {int(ends[0])} to {int(ends[-1])} for {rows} rows; documents come without a cache."
-        )
-    starts[0, ends[:-1].long().clamp_max(tokens - 1)] = tokens > 0
-    return starts
+        told.append(F.pad(index.diff() != 0, (1, 0), value=True))
+    if ends is not None:
+        if rows != 1 or int(ends[0]) != 0 or int(ends[-1]) != tokens or bool((ends.diff() < 0).any()):
+            raise MixerError(
+                f"cpu_kernels: the ends of packed documents must rise from 0 to the {tokens} tokens of one row, got "
+                f"{ends.numel()} from {int(ends[0])} to {int(ends[-1])} for {rows} rows; give them without a cache."
+            )
+        starts = torch.zeros(1, tokens, dtype=torch.bool, device=device)
+        starts[0, ends[ends < tokens].long()] = True
+        told.append(starts)
+    if len(told) == 2 and not torch.equal(*told):
+        raise MixerError("cpu_kernels: seq_idx and cu_seq_lens_q name different documents.")
+    return told[0] if told and bool(told[0][:, 1:].any()) else None
 
 
-def _positions(given: dict[str, Any], x: Tensor) -> Tensor | None:
+def _positions(given: dict[str, Any], x: Tensor, past: Tensor | None) -> Tensor | None:
     """Return 0 where a token of x (B, T, ...) starts a document, else 1."""
     starts = find_starts(given, x.shape[0], x.shape[1], x.device)
+    if starts is not None and past is not None:
+        raise MixerError("cpu_kernels: packed documents cannot go on from a state; call the layer without a cache.")
     return None if starts is None else (~starts).long()
 
 
@@ -83,7 +85,7 @@ def run_delta_rule(
         decay=g,
         beta=beta,
         past=initial_state,
-        positions=_positions(given, query),
+        positions=_positions(given, query, initial_state),
         l2norm=use_qk_l2norm_in_kernel,
     )
     return y, state if output_final_state else None
@@ -140,7 +142,7 @@ def run_scan(
         rule="gated",
         scale=1.0,
         past=None if initial_states is None else initial_states.mT,
-        positions=_positions(given, x),
+        positions=_positions(given, x, initial_states),
     )
     y = y if D is None else y + D[:, None] * x
     return (y, state.mT.contiguous()) if return_final_states else y
