@@ -75,9 +75,10 @@ def run_delta_rule(
     **given: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Run a gated delta rule, with a decay per head (B, T, H) or per feature (B, T, H, dk), from a state or without."""
-    one = query.shape[1] == 1 and initial_state is not None and use_qk_l2norm_in_kernel
-    if one and (found := _run_one(query, key, value, g, beta, initial_state)) is not None:
-        return found
+    if query.shape[1] == 1 and initial_state is not None and use_qk_l2norm_in_kernel:
+        found = _run_one(query, key, value, g, beta, initial_state)
+        if found is not None:
+            return found
     y, state = recurrence(
         query,
         key,
