@@ -375,8 +375,9 @@ def test_one_document_goes_on_from_a_cache():
             cache = out.cache
             parts.append(out.logits)
     torch.testing.assert_close(torch.cat(parts, 1), want, **CLOSE)
-    with pytest.raises(MixerError, match="packed documents cannot go into a cache"):
-        model(ids, cache=cache, seq_idx=(torch.arange(21) // 9)[None])
+    for told in ({"seq_idx": (torch.arange(21) // 9)[None]}, {"position_ids": (torch.arange(21) % 9)[None]}):
+        with pytest.raises(MixerError, match="packed documents cannot go into a cache"):
+            model(ids, cache=cache, **told)
 
 
 def test_a_compiled_model_is_the_same():

@@ -281,7 +281,7 @@ def separate_documents(
     if starts is None:
         return None
     given = {name: a for name, a in given.items() if name not in ENDS}  # seq_idx stands for them
-    if given.get("use_cache") or any(given.get(name) is not None for name in CACHE_NAMES):
+    if given.get("use_cache") or _has_cache(given):
         _refuse("packed documents cannot go into a cache; call the model with use_cache=False")
     index = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
     within = index - torch.where(starts, index, 0).cummax(1).values
@@ -292,6 +292,10 @@ def separate_documents(
         if mask is None or isinstance(mask, Tensor) and mask.ndim == 2:
             given["attention_mask"] = _block_mask(module, x, within)
     return (), given
+
+
+def _has_cache(given: dict[str, Any]) -> bool:
+    return any(given.get(name) is not None for name in CACHE_NAMES)
 
 
 def _block_mask(module: Any, x: Tensor, within: Tensor) -> Any:
@@ -316,7 +320,8 @@ def _find_documents(given: dict[str, Any], x: Tensor) -> Tensor | None:
         valid = mask[:, -T:].bool()
     both = valid[:, 1:] & valid[:, :-1]
     if positions is not None and (mask is None or isinstance(mask, Tensor) and mask.ndim == 2 or starts is not None):
-        anew = (positions.expand(B, -1).diff() != 1) & both
+        steps = positions.expand(B, -1).diff()
+        anew = (steps < 1 if _has_cache(given) else steps != 1) & both  # as transformers reads positions
         if bool(anew.any()):
             if starts is None:
                 starts = torch.ones(B, T, dtype=torch.bool, device=x.device)
