@@ -381,10 +381,15 @@ def test_one_document_goes_on_from_a_cache():
 
 
 def test_a_compiled_model_is_the_same():
-    model, ids = MODELS["qwen3_5"](), tokens()
+    """Also where documents break the graph, so that each layer is compiled by itself: they share no code."""
+    model, ids, (documents, how) = MODELS["qwen3_5"](), tokens(), packed()
     want = logits(model, ids)
+    apart = torch.cat([logits(model, part) for part in documents], 1)
     cpu_kernels(model)
-    torch.testing.assert_close(logits(torch.compile(model, backend="aot_eager"), ids), want, **CLOSE)
+    compiled = torch.compile(model, backend="aot_eager")
+    torch.testing.assert_close(logits(compiled, ids), want, **CLOSE)
+    row = torch.cat(documents, 1)
+    torch.testing.assert_close(logits(compiled, row, position_ids=how["position_ids"]), apart, **CLOSE)
 
 
 def test_wide_heads_and_an_own_gate_are_the_same():

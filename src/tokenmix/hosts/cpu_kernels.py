@@ -227,7 +227,8 @@ def _rebuild(function: Any, replaced: dict[str, Any]) -> FunctionType:
         new = _rebuild(inner, replaced)
         where = function.__globals__
         closure = tuple(CellType(new) if cell.cell_contents is inner else cell for cell in closure)
-    copy = FunctionType(function.__code__, where, function.__name__, function.__defaults__, closure)
+    code = function.__code__.replace()  # compilers keep what they compiled by code, whatever its globals
+    copy = FunctionType(code, where, function.__name__, function.__defaults__, closure)
     copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
     copy.__dict__.update(function.__dict__ | ({} if inner is None else {"__wrapped__": new}))
     return copy
