@@ -1,14 +1,13 @@
-"""Train small hybrids of transformers with their own linear attention and with ours, from equal weights.
+"""Train small hybrids of transformers with their own linear attention and on our kernels, from equal weights.
 
     python -m benchmarks.hybrid_training                       # print the tables
     python -m benchmarks.hybrid_training --record              # and keep them in results/hybrid_training.json
     python -m benchmarks.hybrid_training --models kimi_linear --profile   # where a step of ours spends its time
 
 Each model has three layers of linear attention to one of softmax attention and about 10 M parameters, in the
-proportions of the default config; MLPs are dense. The other model is a copy in which each layer of linear attention is
-``gated_delta`` with the weights copied over; everything else, softmax attention, norms and MLPs, stays transformers'
-own, because our models have no gated attention with partial rotary positions and no multi-head latent attention. So all
-that differs is the layer. Both take a step of AdamW on the same bytes of docs/ in turns, on two threads.
+proportions of the default config; MLPs are dense. The other model is a copy whose layers of linear attention run on the
+C kernels (``hosts.cpu_kernels``); everything else stays transformers' own. Both take a step of AdamW on the same bytes
+of docs/ in turns, on two threads.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenmix.hosts import convert_layer
+from tokenmix.hosts import cpu_kernels
 from tokenmix.lab.bench.roofline import machine
 from tokenmix.system.torchvision import ensure_torchvision
 
@@ -33,19 +32,6 @@ RECORD = Path(__file__).parent / "results" / "hybrid_training.json"
 DOCS = Path(__file__).parents[1] / "docs"
 LENGTH, BATCH, DIM = 512, 2, 256
 KINDS = ("linear_attention",) * 3 + ("full_attention",)
-
-
-class Layer(nn.Module):
-    """A mixer in the place of a layer of linear attention."""
-
-    def __init__(self, mixer: nn.Module):
-        super().__init__()
-        self.mixer = mixer
-
-    def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:
-        """Map (B, T, D) to (B, T, D); training gives neither a cache nor a mask."""
-        mixed: Tensor = self.mixer(hidden_states)
-        return mixed
 
 
 def qwen3_next() -> nn.Module:
@@ -94,25 +80,15 @@ def kimi_linear() -> nn.Module:
     return KimiLinearForCausalLM(config)
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "qwen3_next": (qwen3_next, "linear_attn"),
-    "kimi_linear": (kimi_linear, "self_attn"),
-}
-"""The model, and the name of its layers of linear attention."""
+MODELS: dict[str, Callable[[], nn.Module]] = {"qwen3_next": qwen3_next, "kimi_linear": kimi_linear}
 
 
 def pair(name: str) -> dict[str, Any]:
-    """Return transformers' model, and its copy with our layers and the same weights."""
-    build, slot = MODELS[name]
+    """Return transformers' model, and its copy whose layers of linear attention run on the kernels."""
     torch.manual_seed(0)
-    theirs: Any = build()
+    theirs = MODELS[name]()
     ours = copy.deepcopy(theirs)
-    for kind, layer in zip(theirs.config.layer_types, ours.model.layers, strict=True):
-        if kind == "linear_attention":
-            setattr(layer, slot, Layer(convert_layer(getattr(layer, slot))))
-    counts = {sum(p.numel() for p in model.parameters()) for model in (theirs, ours)}
-    if len(counts) > 1:
-        raise SystemExit(f"{name}: the two models have {counts} parameters.")
+    cpu_kernels(ours)
     return {"transformers": theirs, "tokenmix": ours}
 
 

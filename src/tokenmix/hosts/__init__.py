@@ -1,6 +1,7 @@
 """Connect other libraries: read and write their weights, and put our mixers inside their models."""
 
 from .conversion_report import Report, read_report
+from .cpu_kernels import CpuKernels, cpu_kernels
 from .patch_grid import given_grid
 from .recurrent_layers import convert_layer
 from .rotary import rotary_spec
@@ -21,6 +22,7 @@ from .vit.write import hf_options, timm_options, to_hf, to_timm
 
 __all__ = [
     "AttentionAdapter",
+    "CpuKernels",
     "MultiheadMixer",
     "Report",
     "Site",
@@ -28,6 +30,7 @@ __all__ = [
     "convert_command",
     "convert_layer",
     "convert_vit",
+    "cpu_kernels",
     "find_attention",
     "from_hf",
     "from_timm",
