@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import MixerError
 from ..system.calls import name_tensors
 from . import inputs
+from .loading import one_line, place_of
 from .report import NotApplicable, same
 from .tolerances import BY_DTYPE
 
@@ -38,7 +39,7 @@ class ModelSubject:
     title: str
     size: tuple[int, ...] = ()
     seed: int = 0
-    tolerance: float = field(default=BY_DTYPE[torch.float64])
+    tolerance: float = BY_DTYPE[torch.float64]
 
     @cached_property
     def takes(self) -> frozenset[str]:
@@ -195,26 +196,39 @@ def arithmetic(s: ModelSubject) -> torch.dtype:
 
 
 def model_subject(
-    model: nn.Module, *, dtype: torch.dtype, seed: int, perturb: bool, title: str | None = None
+    model: nn.Module, *, dtype: torch.dtype | None = None, seed: int = 0, perturb: bool = False, title: str | None = None
 ) -> ModelSubject:
     """Build the subject of a model of transformers or timm, which is copied.
 
+    Args:
+        dtype: by default float64, or float32 if the model does not run in float64.
+
     Raises:
-        MixerError: for any other model.
+        MixerError: for any other model, and for one that does not run on three tokens or one image.
     """
     size = (getattr(model, "default_cfg", None) or {}).get("input_size")
     if not hasattr(model, "config") and size is None:
         known = "a model of transformers, or of timm"
         raise MixerError(f"check: {type(model).__name__} is not {known}; check_mixer takes layers on (B, T, D).")
-    given: Any = copy.deepcopy(model).to(dtype).eval()
-    given = perturb_model(given, seed=seed) if perturb else given
-    what = title or type(model).__name__
-    title = f"{what}, {'random weights' if perturb else 'its own weights'}, {str(dtype)[6:]}, seed={seed}"
+    what, errors = title or type(model).__name__, []
+    for chosen in (torch.float64, torch.float32) if dtype is None else (dtype,):
+        copied = copy.deepcopy(model).to(chosen).eval()
+        s = _describe(perturb_model(copied, seed=seed) if perturb else copied, what, tuple(size or ()), seed, perturb)
+        try:
+            return replace(s, tolerance=BY_DTYPE[arithmetic(s)])
+        except Exception as why:  # whatever the model raises
+            errors.append(f"{type(why).__name__}: {one_line(why)}{place_of(why)}")
+    raise MixerError(f"check: {what} does not run on {'one image' if size else 'three tokens'}: {errors[-1]}")
+
+
+def _describe(model: Any, what: str, size: tuple[int, ...], seed: int, perturb: bool) -> ModelSubject:
+    """Say what a model reads."""
     kind: Kind = "images"
-    if size is None:
-        decodes = given.can_generate() if hasattr(given, "can_generate") else False
-        kind = "encoder-decoder" if given.config.is_encoder_decoder else "decoder" if decodes else "encoder"
-        if "input_ids" not in inspect.signature(given.forward).parameters:
+    if not size:
+        decodes = model.can_generate() if hasattr(model, "can_generate") else False
+        kind = "encoder-decoder" if model.config.is_encoder_decoder else "decoder" if decodes else "encoder"
+        if "input_ids" not in inspect.signature(model.forward).parameters:
             raise MixerError(f"check: {what} takes no input_ids; models of tokens are checked, and images of timm.")
-    s = ModelSubject(given, kind, title, tuple(size or ()), seed)
-    return ModelSubject(given, kind, title, s.size, seed, BY_DTYPE[arithmetic(s)])
+    s = ModelSubject(model, kind, what, size, seed)
+    weights = "random weights" if perturb else "its own weights"
+    return replace(s, title=f"{what}, {kind}, {weights}, {str(s.dtype)[6:]}, seed={seed}")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import MixerError
 from ..hosts.surgery.save_load import open_host
-from ..system.config import nearest
+from ..hosts.timm.require import require_timm
 from ..system.files import read_json
 from ..types import Options
 from . import model_promises as promises
@@ -46,11 +45,69 @@ MODEL_PROMISES = {
 WEIGHTS = ("*.safetensors", "*.bin")
 
 
+def open_model(target: str, options: Options) -> tuple[nn.Module, bool]:
+    """Open the model that ``hf:FOLDER`` or ``timm:NAME`` names.
+
+    Args:
+        options: fields that replace those of a config without weights, or arguments of ``timm.create_model``.
+
+    Returns:
+        The model, and whether its weights are random: those of timm are, and those of a folder without weights.
+
+    Raises:
+        MixerError: if it cannot be built.
+    """
+    kind, _, name = target.partition(":")
+    torch.manual_seed(0)
+    if kind == "timm":
+        return _build_timm(name, options), True
+    folder = Path(name)
+    if any(found for pattern in WEIGHTS for found in folder.glob(pattern)):
+        if options:
+            given = ", ".join(options)
+            raise MixerError(f"check: {folder} has weights, which fix its config; leave {given} out of --options.")
+        return open_host(target)[0], False
+    return _build_from_config(folder, options), True
+
+
+def _build_timm(name: str, options: Options) -> nn.Module:
+    require_timm()
+    import timm
+
+    if not timm.is_model(name.split(".")[0]):
+        raise MixerError(f"check: timm {timm.__version__} has no model {name!r}; timm.list_models('vit*') lists them.")
+    try:
+        model: nn.Module = timm.create_model(name, pretrained=False, **options)
+    except Exception as why:  # options may be anything
+        raise MixerError(f"check: timm cannot build {name} with {options}: {one_line(why)}") from why
+    return model
+
+
+def _build_from_config(folder: Path, options: Options) -> nn.Module:
+    """Build the model of a config.json of transformers, with random weights."""
+    fields = read_json(folder / "config.json")
+    if "model_type" not in fields:
+        raise MixerError(f"check: {folder / 'config.json'} names no model_type, so it is not a model of transformers.")
+    from ..hosts.huggingface.require import check_transformers
+
+    check_transformers()
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **options)
+        named = (config.architectures or [None])[0]
+        cls = getattr(transformers, str(named), None) or transformers.AutoModelForCausalLM
+        model: nn.Module = cls._from_config(config) if named else cls.from_config(config)
+    except Exception as why:  # a config may be anything
+        raise MixerError(f"check: transformers cannot build the model of {folder}: {one_line(why)}") from why
+    return model
+
+
 def check_model(
     model: nn.Module,
     *,
     promises: Iterable[str] | None = None,
-    dtype: torch.dtype = torch.float64,
+    dtype: torch.dtype | None = None,
     perturb: bool = False,
     seed: int = 0,
 ) -> PromiseReport:
@@ -63,7 +120,7 @@ def check_model(
     Args:
         model: is copied, and left as it is.
         promises: names of ``MODEL_PROMISES``, to check only those.
-        dtype: what the copy computes in. Two ways to one number may differ by what the tree's table allows for the
+        dtype: what the copy computes in; by default float64, or float32 if the model does not run in it. Two ways to one number may differ by what the tree's table allows for the
             narrowest dtype of the model's own arithmetic, such as norms in float32.
         perturb: add noise to every parameter, for a model with random weights, which differ too little from zero.
 
