@@ -166,14 +166,8 @@ MODELS: dict[str, Model] = {
         },
     ),
     "rwkv": decoder("Rwkv", {"vocab_size": 31, "hidden_size": 32, "num_hidden_layers": 2, "context_length": 128}),
-    "xlstm": decoder("xLSTM", {**ALONE, "num_heads": 4, "num_blocks": 2}),
     "bert": Model("BertForMaskedLM", "BertConfig", ENCODER),
     "modernbert": Model("ModernBertForMaskedLM", "ModernBertConfig", {**ENCODER, "local_attention": 4}),
-    "nystromformer": Model(
-        "NystromformerForMaskedLM",
-        "NystromformerConfig",
-        {**ENCODER, "num_landmarks": 2, "segment_means_seq_len": 4, "conv_kernel_size": 3},
-    ),
     "t5": Model(
         "T5ForConditionalGeneration",
         "T5Config",
@@ -183,11 +177,12 @@ MODELS: dict[str, Model] = {
 }
 """Models of transformers by the names of their folders there."""
 TIMM = {
-    "vit_tiny_patch16_224": {"img_size": 64},
-    "swin_tiny_patch4_window7_224": {"img_size": 56, "window_size": 7, "depths": [1, 1, 1, 1]},
-    "xcit_nano_12_p16_224": {"img_size": 64},
-    "mixer_s32_224": {"img_size": 64},
-    "poolformer_s12": {},
+    "vit_tiny_patch16_224": {"depth": 2},
+    "swin_tiny_patch4_window7_224": {"depths": [1, 1, 1, 1]},
+    "xcit_nano_12_p16_224": {"depth": 2},
+    "mixer_s32_224": {},
+    "poolformer_s12": {"layers": [1, 1, 1, 1]},
+    "mambaout_femto": {"depths": [1, 1, 1, 1]},
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -93,7 +94,7 @@ class ModelSubject:
         Args:
             mask: (B, tokens in the cache + T), True = may be attended.
         """
-        given: dict[str, Any] = {"use_cache": use_cache} if "use_cache" in self.takes else {}
+        given: dict[str, Any] = {"use_cache": use_cache} if self.takes_any or "use_cache" in self.takes else {}
         if self.kind == "encoder-decoder":
             source = self.draw(1, 5, stream=9).expand(ids.shape[0], -1)
             given |= {"input_ids": source, "decoder_input_ids": ids}
@@ -107,11 +108,24 @@ class ModelSubject:
             given[self.cache_name] = cache
         return self.model(**given, **more)
 
+    def step(self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: Any) -> Any:
+        """Call the model with the next tokens of a stream, with what its ``prepare_inputs_for_generation`` chooses.
+
+        Some models, such as Mamba, take the mask for the first tokens alone.
+        """
+        first = {"is_first_iteration": cache is None, "cache": cache, "use_cache": True}
+        with torch.no_grad():
+            if mask is not None and self.kind == "decoder" and cache is not None:
+                given = {"attention_mask": mask.long(), "position_ids": positions}
+                chosen = self.model.prepare_inputs_for_generation(ids, **given, **first)
+                mask = None if chosen.get("attention_mask") is None else mask
+            return self.call(ids, mask, positions, cache, use_cache=True)
+
     @property
     def cache_name(self) -> str:
         """The name of the argument that takes the cache."""
         name = next((name for name in CACHES if name in self.takes), None)
-        if self.kind in ("encoder", "images") or name is None or "use_cache" not in self.takes:
+        if self.kind in ("encoder", "images") or name is None:
             raise NotApplicable("it has no cache")
         return name
 
@@ -150,7 +164,8 @@ class ModelSubject:
 
     def copied(self, dtype: torch.dtype) -> ModelSubject:
         """Return the subject with a copy of its model in another dtype."""
-        return ModelSubject(copy.deepcopy(self.model).to(dtype), self.kind, self.title, self.size, self.seed)
+        tolerance = max(self.tolerance, BY_DTYPE[dtype])
+        return replace(self, model=copy.deepcopy(self.model).to(dtype), tolerance=tolerance)
 
 
 def positions_of(mask: Tensor) -> Tensor:
@@ -191,7 +206,13 @@ class _Narrowest(TorchDispatchMode):
 def arithmetic(s: ModelSubject) -> torch.dtype:
     """Return the narrowest dtype in which a model computes: many compute norms and softmax in float32 in any case."""
     with _Narrowest() as seen:
-        s.outputs(s.images(1)) if s.kind == "images" else s.outputs(s.draw(1, 3))
+        if s.kind == "images":
+            s.outputs(s.images(1))
+        else:
+            ids = s.draw(1, 3)
+            s.outputs(ids)
+            with suppress(Exception):  # whatever a stream raises is what its promises are about
+                s.step(ids, None, torch.arange(3)[None], None)
     return seen.found
 
 
