@@ -190,8 +190,9 @@ def build_public(name: str) -> nn.Module:
     """Build a model of the tables with random weights."""
     if name in TIMM:
         return open_model(f"timm:{name}", TIMM[name])[0]
-    import tokenmix.hosts.huggingface  # noqa: F401  (some installations of transformers need what it prepares)
     import transformers
+
+    import tokenmix.hosts.huggingface  # noqa: F401  (some installations of transformers need what it prepares)
 
     found, fields = MODELS[name], dict(MODELS[name].fields)
     implementation = fields.pop("experts_implementation", None)

@@ -7,12 +7,11 @@ import json
 import pytest
 import torch
 from torch import nn
+from transformers import DataCollatorWithFlattening, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
-import tokenmix.hosts.huggingface  # noqa: F401  (transformers needs what it prepares)
 from tokenmix import MixerError
 from tokenmix.testing import MODEL_PROMISES, ContractError, check_model, main_check
 from tokenmix.testing.model_promises import document_lengths
-from transformers import DataCollatorWithFlattening, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 CONFIG = {
@@ -47,10 +46,8 @@ class Broken(LlamaForCausalLM):
         **kwargs,
     ):
         bug, mask = self.bug, attention_mask
-        if bug == "ignores masks":
-            attention_mask = None
-        if bug == "ignores masks at batch 1" and len(input_ids) == 1:
-            attention_mask = None
+        if mask is not None and (bug == "ignores masks" or (bug == "ignores masks at batch 1" and len(mask) == 1)):
+            attention_mask = torch.ones_like(mask)
         if bug == "ignores positions":
             position_ids = None
         if bug == "ignores masks of a stream" and cache is not None:
@@ -60,9 +57,7 @@ class Broken(LlamaForCausalLM):
         if bug == "forgets at each token" and input_ids.shape[1] == 1:
             cache = None
         given = {"cache": cache, "use_cache": use_cache, **kwargs}
-        out = super().forward(
-            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **given
-        )
+        out = super().forward(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **given)
         if bug == "keeps rows" and out.cache is not None:
             out.cache.reorder_cache = lambda rows: None
         if bug == "sees all" and cache is None:
@@ -85,9 +80,9 @@ class Broken(LlamaForCausalLM):
         return out
 
     def save_pretrained(self, folder, **kwargs):
-        if self.bug == "saves another bias":
-            self.lm_head.weight.data += 1e-3
         super().save_pretrained(folder, **kwargs)
+        if self.bug == "saves other weights":
+            self.lm_head.weight.data += 1e-6
 
 
 BUGS = {
@@ -105,7 +100,7 @@ BUGS = {
     "has gradients that are not finite": "gradients_are_finite",
     "overflows": "gradients_at_large_biases",
     "overflows in half precision": "finite_in_bfloat16",
-    "saves another bias": "saves_and_loads",
+    "saves other weights": "saves_and_loads",
 }
 
 

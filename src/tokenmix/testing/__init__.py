@@ -1,8 +1,8 @@
 """The contract suite: the promises of every mixer, as functions that run on any mixer.
 
 In a test of your own: ``check_mixer(MyMixer, {"window": 3, "causal": True}, reference=my_equation)``;
-``check_recurrence(my_kernel, "fla")`` for a kernel with the signature of a known one; ``check_model(model)`` for a whole
-model.
+``check_recurrence(my_kernel, "fla")`` for a kernel with the signature of a known one; ``check_model(model)`` for whole
+models.
 """
 
 from .cli import main_check

@@ -33,7 +33,7 @@ def own_line(error: BaseException, *, library: bool = False) -> str:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether an exception was raised on purpose: by a ``raise`` statement that is neither torch's nor Python's."""
+    """Return whether a ``raise`` statement raised an exception, and one that is neither torch's nor Python's."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames or not (frames[-1].line or "").startswith("raise"):
         return False

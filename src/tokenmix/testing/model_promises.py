@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import torch
@@ -150,7 +150,14 @@ def beams_reorder(s: ModelSubject) -> None:
             cache = s.cache_of(out)
             got.append(first_tensor(out))
         want = _stream(s, picked, (length, 1, 1))[:, length:]
-        s.same(torch.cat(got, 1), want, "a reordered row differs from the row that it was", start=length, order=order, prompt=length)
+        s.same(
+            torch.cat(got, 1),
+            want,
+            "a reordered row differs from the row that it was",
+            start=length,
+            order=order,
+            prompt=length,
+        )
 
 
 def _packed(s: ModelSubject, *, lengths_too: bool) -> None:

@@ -179,7 +179,7 @@ def first_tensor(out: Any) -> Tensor:
 
 
 def perturb_model(model: nn.Module, *, seed: int) -> nn.Module:
-    """Add noise to every parameter, in place, as large as it stays harmless at any width: 0.6 / sqrt(inputs) and 0.2."""
+    """Add noise to every parameter, in place, of a size that suits any width: 0.6 / sqrt(inputs), and 0.2 to vectors."""
     generator = torch.Generator().manual_seed(seed + 77)
     with torch.no_grad():
         for p in model.parameters():
@@ -217,7 +217,12 @@ def arithmetic(s: ModelSubject) -> torch.dtype:
 
 
 def model_subject(
-    model: nn.Module, *, dtype: torch.dtype | None = None, seed: int = 0, perturb: bool = False, title: str | None = None
+    model: nn.Module,
+    *,
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+    perturb: bool = False,
+    title: str | None = None,
 ) -> ModelSubject:
     """Build the subject of a model of transformers or timm, which is copied.
 
@@ -227,19 +232,26 @@ def model_subject(
     Raises:
         MixerError: for any other model, and for one that does not run on three tokens or one image.
     """
-    size = (getattr(model, "default_cfg", None) or {}).get("input_size")
+    size = _image_size(model)
     if not hasattr(model, "config") and size is None:
         known = "a model of transformers, or of timm"
         raise MixerError(f"check: {type(model).__name__} is not {known}; check_mixer takes layers on (B, T, D).")
     what, errors = title or type(model).__name__, []
     for chosen in (torch.float64, torch.float32) if dtype is None else (dtype,):
         copied = copy.deepcopy(model).to(chosen).eval()
-        s = _describe(perturb_model(copied, seed=seed) if perturb else copied, what, tuple(size or ()), seed, perturb)
+        s = _describe(perturb_model(copied, seed=seed) if perturb else copied, what, size or (), seed, perturb)
         try:
             return replace(s, tolerance=BY_DTYPE[arithmetic(s)])
         except Exception as why:  # whatever the model raises
             errors.append(f"{type(why).__name__}: {one_line(why)}{place_of(why)}")
     raise MixerError(f"check: {what} does not run on {'one image' if size else 'three tokens'}: {errors[-1]}")
+
+
+def _image_size(model: Any) -> tuple[int, ...] | None:
+    """Return the size (channels, height, width) of the images of a model of timm, None for any other model."""
+    size = (getattr(model, "default_cfg", None) or {}).get("input_size")
+    sides = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    return None if size is None else (size[0], *(sides or size[1:]))
 
 
 def _describe(model: Any, what: str, size: tuple[int, ...], seed: int, perturb: bool) -> ModelSubject:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import MixerError
-from ..hosts.surgery.save_load import open_host
-from ..hosts.timm.require import require_timm
 from ..system.files import read_json
 from ..types import Options
 from . import model_promises as promises
@@ -66,11 +65,15 @@ def open_model(target: str, options: Options) -> tuple[nn.Module, bool]:
         if options:
             given = ", ".join(options)
             raise MixerError(f"check: {folder} has weights, which fix its config; leave {given} out of --options.")
+        from ..hosts.surgery.save_load import open_host
+
         return open_host(target)[0], False
     return _build_from_config(folder, options), True
 
 
 def _build_timm(name: str, options: Options) -> nn.Module:
+    from ..hosts.timm.require import require_timm
+
     require_timm()
     import timm
 
@@ -95,9 +98,8 @@ def _build_from_config(folder: Path, options: Options) -> nn.Module:
 
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **options)
-        named = (config.architectures or [None])[0]
-        cls = getattr(transformers, str(named), None) or transformers.AutoModelForCausalLM
-        model: nn.Module = cls._from_config(config) if named else cls.from_config(config)
+        cls: Any = getattr(transformers, str((config.architectures or [None])[0]), None)
+        model: nn.Module = transformers.AutoModelForCausalLM.from_config(config) if cls is None else cls(config)
     except Exception as why:  # a config may be anything
         raise MixerError(f"check: transformers cannot build the model of {folder}: {one_line(why)}") from why
     return model
@@ -120,8 +122,9 @@ def check_model(
     Args:
         model: is copied, and left as it is.
         promises: names of ``MODEL_PROMISES``, to check only those.
-        dtype: what the copy computes in; by default float64, or float32 if the model does not run in it. Two ways to one number may differ by what the tree's table allows for the
-            narrowest dtype of the model's own arithmetic, such as norms in float32.
+        dtype: what the copy computes in; by default float64, or float32 if the model does not run in it. Two ways to
+            one number may differ by the tolerance of the narrowest dtype of the model's own arithmetic: many compute
+            norms and softmax in float32 in any case.
         perturb: add noise to every parameter, for a model with random weights, which differ too little from zero.
 
     Raises:

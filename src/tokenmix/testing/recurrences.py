@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import reference
 from ..errors import MixerError
+from ..functional.recurrence import RULES, Rule
 from ..types import Options
 from .inputs import noise, uniform
 from .loading import one_line
@@ -41,7 +42,7 @@ class RecurrenceSubject:
 
     fn: Callable[..., Any]
     signature: Signature
-    rule: str
+    rule: Rule
     by_feature: bool
     state_v_first: bool
     dtype: torch.dtype
@@ -96,7 +97,7 @@ class RecurrenceSubject:
         q, k, v, decay = t["q"], t["k"], t["v"], t.get("decay")
         if l2norm:
             q, k = (a * (a.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for a in (q, k))
-        rule, scale = (("gated", 1.0) if self.of_mamba else (self.rule, scale))
+        rule, scale = ("gated", 1.0) if self.of_mamba else (self.rule, scale)
         x = v
         if self.of_mamba:
             dt = t["dt"] if "dt_bias" not in t else F.softplus(t["dt"] + t["dt_bias"])
@@ -279,7 +280,9 @@ def forgets_everything(s: RecurrenceSubject) -> None:
         leaves = {n: a.clone().requires_grad_() for n, a in t.items()}
         o = s.run(leaves)[0]
         if o.requires_grad:
-            for n, g in zip(leaves, torch.autograd.grad(o.sum(), list(leaves.values()), allow_unused=True), strict=True):
+            for n, g in zip(
+                leaves, torch.autograd.grad(o.sum(), list(leaves.values()), allow_unused=True), strict=True
+            ):
                 if g is not None:
                     finite(g, f"the gradient of {n} where a token forgets everything", tokens=length, at=at)
 
@@ -330,7 +333,7 @@ def check_recurrence(
     fn: Callable[..., Any],
     signature: Signature,
     *,
-    rule: str = "gated_delta",
+    rule: Rule = "gated_delta",
     decay: Literal["head", "feature"] = "head",
     state_v_first: bool = False,
     dtype: torch.dtype = torch.float32,
@@ -362,8 +365,8 @@ def check_recurrence(
     """
     if signature not in get_args(Signature):
         raise MixerError(f"check_recurrence: signature is one of {', '.join(get_args(Signature))}, got {signature!r}.")
-    if rule not in ("linear", "gated", "delta", "gated_delta"):
-        raise MixerError(f"check_recurrence: rule is linear, gated, delta or gated_delta, got {rule!r}.")
+    if rule not in RULES:
+        raise MixerError(f"check_recurrence: rule is one of {', '.join(RULES)}, got {rule!r}.")
     names = list(RECURRENCE_PROMISES) if promises is None else list(promises)
     for name in names:
         if name not in RECURRENCE_PROMISES:
