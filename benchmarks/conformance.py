@@ -10,6 +10,7 @@ each model of transformers to a folder of its own, for ``tokenmix check hf:DIR/N
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from tokenmix.testing import ContractError, PromiseReport, check_recurrence
 from tokenmix.testing.model_subject import model_subject
 from tokenmix.testing.models import open_model, run_model_promises
 
@@ -59,7 +61,14 @@ def decoder(name: str, fields: dict[str, Any], config: str | None = None) -> Mod
     return Model(f"{name}ForCausalLM", config or f"{name}Config", fields)
 
 
+OURS = {
+    **{k: v for k, v in BASE.items() if k not in ("intermediate_size", "num_key_value_heads")},
+    "mixers": [{"name": "gated_delta", "heads": 2}, {"name": "attention", "positions": {"name": "rotary"}}],
+    "positions": None,
+}
+
 MODELS: dict[str, Model] = {
+    "tokenmix": Model("TokenMixForCausalLM", "TokenMixConfig", OURS),
     "gpt2": Model(
         "GPT2LMHeadModel", "GPT2Config", {"vocab_size": 31, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
     ),
@@ -175,14 +184,23 @@ MODELS: dict[str, Model] = {
         | {"pad_token_id": 0, "decoder_start_token_id": 0},
     ),
 }
-"""Models of transformers by the names of their folders there."""
+"""Models of transformers by the names of their folders there, and one of this library."""
+FUNCTIONS = {
+    "torch_chunk_gated_delta_rule": ("qwen3_next", "fla", "head"),
+    "torch_recurrent_gated_delta_rule": ("qwen3_next", "fla", "head"),
+    "chunk_kimi_delta_attention": ("kimi_linear", "fla", "feature"),
+    "recurrent_kimi_delta_attention": ("kimi_linear", "fla", "feature"),
+    "mamba2_chunk_scan": ("mamba2", "mamba_ssm", "head"),
+    "mamba2_selective_state_update": ("mamba2", "mamba_ssm_step", "head"),
+}
+"""Functions of transformers: the folder of their model, their signature, and what their decay is for."""
 TIMM = {
     "vit_tiny_patch16_224": {"depth": 2},
     "swin_tiny_patch4_window7_224": {"depths": [1, 1, 1, 1]},
     "xcit_nano_12_p16_224": {"depth": 2},
     "mixer_s32_224": {},
-    "poolformer_s12": {"layers": [1, 1, 1, 1]},
-    "mambaout_femto": {"depths": [1, 1, 1, 1]},
+    "poolformer_s12": {},
+    "mambaout_femto": {},
 }
 
 
@@ -192,16 +210,30 @@ def build_public(name: str) -> nn.Module:
         return open_model(f"timm:{name}", TIMM[name])[0]
     import transformers
 
-    import tokenmix.hosts.huggingface  # noqa: F401  (some installations of transformers need what it prepares)
+    import tokenmix.hosts.huggingface as ours
 
+    library: Any = ours if name == "tokenmix" else transformers
     found, fields = MODELS[name], dict(MODELS[name].fields)
     implementation = fields.pop("experts_implementation", None)
-    config = getattr(transformers, found.config)(**fields)
+    config = getattr(library, found.config)(**fields)
     config.architectures = [found.cls]
     if implementation is not None:
         config._experts_implementation = implementation
     torch.manual_seed(0)
-    return getattr(transformers, found.cls)(config).eval()
+    built: nn.Module = getattr(library, found.cls)(config).eval()
+    return built
+
+
+def check_function(name: str) -> PromiseReport:
+    """Check a function of transformers."""
+    import tokenmix.hosts.huggingface  # noqa: F401  (some installations of transformers need what it prepares)
+
+    folder, signature, decay = FUNCTIONS[name]
+    module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+    try:
+        return check_recurrence(getattr(module, name), signature, decay=decay)  # type: ignore[arg-type]  # literals
+    except ContractError as found:
+        return found.report
 
 
 def main() -> None:
@@ -213,8 +245,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    found = {}
-    for name in args.names or [*MODELS, *TIMM]:
+    found, functions = {}, {}
+    for name in args.names or [*MODELS, *TIMM, *FUNCTIONS]:
+        if name in FUNCTIONS:
+            functions[name] = check_function(name)
+            print(functions[name], flush=True)
+            continue
         model: Any = build_public(name)
         if args.folder is not None and name in MODELS:
             model.config.save_pretrained(args.folder / name)
@@ -222,10 +258,13 @@ def main() -> None:
         print(report, flush=True)
         found[name] = report.as_dict()
     if args.record:
+        import timm
         import transformers
 
         versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-        RESULTS.write_text(json.dumps({"versions": versions, "models": found}, indent=1) + "\n")
+        versions |= {"timm": timm.__version__}
+        record = {"versions": versions, "models": found, "functions": {n: r.as_dict() for n, r in functions.items()}}
+        RESULTS.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

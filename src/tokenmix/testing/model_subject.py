@@ -179,7 +179,7 @@ def first_tensor(out: Any) -> Tensor:
 
 
 def perturb_model(model: nn.Module, *, seed: int) -> nn.Module:
-    """Add noise to every parameter, in place, of a size that suits any width: 0.6 / sqrt(inputs), and 0.2 to vectors."""
+    """Add noise to every parameter, in place, of a size that suits any width: 0.6 / sqrt(inputs), 0.2 to vectors."""
     generator = torch.Generator().manual_seed(seed + 77)
     with torch.no_grad():
         for p in model.parameters():
