@@ -3,8 +3,8 @@
     python benchmarks/conformance.py [NAMES] [--promises NAME ...] [--record] [--folder DIR]
 
 Models of transformers are tiny, with random weights, and those of timm have their own size. ``--record`` writes
-benchmarks/results/conformance.json, from which docs/conformance.md takes its tables. ``--folder`` writes the config of
-each model of transformers to a folder of its own, for ``tokenmix check hf:DIR/NAME``.
+benchmarks/results/conformance.json, of NAMES only their parts, from which docs/conformance.md takes its tables.
+``--folder`` writes the config of each model of transformers to a folder, for ``tokenmix check hf:DIR/NAME``.
 """
 
 from __future__ import annotations
@@ -263,7 +263,10 @@ def main() -> None:
 
         versions = {"transformers": transformers.__version__, "torch": torch.__version__}
         versions |= {"timm": timm.__version__}
-        record = {"versions": versions, "models": found, "functions": {n: r.as_dict() for n, r in functions.items()}}
+        record = json.loads(RESULTS.read_text()) if args.names else {"models": {}, "functions": {}}
+        record["versions"] = versions
+        record["models"] |= found
+        record["functions"] |= {name: report.as_dict() for name, report in functions.items()}
         RESULTS.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -67,7 +67,7 @@ class ModelSubject:
     def draw(self, rows: int, length: int, *, stream: int = 0) -> Tensor:
         """Draw ids (rows, length), none of which is the pad token."""
         generator = torch.Generator().manual_seed(1000 * stream + self.seed + length)
-        ids = torch.randint(self.vocabulary - 1, (rows, length), generator=generator)
+        ids = inputs.draw_tensor(torch.randint, self.vocabulary - 1, (rows, length), generator=generator)
         return ids if self.pad is None else ids + (ids >= self.pad).long()
 
     def images(self, rows: int, *, stream: int = 0) -> Tensor:

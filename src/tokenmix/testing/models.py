@@ -14,6 +14,7 @@ from ..errors import MixerError
 from ..system.files import read_json
 from ..types import Options
 from . import model_promises as promises
+from .device import on_device
 from .loading import one_line
 from .model_subject import ModelSubject, model_subject
 from .report import BROKEN, ContractError, PromiseReport, Result
@@ -131,7 +132,9 @@ def check_model(
         ContractError: with the report and the offending inputs, if any promise is broken.
         MixerError: for a model that is neither, and for an unknown promise.
     """
-    report = run_model_promises(model_subject(model, dtype=dtype, seed=seed, perturb=perturb), promises)
+    place = next((p.device for p in model.parameters()), torch.device("cpu"))
+    with on_device(str(place)):
+        report = run_model_promises(model_subject(model, dtype=dtype, seed=seed, perturb=perturb), promises)
     if report.failures:
         raise ContractError(report)
     return report
