@@ -216,10 +216,12 @@ def conformance(results: Path) -> str:
     for name, report in found["functions"].items():
         status = {r["promise"]: VERDICTS[r["status"]] for r in report["results"]}
         lines.append(f"| `{name}` | {report['subject'].partition(' as ')[2]} | {_other_promises(status)} |")
-    lines += ["", '??? note "The smallest input that breaks each, and how far it is off"', ""]
+    lines += ["", '??? note "The smallest input that breaks each and how far it is off, and what refusals say"', ""]
     for name, report in {**found["models"], **found["functions"]}.items():
         broken = [r for r in report["results"] if VERDICTS[r["status"]] == "**no**"]
         lines += [f"    - `{name}`, {r['promise']}: `{r['reason']}`" for r in broken]
+        refused = [r for r in report["results"] if r["status"] == "refused"]
+        lines += [f"    - `{name}`, {r['promise']}, refused: {r['reason']}" for r in refused]
     return "\n".join(lines)
 
 

@@ -95,8 +95,8 @@ def test_decoding_does_not_raise_small_steps_to_time_step_min(name, found):
 def test_beams_of_minimax_keep_the_states_of_other_beams(found):
     assert "minimax" in broken(found, "beams_reorder")
     model, ids = build("minimax"), draw(1, 6)
-    told = {**BEGUN, "output_scores": True, "return_dict_in_generate": True}
-    best = model.generate(ids, num_beams=4, length_penalty=0.0, **told)
+    told = {**BEGUN, "max_new_tokens": 12, "output_scores": True, "return_dict_in_generate": True}
+    best = model.generate(ids, num_beams=6, length_penalty=0.0, **told)
     again = logits(model, best.sequences)[0, 5:-1].log_softmax(-1).gather(1, best.sequences[0, 6:, None]).sum()
     assert abs(float(best.sequences_scores[0]) - float(again)) > 1e-2
 
