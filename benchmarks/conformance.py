@@ -79,6 +79,18 @@ MODELS: dict[str, Model] = {
         {**BASE, "head_dim": 8, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
         "Gemma3TextConfig",
     ),
+    "gpt_oss": decoder(
+        "GptOss",
+        {
+            **BASE,
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "experts_implementation": "eager",
+            "sliding_window": 64,
+        },
+    ),
+    "opt": decoder("OPT", {**BASE, "ffn_dim": 48, "word_embed_proj_dim": 32}),
     "qwen3_next": decoder(
         "Qwen3Next",
         {**BASE, **DELTA, **EXPERTS, "head_dim": 8, "num_experts": 4, "shared_expert_intermediate_size": 16},
@@ -265,7 +277,8 @@ def main() -> None:
         versions |= {"timm": timm.__version__}
         record = json.loads(RESULTS.read_text()) if args.names else {"models": {}, "functions": {}}
         record["versions"] = versions
-        record["models"] |= found
+        found = record["models"] | found
+        record["models"] = {name: found[name] for name in (*MODELS, *TIMM) if name in found}
         record["functions"] |= {name: report.as_dict() for name, report in functions.items()}
         RESULTS.write_text(json.dumps(record, indent=1) + "\n")
 

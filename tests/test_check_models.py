@@ -163,8 +163,8 @@ def test_encoder_decoders_read_padded_sources():
     torch.manual_seed(0)
     config = T5Config(vocab_size=31, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, decoder_start_token_id=0)
     report = check_model(T5ForConditionalGeneration(config), perturb=True)
-    assert report.status("left_padding") == report.status("beams_reorder") == "kept"
-    assert report.status("packed_by_positions") == "not applicable"
+    assert report.status("right_padding") == report.status("beams_reorder") == "kept"
+    assert report.status("left_padding") == report.status("packed_by_positions") == "not applicable"
 
 
 def test_lengths_of_documents_are_those_of_transformers():

@@ -16,6 +16,8 @@ from tokenmix.testing.model_subject import perturb_model
 MIXED = ("qwen3_next", "qwen3_5", "olmo_hybrid", "kimi_linear", "bamba", "falcon_h1", "granitemoehybrid")
 MIXED += ("nemotron_h", "zamba2", "lfm2", "jamba", "minimax", "recurrent_gemma")
 """Models that take position_ids which start anew, and mix the documents."""
+UNTOLD = ("gpt_oss", "opt")
+"""Transformers that do not pass position_ids on to their masks."""
 HOLES = (*MIXED, "mamba", "mamba2", "falcon_mamba")
 """Models whose convolutions or decays count masked places in between."""
 BEGUN = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -141,17 +143,20 @@ def test_the_gate_of_kimi_linear_has_gradients_that_are_not_finite(found):
     assert not bool(model.model.embed_tokens.weight.grad.isfinite().all())
 
 
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("name", [*MIXED, *UNTOLD])
 def test_position_ids_that_start_anew_do_not_part_documents(name, found):
-    assert broken(found, "packed_by_positions") == set(MIXED)
+    assert broken(found, "packed_by_positions") == {*MIXED, *UNTOLD}
     model, ids = build(name), draw(1, 5)
     packed = logits(model, ids, position_ids=torch.tensor([[0, 1, 0, 1, 2]]), use_cache=False)
     assert gap(packed[:, 2:], logits(model, ids[:, 2:], use_cache=False)) > 1e-2
 
 
-@pytest.mark.parametrize("name", ["jamba", "minimax", "recurrent_gemma"])
+UNREAD = ("jamba", "minimax", "recurrent_gemma", *UNTOLD)
+
+
+@pytest.mark.parametrize("name", UNREAD)
 def test_lengths_of_documents_are_taken_and_not_read(name, found):
-    assert broken(found, "packed_by_lengths") == {"jamba", "minimax", "recurrent_gemma"}
+    assert broken(found, "packed_by_lengths") == set(UNREAD)
     model, ids = build(name), draw(1, 5)
     ends = torch.tensor([0, 2, 5], dtype=torch.int32)
     told = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 3, "max_length_k": 3}

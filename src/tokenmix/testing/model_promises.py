@@ -51,8 +51,8 @@ def _masked_inputs(s: ModelSubject, side: str) -> Iterator[tuple[Tensor, Tensor,
 
 
 def _padding(s: ModelSubject, side: str) -> None:
-    if side == "interior" and s.kind == "encoder-decoder":
-        raise NotApplicable("its positions are places in the row, and it takes no others")
+    if side != "right" and s.kind != "decoder" and "position_ids" not in s.takes:
+        raise NotApplicable("it takes no positions, so its rows begin with their first token")
     for ids, mask, filled in _masked_inputs(s, side):
         got = s.read(ids, mask)
         for row, kept in enumerate(mask):
