@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -146,9 +148,28 @@ def run_model_promises(s: ModelSubject, names: Iterable[str] | None = None) -> P
     for name in chosen:
         if name not in MODEL_PROMISES:
             raise MixerError(f"check: no promise of models is called {name!r}; known: {', '.join(MODEL_PROMISES)}.")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _quiet_transformers():
         warnings.simplefilter("ignore")
         return PromiseReport(s.title, [_check_promise(s, name) for name in chosen])
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Keep transformers from hints and progress bars inside the block, where it is imported."""
+    if "transformers" not in sys.modules:
+        yield
+        return
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _check_promise(s: ModelSubject, name: str) -> Result:
