@@ -26,6 +26,7 @@ ONNX_SPEED = "<!-- onnx speed -->"
 SIGNALS = "<!-- signals -->"
 SERVICE = "<!-- sentence service -->"
 GENERATION = "<!-- generation service -->"
+CONFORMANCE = "<!-- conformance -->"
 SWEEP = re.compile(r"<!-- sweep (\w+) -->")
 """A page asks for the table of a sweep by the name of its plan under benchmarks/sweeps."""
 MADE = ("best rate", "parameters")
@@ -78,6 +79,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         markdown = markdown.replace(SERVICE, sentence_service(RESULTS / "sentence_service.json"))
     if GENERATION in markdown:
         markdown = markdown.replace(GENERATION, generation_service(RESULTS / "generation_service.json"))
+    if CONFORMANCE in markdown:
+        markdown = markdown.replace(CONFORMANCE, conformance(RESULTS / "conformance.json"))
     if SIGNALS in markdown:
         markdown = markdown.replace(SIGNALS, signals(RESULTS / "signals.json"))
     return SWEEP.sub(_sweep_in_its_place, markdown)
@@ -182,6 +185,52 @@ def exports(results: Path) -> str:
     return "\n".join(
         [*head, *(_export(name, found[name]) for name in sorted(found, key=lambda name: name not in CORE))]
     )
+
+
+TOKENS = {
+    "left_padding": "left padding",
+    "right_padding": "right padding",
+    "interior_padding": "masked in between",
+    "decodes_after_left_padding": "decodes after left padding",
+    "decode_equals_parallel": "decode = parallel",
+    "prefill_in_any_cuts": "chunks = whole",
+    "beams_reorder": "beams",
+    "packed_by_positions": "packed: positions",
+    "packed_by_lengths": "packed: lengths",
+}
+"""The promises of padding, packing and caches, which have a column each, and their heads."""
+VERDICTS = {"kept": "yes", "broken": "**no**", "crashed": "**no**", "refused": "refused", "not applicable": "-"}
+
+
+def conformance(results: Path) -> str:
+    """Return the findings of ``benchmarks/conformance.py``: a line for each model, each function and each failure."""
+    found = json.loads(results.read_text())
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    lines = [f"Found with {versions}.", "", f"| model | {' | '.join(TOKENS.values())} | the other promises |"]
+    lines += ["|---" * (len(TOKENS) + 2) + "|"]
+    for name, report in found["models"].items():
+        status = {r["promise"]: VERDICTS[r["status"]] for r in report["results"]}
+        cells = [status.pop(promise) for promise in TOKENS]
+        lines.append(f"| `{name}` | {' | '.join(cells)} | {_other_promises(status)} |")
+    lines += ["", "| function | signature | promises |", "|---|---|---|"]
+    for name, report in found["functions"].items():
+        status = {r["promise"]: VERDICTS[r["status"]] for r in report["results"]}
+        lines.append(f"| `{name}` | {report['subject'].partition(' as ')[2]} | {_other_promises(status)} |")
+    lines += ["", '??? note "The smallest input that breaks each and how far it is off, and what refusals say"', ""]
+    for name, report in {**found["models"], **found["functions"]}.items():
+        broken = [r for r in report["results"] if VERDICTS[r["status"]] == "**no**"]
+        lines += [f"    - `{name}`, {r['promise']}: `{r['reason']}`" for r in broken]
+        refused = [r for r in report["results"] if r["status"] == "refused"]
+        lines += [f"    - `{name}`, {r['promise']}, refused: {r['reason']}" for r in refused]
+    return "\n".join(lines)
+
+
+def _other_promises(status: dict[str, str]) -> str:
+    """Return how many promises are kept of those that apply, and the names of the others."""
+    applied = [name for name, verdict in status.items() if verdict != "-"]
+    kept = sum(status[name] == "yes" for name in applied)
+    missing = [f"{status[name]}: {name}" for name in applied if status[name] != "yes"]
+    return ", ".join([f"{kept} of {len(applied)}", *missing])
 
 
 def _against(ms: dict[str, float], other: dict[str, float]) -> str:

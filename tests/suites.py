@@ -26,6 +26,7 @@ FILES = {
     "test_kernels_build.py": "compiles the kernels, and starts the doctor",
     "test_kernels_fuzz.py": "fuzz",
     "test_onnx.py": "exports every core mixer at many sizes",
+    "test_conformance.py": "the defects of public models",
     "test_peers.py": "the defects of other implementations",
     "test_sanitizers.py": "builds the kernels under sanitizers",
     "test_surgery_across.py": "every mixer in every family of hosts",

@@ -231,3 +231,18 @@ def test_the_page_of_onnx_holds_what_was_timed():
     )
     assert said is not None
     assert (float(said[1]), float(said[2])) == (round(min(ratios), 1), round(max(ratios), 1))
+
+
+def test_the_table_of_conformance_says_what_the_file_says(tmp_path):
+    results = [{"promise": name, "status": "kept", "reason": ""} for name in (*docs_hooks.TOKENS, "same_twice", "x")]
+    results[0] |= {"status": "broken", "reason": "off by 1"}
+    results[1] |= {"status": "refused", "reason": "ValueError: not here"}
+    results[-1] |= {"status": "crashed", "reason": "RuntimeError"}
+    report = {"subject": "f as fla, float32", "results": results}
+    file = tmp_path / "found.json"
+    file.write_text(json.dumps({"versions": {"torch": "1"}, "models": {"m": report}, "functions": {"f": report}}))
+    lines = docs_hooks.conformance(file).splitlines()
+    assert "| `m` | **no** | refused |" + " yes |" * 7 + " 1 of 2, **no**: x |" in lines
+    assert "| `f` | fla, float32 | 8 of 11, **no**: left_padding, refused: right_padding, **no**: x |" in lines
+    assert "    - `m`, left_padding: `off by 1`" in lines
+    assert "    - `m`, right_padding, refused: ValueError: not here" in lines

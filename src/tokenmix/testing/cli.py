@@ -15,7 +15,7 @@ from ..types import Options
 from .device import on_device
 from .loading import load_named, load_reference, one_line, place_of
 from .plain import must_be_module
-from .report import PromiseReport
+from .report import KEPT, REFUSED, PromiseReport
 from .subject import Subject, is_mixer
 from .suite import find_subject, run_promises
 
@@ -31,6 +31,9 @@ def main_check(
     device: str = "cpu",
 ) -> int:
     """Check ``package:Class``, ``file.py:Class`` or a row of ``MIXERS``, built with ``options``; print the report.
+
+    ``hf:FOLDER`` and ``timm:NAME`` are whole models (``check_model``); those without weights get random ones, which the
+    report says, and ``options`` then replace fields of their config, or arguments of ``timm.create_model``.
 
     ``options`` may hold ``dim`` (default 16), ``grid`` and ``prefix`` besides the mixer's own. Where they do not say
     ``causal`` and the mixer supports both forms, both are checked, and one that its constructor refuses is named.
@@ -48,6 +51,8 @@ def main_check(
         MixerError: the class or the reference cannot be imported, or the class cannot be built.
     """
     with on_device(device):
+        if target.startswith(("hf:", "timm:")):
+            return _check_whole(target, dict(options), json, reference, verbose)
         return _check_forms(target, dict(options), json, reference, verbose)
 
 
@@ -71,6 +76,22 @@ def _check_forms(target: str, given: Options, json: bool, reference: str | None,
         refused += "" if given else " A class that has only a causal form states facts = Facts(causal_only=True)."
         print(f"not checked: {refused}", file=sys.stderr if json else sys.stdout)
     return 1 if any(r.failures for r in reports) else 0
+
+
+def _check_whole(target: str, options: Options, json: bool, reference: str | None, verbose: bool) -> int:
+    """Check a whole model, print the report, and return the exit code."""
+    from .model_subject import model_subject
+    from .models import open_model, run_model_promises
+
+    if reference is not None:
+        raise MixerError(f"check: --reference is for layers; {target} is a whole model.")
+    model, drawn = open_model(target, options)
+    report = run_model_promises(model_subject(model, perturb=drawn, title=target))
+    if json:
+        print(json_text.dumps([report.as_dict()], indent=1))
+    else:
+        _print(report, verbose)
+    return 1 if report.failures else 0
 
 
 def _forms(cls: type[nn.Module], options: Options) -> list[Options]:
@@ -153,5 +174,7 @@ def _must_build(s: Subject) -> None:
 
 def _print(report: PromiseReport, verbose: bool) -> None:
     print(report.text(verbose=verbose))
-    failed, kept = len(report.failures), sum(r.status == "kept" for r in report.results)
-    print(f"{kept} kept, {failed} broken, {len(report.results) - kept - failed} not applicable or waived\n")
+    failed, kept = len(report.failures), sum(r.status == KEPT for r in report.results)
+    refused = sum(r.status == REFUSED for r in report.results)
+    said = f"{kept} kept, {failed} broken, " + (f"{refused} refused, " if refused else "")
+    print(f"{said}{len(report.results) - kept - failed - refused} not applicable or waived\n")

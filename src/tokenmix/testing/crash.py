@@ -32,6 +32,14 @@ def own_line(error: BaseException, *, library: bool = False) -> str:
     return ""
 
 
+def is_refusal(error: BaseException) -> bool:
+    """Return whether a ``raise`` statement raised an exception, and one that is neither torch's nor Python's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or not (frames[-1].line or "").startswith("raise"):
+        return False
+    return not _is_foreign(frames[-1].filename, library=True)
+
+
 def _is_foreign(file: str, library: bool) -> bool:
     if file.startswith(("<", TORCH, SUITE if library else PACKAGE)):
         return True

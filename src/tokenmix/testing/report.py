@@ -23,6 +23,9 @@ NARROW = (1e-9, 1e-6)
 HINT = "; an error near 1e-8 is float32 inside float64, as from a tensor made without dtype="
 _found: ContextVar[list[str] | None] = ContextVar("_found", default=None)
 KEPT, BROKEN, CRASHED, WAIVED, NOT_APPLICABLE = "kept", "broken", "crashed", "waived", "not applicable"
+REFUSED = "refused"
+"""The code under test raised an error of its own, which the reason quotes; only whole models may."""
+WORDS = {KEPT: "pass", BROKEN: "FAIL", CRASHED: "FAIL", WAIVED: "waived", NOT_APPLICABLE: "n.a.", REFUSED: "refused"}
 
 
 class Broken(AssertionError):
@@ -64,7 +67,7 @@ class Result:
         Args:
             verbose: whether all of them are shown, and the traceback where the code under test raised.
         """
-        word = {KEPT: "pass", BROKEN: "FAIL", CRASHED: "FAIL", WAIVED: "waived", NOT_APPLICABLE: "n.a."}[self.status]
+        word = WORDS[self.status]
         reason = "raised " + self.reason if self.status == CRASHED else self.reason
         lines = [f"{word}  {self.promise}" + (f": {reason}" if reason else "")]
         shown = self.others if verbose else self.others[: SHOWN - 1]

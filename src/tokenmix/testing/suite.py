@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -27,12 +27,13 @@ from . import (
     tracing,
     transforms,
 )
-from .crash import own_line
+from .crash import is_refusal, own_line
 from .report import (
     BROKEN,
     CRASHED,
     KEPT,
     NOT_APPLICABLE,
+    REFUSED,
     WAIVED,
     Broken,
     ContractError,
@@ -45,6 +46,17 @@ from .report import (
 from .subject import Subject, is_mixer, subject
 
 Promise = Callable[[Subject], None]
+
+
+class Seeded(Protocol):
+    """What any subject has."""
+
+    @property
+    def seed(self) -> int:
+        """The number that its inputs follow from."""
+
+
+Checked = TypeVar("Checked", bound=Seeded)
 
 
 def declares_waivers(s: Subject) -> None:
@@ -237,6 +249,18 @@ def run_promise(s: Subject, name: str, promise: Promise) -> Result:
     waived = _waivers_of(s, name)
     if name in waived and name not in NEVER_WAIVED:
         return Result(name, WAIVED, waived[name])
+    return try_promise(s, name, promise, library=s.cls.__module__.startswith("tokenmix."))
+
+
+def try_promise(
+    s: Checked, name: str, promise: Callable[[Checked], None], *, library: bool = False, refusals: bool = False
+) -> Result:
+    """Run all comparisons of one promise on a subject and return what was found.
+
+    Args:
+        library: whether the code under test is part of this library.
+        refusals: whether an error that the code under test raises itself is a refusal, and not a failure.
+    """
     found: list[str] = []
     try:
         with collect_failures(found):
@@ -247,9 +271,14 @@ def run_promise(s: Subject, name: str, promise: Promise) -> Result:
     except Broken as why:
         found.append(str(why))
     except Exception as error:
-        said = f"{type(error).__name__}: {str(error).strip()[:400]} [seed={s.seed}]"
-        where = own_line(error, library=s.cls.__module__.startswith("tokenmix."))
-        raised = {"where": where, "trace": "".join(traceback.format_exception(error))}
+        said = f"{type(error).__name__}: {str(error).strip()[:400]}"
+        if refusals and is_refusal(error) and not found:
+            return Result(name, REFUSED, said)
+        said += f" [seed={s.seed}]"
+        raised = {
+            "where": own_line(error, library=library),
+            "trace": "".join(traceback.format_exception(error)),
+        }
         if not found:
             return Result(name, CRASHED, said, (), **raised)
         return Result(name, BROKEN, found[0], (*found[1:], f"raised {said}"), **raised)

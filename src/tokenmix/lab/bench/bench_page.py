@@ -1,4 +1,4 @@
-"""Tables for pages, from results recorded with ``--json`` or by ``benchmarks/{whole,image}_models.py`` and ``scaling.py``.
+"""Tables for pages, from results recorded with ``--json`` or by ``{whole_models,image_models,scaling}.py``.
 
 ``python -m tokenmix.lab.bench.bench_page RESULTS PAGE...`` updates tables of pages. A page asks for a result by name,
 ``<!-- speed: NAME -->`` to ``<!-- /speed -->``. A cell holds one number; machine and settings are a footnote.

@@ -67,13 +67,15 @@ class Doctor:
 
 @dataclass(frozen=True)
 class Check:
-    """Run the contract suite on a layer of your own, or on a mixer of this library."""
+    """Run the contract suite on a layer of your own, on a mixer of this library, or on a whole model."""
 
     target: Positional[Annotated[str, arg(metavar="TARGET")]]
-    """Layer to check: package:Class, file.py:Class, or the name of a mixer."""
+    """Layer to check: package:Class, file.py:Class, or the name of a mixer. Whole models: hf:FOLDER, a folder of
+    transformers, and timm:NAME."""
 
     options: str = "{}"
-    """Options of the layer, as a JSON object."""
+    """Options of the layer, of timm's model, or fields that replace those of a config without weights, as a JSON
+    object."""
 
     reference: str | None = None
     """Equation in float64 that the layer must equal: package:function or file.py:function."""
