@@ -27,6 +27,8 @@ SIGNALS = "<!-- signals -->"
 SERVICE = "<!-- sentence service -->"
 GENERATION = "<!-- generation service -->"
 CONFORMANCE = "<!-- conformance -->"
+DECODER = "<!-- decoder -->"
+HYBRIDS = "<!-- hybrids -->"
 SWEEP = re.compile(r"<!-- sweep (\w+) -->")
 """A page asks for the table of a sweep by the name of its plan under benchmarks/sweeps."""
 MADE = ("best rate", "parameters")
@@ -71,18 +73,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put the tables where the page asks for them."""
     if MARK in markdown:
         markdown = markdown.replace(MARK, taxonomy(ROOT / "docs/mixers"))
-    if EXPORTS in markdown:
-        markdown = markdown.replace(EXPORTS, exports(RESULTS / "exports.json"))
-    if ONNX_SPEED in markdown:
-        markdown = markdown.replace(ONNX_SPEED, onnx_speed(RESULTS / "onnx_speed.json"))
-    if SERVICE in markdown:
-        markdown = markdown.replace(SERVICE, sentence_service(RESULTS / "sentence_service.json"))
-    if GENERATION in markdown:
-        markdown = markdown.replace(GENERATION, generation_service(RESULTS / "generation_service.json"))
-    if CONFORMANCE in markdown:
-        markdown = markdown.replace(CONFORMANCE, conformance(RESULTS / "conformance.json"))
-    if SIGNALS in markdown:
-        markdown = markdown.replace(SIGNALS, signals(RESULTS / "signals.json"))
+    for mark, (build, file) in TABLES.items():
+        if mark in markdown:
+            markdown = markdown.replace(mark, build(RESULTS / file))
     return SWEEP.sub(_sweep_in_its_place, markdown)
 
 
@@ -252,6 +245,54 @@ def onnx_speed(results: Path) -> str:
     return "\n".join(lines)
 
 
+def decoder(results: Path) -> str:
+    """Return the findings of ``benchmarks/decoder.py``: a line for each model and context, and its texts."""
+    found = json.loads(results.read_text())
+    ways = {"decoder": "float32", "decoder, bfloat16": "bfloat16", "decoder, int8": "int8", "extend": "`extend`"}
+    heads = ["size", "layers", "tokens before", *ways.values(), "ONNX Runtime", "times as fast as ONNX Runtime"]
+    lines = [_row(heads), "|---" * len(heads) + "|"]
+    for row in found["speed"]["rows"]:
+        us = [f"{row['us'][name]:,.0f}" for name in (*ways, "onnxruntime")]
+        lines.append(_row([row["size"], row["row"], f"{row['context']:,}", *us, f"{row['times_onnxruntime']:.1f}"]))
+    texts = [row for row in found["text"]["rows"] if row["weights"] == "float32"]
+    narrow = [row["relative_drift"] for row in found["text"]["rows"] if row["weights"] == "int8"]
+    others, close = (sum(row[name] for row in texts) for name in ("others", "others_close"))
+    said = f"Greedy texts of {texts[0]['tokens']:,} tokens by {len(texts)} models, each token by the decoder and by "
+    said += f"`extend`: {others} tokens differ, {close} of them where the two largest logits are closer than 0.0001. "
+    said += (
+        f"Logits differ by at most {max(row['relative_drift'] for row in texts):.0e} of their norm, with weights in "
+    )
+    said += f"int8 by {min(narrow):.2f} to {max(narrow):.2f}."
+    return "\n".join([*lines, "", said])
+
+
+def hybrids(results: Path) -> str:
+    """Return the findings of ``benchmarks/cpu_kernels.py``: a line for each layer, pass and length; a model."""
+    found = json.loads(results.read_text())
+    heads = ["layer", "pass", "tokens", "before, ms", "after, ms", "times as fast", "peak MiB before", "after"]
+    lines = [_row(heads), "|---" * len(heads) + "|"]
+    for row in found["rows"]:
+        cells = [f"`{row['layer']}`", row["what"], f"{row['tokens']:,}"]
+        if "left_out" in row:
+            lines.append(_row([*cells, f"not run: {row['left_out']}", "", "", "", ""]))
+            continue
+        t, m = row["seconds"], row.get("peak_mib")
+        cells += [_figures(1e3 * t["before"]), _figures(1e3 * t["after"]), f"{t['before'] / t['after']:.1f}"]
+        lines.append(_row([*cells, *(f"{m[who]:,.0f}" if m else "" for who in ("before", "after"))]))
+    if "model" not in found:
+        return "\n".join(lines)
+    heads = ["what", "layers", "seconds", "peak MiB above weights", "loss"]
+    lines += ["", _row(heads), "|---" * len(heads) + "|"]
+    for row in found["model"]:
+        loss = f"{row['loss']:.4f}" if "loss" in row else ""
+        lines.append(_row([row["what"], row["who"], f"{row['seconds']:,.0f}", f"{row['peak_mib']:,}", loss]))
+    return "\n".join(lines)
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
 def sentence_service(results: Path) -> str:
     """Return the findings of ``benchmarks/sentence_service.py``: a line for each encoder, and one for each time."""
     rows = json.loads(results.read_text())["rows"]
@@ -310,3 +351,16 @@ def _export(name: str, found: dict[str, Any]) -> str:
     decodes = "none: " + ("it does not stream" if "no streaming form" in why else why) if why else "yes"
     worst = max(part["difference"] for part in (whole, step) if "refused" not in part)
     return f"| `{name}` | {'any' if whole['batch'] is None else whole['batch']} | {length} | {decodes} | {worst:.1e} |"
+
+
+TABLES = {
+    EXPORTS: (exports, "exports.json"),
+    ONNX_SPEED: (onnx_speed, "onnx_speed.json"),
+    SERVICE: (sentence_service, "sentence_service.json"),
+    GENERATION: (generation_service, "generation_service.json"),
+    CONFORMANCE: (conformance, "conformance.json"),
+    SIGNALS: (signals, "signals.json"),
+    DECODER: (decoder, "decoder.json"),
+    HYBRIDS: (hybrids, "cpu_kernels.json"),
+}
+"""Mark -> what builds the table in its place, and from which file."""
