@@ -26,6 +26,7 @@ from .resnet import ResNet, ResNetConfig
 from .segmentation import SegmentationConfig, Segmenter, SegmenterConfig
 from .seq2seq import Seq2Seq, Seq2SeqConfig, Seq2SeqState
 from .shells import SHELLS, in_shell, shell_of
+from .speculative import Drafter, ModelDrafter, NgramDrafter
 from .vit import ViT, ViTConfig
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Decoder",
     "DiT",
     "DiTConfig",
+    "Drafter",
     "EAMLP",
     "EAMLPConfig",
     "Encoder",
@@ -51,6 +53,8 @@ __all__ = [
     "Macs",
     "Model",
     "ModelConfig",
+    "ModelDrafter",
+    "NgramDrafter",
     "PointClassifier",
     "PointClassifierConfig",
     "PointSegmenter",

@@ -80,7 +80,7 @@ class Decoder:
     def __init__(self, model: Any, batch_size: int = 1, *, max_len: int | None = None, weights: Weights | None = None):
         self.max_len = model.config.max_len if max_len is None else max_len
         _refuse_unfit(model, batch_size, self.max_len, weights)
-        self.model = model
+        self.model, self.weights = model, weights
         self.state: Any
         self.in_python: list[str] = []
         self._known = KnownTensors(model)

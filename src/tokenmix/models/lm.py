@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from ..errors import MixerError
 from ..functional.layout.checks import check_key_mask
 from ..mixers import State
+from ..mixers.attention import AttentionState
 from ..mixers.base import chunk_positions, register_state, token_positions
 from ..positions.samplers import check_sampler, sample_positions
 from ..system.config import Json
@@ -21,6 +22,7 @@ from .decoder import Decoder, Weights, serves
 from .layers import MLPKind, NormType
 from .looped import LoopConfig, check_loop
 from .sampling import FiniteSteps, check_sampling, pick_token, seeded_generator
+from .speculative import Choices, Drafter, ModelDrafter, NgramDrafter, Speculation
 from .trunk import Trunk, check_trunk
 
 PAYS = 64  # new tokens from which a decoder is worth its making
@@ -188,10 +190,17 @@ class LM(Trunk):
         layers, position = self.empty_states(batch_size, device)
         return LMState(layers, position, (torch.zeros_like(position),) if self._reads_tokens else ())
 
-    def extend(self, tokens: Tensor, state: LMState, *, key_mask: Tensor | None = None) -> tuple[Tensor, LMState]:
+    def extend(
+        self, tokens: Tensor, state: LMState, *, key_mask: Tensor | None = None, positions: Tensor | None = None
+    ) -> tuple[Tensor, LMState]:
         """Map the next L >= 1 tokens (B, L) to their logits (B, L, vocab) and the new state.
 
         The logits equal those of ``forward`` on everything so far.
+
+        Args:
+            key_mask: (B, L) bool, False where a token is padding. Padding before the first token of a row takes no
+                position, later padding does.
+            positions: (B, L), in place of those that follow the state's; the next token of a row follows its last one.
         """
         self._check_tokens(tokens)
         check_key_mask("LM", key_mask, tokens)
@@ -200,7 +209,7 @@ class LM(Trunk):
             raise MixerError(
                 f"LM: for this state, extend needs tokens of shape ({rows}, 1 or more), got {tuple(tokens.shape)}."
             )
-        at, after = chunk_positions(state.position, tokens, None, key_mask)
+        at, after = chunk_positions(state.position, tokens, positions, key_mask)
         longest = self.longest_added()
         if longest is not None and not torch.compiler.is_compiling() and rows and int(after.max()) > longest:
             raise MixerError(
@@ -208,7 +217,7 @@ class LM(Trunk):
                 + f"{int(after.max())}; give a shorter one."
             )
         x, run = self.embed_run(tokens, at, key_mask, state.run)
-        logits, layers = self.read_chunk(x, state.layers, key_mask=key_mask)
+        logits, layers = self.read_chunk(x, state.layers, key_mask=key_mask, positions=positions)
         return logits, LMState(layers, after, run)
 
     def decoder(self, batch_size: int = 1, *, max_len: int | None = None, weights: Weights | None = None) -> Decoder:
@@ -249,7 +258,9 @@ class LM(Trunk):
         top_p: float | None = None,
         seed: int | None = None,
         key_mask: Tensor | None = None,
+        state: LMState | None = None,
         decoder: Any = "auto",
+        draft: Literal["ngram"] | LM | Drafter | None = None,
     ) -> Tensor:
         """Continue each row of the prompt tokens (B, T) by n tokens. Returns (B, T + n).
 
@@ -262,40 +273,78 @@ class LM(Trunk):
             top_p: then keep only the fewest tokens that together have probability p; None: all.
             seed: makes the choice repeatable; None: torch's generator is used.
             key_mask: (B, T) bool for prompts of different lengths, padded on the left.
+            state: what was read before the prompt, by ``prefill`` or ``extend``. It stays as it is, so that several
+                prompts can go on from it. None: nothing.
             decoder: a ``Decoder`` or an ``export.GraphedDecoder`` of this model, which computes the steps after the
                 prompt; "auto": a ``Decoder`` if it serves this model and pays for as many tokens; None: ``extend``.
+            draft: guesses tokens, several of which one call of ``extend`` checks: "ngram", what followed the last
+                tokens earlier (``NgramDrafter``), a smaller ``LM`` (``ModelDrafter``), or a drafter, whose ``counts``
+                say how many were right. The text, a sampled one too, is that without guesses, but for rounding where
+                two tokens are almost equally good.
 
         Raises:
-            MixerError: before the first step, if prompt and continuation together are longer than ``max_len``; and if
-                the logits of a step are NaN or infinite.
+            MixerError: before the first step, if prompt and continuation together are longer than ``max_len``; if the
+                logits of a step are NaN or infinite; for ``state`` or ``draft`` with a mixer that does not stream.
         """
         check_sampling(temperature, top_k, top_p)
         given = decoder is not None and decoder != "auto"
         if given and getattr(decoder, "model", None) is not self:
             raise MixerError("LM.generate: the decoder belongs to another model; make one from this model.")
-        self._check_prompt(tokens, n, key_mask)
+        drafter = None if draft is None else _drafter_of(draft)
+        self._check_prompt(tokens, n, key_mask, state)
+        for name, each in (("state", state), ("draft", draft)):
+            if each is not None and not self.streams:
+                raise MixerError(f"LM.generate: {name} needs mixers that continue from a state; leave it out.")
+        if drafter is not None and getattr(decoder, "weights", None) is not None:
+            rounds = f"this decoder rounds weights to {decoder.weights}, and guesses are checked with the model's own"
+            raise MixerError(f"LM.generate: {rounds}; make it without weights=, or leave draft out.")
+        sampling: Any = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         generator = seeded_generator(seed, tokens.device)
-        extend = decoder.extend if given else self.extend
-        out, state, steps = [tokens], None, FiniteSteps("LM.generate", "logits of new token {step}")
+        out, steps = [tokens], FiniteSteps("LM.generate", "logits of new token {step}")
         with evaluation_mode(self):
-            if self.streams:
-                logits, state = self.prefill(tokens, key_mask=key_mask)
-                if decoder == "auto" and n >= PAYS and len(tokens) and serves(self):
-                    extend = self.decoder(len(tokens), max_len=tokens.shape[1] + n).extend
-            else:
-                logits = self._reread(tokens, key_mask)
+            logits, after, extend = self._begin(tokens, n, key_mask, state, decoder, drafter)
+            if drafter is not None:
+                valid = torch.ones_like(tokens, dtype=torch.bool) if key_mask is None else key_mask
+                texts = [row[each].tolist() for row, each in zip(tokens, valid, strict=True)]
+                drafter.begin(self, len(tokens))
+                guessing = Speculation(self, extend, drafter, Choices(generator, **sampling), texts, after, n)
+                return torch.cat((tokens, guessing.write(logits[:, -1]).to(tokens.dtype)), 1)
             for i in range(n):
-                last = steps.logits(logits[:, -1])
-                token = pick_token(last, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+                token = pick_token(steps.logits(logits[:, -1]), generator=generator, **sampling)
                 out.append(token.to(tokens.dtype))
                 if i + 1 == n:
                     break
-                if state is None:
+                if after is None:
                     logits = self._reread(torch.cat(out, 1), key_mask)
                 else:
-                    logits, state = extend(token, state)
+                    logits, after = extend(token, after)
         steps.finish()
         return torch.cat(out, 1)
+
+    def _begin(
+        self,
+        tokens: Tensor,
+        n: int,
+        key_mask: Tensor | None,
+        state: LMState | None,
+        decoder: Any,
+        drafter: Drafter | None,
+    ) -> tuple[Tensor, LMState | None, Any]:
+        """Read the prompt; return its logits, the state after it, if there is one, and what reads the next token."""
+        if not self.streams:
+            return self._reread(tokens, key_mask), None, None
+        if state is None:
+            logits, state = self.prefill(tokens, key_mask=key_mask)
+        else:
+            seen = None if key_mask is None else key_mask.cumsum(1) > 0  # padding on the left takes no positions
+            at = None if seen is None else state.position[:, None] + (seen.cumsum(1) - 1).clamp_min(0)
+            logits, state = self.extend(tokens, state, key_mask=key_mask, positions=at)
+        if decoder != "auto":
+            return logits, state, self.extend if decoder is None else decoder.extend
+        one = drafter is None or len(tokens) == 1  # chunks of several rows keep masked tokens, which need memory too
+        if n < PAYS or not len(tokens) or not one or not serves(self):
+            return logits, state, self.extend
+        return logits, state, self.decoder(len(tokens), max_len=_kept_tokens(state) + n).extend
 
     def _reread(self, tokens: Tensor, key_mask: Tensor | None) -> Tensor:
         """Compute the logits of a prompt and what follows it, without a state."""
@@ -314,7 +363,7 @@ class LM(Trunk):
             tokens, key_mask = _without_shared_padding(tokens, key_mask)
         return self.extend(tokens, state, key_mask=key_mask)
 
-    def _check_prompt(self, tokens: Tensor, n: int, key_mask: Tensor | None) -> None:
+    def _check_prompt(self, tokens: Tensor, n: int, key_mask: Tensor | None, state: LMState | None) -> None:
         if not isinstance(n, int) or n < 0 or tokens.ndim != 2 or tokens.shape[1] < 1:
             raise MixerError(
                 "LM.generate: needs a prompt (batch, time >= 1) and an integer n >= 0, got tokens "
@@ -326,12 +375,30 @@ class LM(Trunk):
             if not bool(key_mask[:, -1].all()):
                 raise MixerError("LM.generate: every row of the prompt must end in a valid token; pad on the left.")
             length -= _shared_padding(key_mask)
+        if state is not None and len(state.position):
+            length += int(state.position.max())
         if self.max_len is not None and length + n > self.max_len:
             most = max(self.max_len - length, 0)
             raise MixerError(
                 f"LM.generate: a prompt of {length} tokens and n={n} exceed max_len={self.max_len}; "
                 + f"n can be at most {most}."
             )
+
+
+def _drafter_of(draft: Any) -> Drafter:
+    """Return the drafter that ``draft=`` of ``LM.generate`` stands for."""
+    if isinstance(draft, Drafter):
+        return draft
+    if isinstance(draft, LM):
+        return ModelDrafter(draft)
+    if isinstance(draft, str) and draft == "ngram":
+        return NgramDrafter()
+    raise MixerError(f"LM.generate: draft={draft!r} is unknown; give 'ngram', an LM, a Drafter or None.")
+
+
+def _kept_tokens(state: LMState) -> int:
+    """Count the tokens whose keys and values the layers of softmax attention keep."""
+    return max((layer.valid.shape[1] for layer in state.layers if isinstance(layer, AttentionState)), default=0)
 
 
 def _of_length(spec: Spec, max_len: int) -> Spec:

@@ -52,14 +52,30 @@ def pick_token(
     top_k: int | None = None,
     top_p: float | None = None,
     generator: torch.Generator | None = None,
+    noise: Tensor | None = None,
 ) -> Tensor:
-    """Sample tokens (B, 1) from logits (B, V); a small temperature takes the most likely token, as 0 does."""
+    """Sample tokens (B, 1) from logits (B, V); a small temperature takes the most likely token, as 0 does.
+
+    Args:
+        noise: what chooses in place of the generator's next numbers, from ``draw_noise``; (B, V).
+    """
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     wide = torch.float32 if logits.device.type == "mps" else torch.float64
     below = logits.to(wide) - logits.amax(-1, keepdim=True).to(wide)  # no temperature makes the largest overflow
     probs = keep_top((below / temperature).float(), top_k, top_p).softmax(-1)
-    return torch.multinomial(probs, 1, generator=generator)
+    if noise is None:
+        return torch.multinomial(probs, 1, generator=generator)
+    return (probs / noise).argmax(-1, keepdim=True)
+
+
+def draw_noise(logits: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draw the numbers that ``torch.multinomial`` would draw for logits (B, V): it takes the largest p / noise.
+
+    Two models that choose with the same noise choose the same token with probability at least (1 - d) / (1 + d), where
+    d is the total variation distance of their probabilities.
+    """
+    return torch.empty(logits.shape, device=logits.device).exponential_(generator=generator)
 
 
 class FiniteSteps:

@@ -5,6 +5,7 @@ from .attention_interface import register_attention
 from .back import from_transformers
 from .cache import TokenMixStateLayer
 from .configuration import TokenMixConfig
+from .croppable import croppable_states
 from .export import to_transformers
 from .heads import (
     TokenMixForMaskedLM,
@@ -28,6 +29,7 @@ __all__ = [
     "TokenMixForTokenClassification",
     "TokenMixModel",
     "TokenMixStateLayer",
+    "croppable_states",
     "from_transformers",
     "register",
     "register_attention",
