@@ -22,6 +22,7 @@ FILES = {
     "test_fuzz.py": "fuzz",
     "test_fuzz_core.py": "fuzz",
     "test_huggingface_trainer.py": "trains, also in two processes",
+    "test_hybrid_export.py": "exports hybrids of transformers",
     "test_inductor.py": "compiles C++",
     "test_kernels_build.py": "compiles the kernels, and starts the doctor",
     "test_kernels_fuzz.py": "fuzz",

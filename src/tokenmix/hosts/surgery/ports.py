@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from ...mixers import Mixer
 from ...mixers.attention import Attention
 from ...system.calls import try_model
 from ...types import Options, Record
-from ..cache_names import CACHE_NAMES
+from ..cache_names import CACHE_NAMES, returned_cache
 from .adapters import adapters_of
 from .families import first_position
 from .sites import find_attention, modules_without_attention
@@ -81,6 +82,67 @@ class HostStep(nn.Module):
         return outputs[self.result], HostState(after, state.position + x.shape[1])
 
 
+class CacheStep(nn.Module):
+    """Map the next tokens (B, C) and a state to logits and the new state, by the cache that transformers makes.
+
+    The state of a layer is the tensors of its cache: keys and values, what a convolution read last, a recurrence's
+    state. They are zeros, or no keys, before the first token.
+    """
+
+    def __init__(self, model: nn.Module, cache_name: str, result: str):
+        super().__init__()
+        self.model, self.cache_name, self.result = model, cache_name, result
+        self.placed = "position_ids" in inspect.signature(model.forward).parameters
+        ids = torch.zeros(1, SHORT, dtype=torch.long, device="cpu")
+        with torch.no_grad():
+            outputs = model(input_ids=ids, use_cache=True)
+        self.cache: Any = outputs.get("cache", outputs.get("past_key_values"))
+
+    def forward(self, x: Tensor, state: HostState) -> tuple[Tensor, HostState]:
+        """Return the host's output for the new tokens, and the state after them."""
+        cache = copy.copy(self.cache)
+        cache.layers = [_with_tensors(*each) for each in zip(self.cache.layers, state.layers, strict=True)]
+        positions = state.position[:, None] + torch.arange(x.shape[1], device=x.device)
+        placed = {"position_ids": positions} if self.placed else {}
+        outputs = self.model(input_ids=x, use_cache=True, **placed, **{self.cache_name: cache})
+        after = tuple(tuple(_cached(layer).values()) for layer in returned_cache(outputs).layers)
+        return outputs[self.result], HostState(after, state.position + x.shape[1])
+
+    def start(self, batch: int) -> HostState:
+        """Return the state before the first token."""
+        layers = []
+        for layer in self.cache.layers:
+            shapes = {key: [batch, *a.shape[1:]] for key, a in _cached(layer).items()}
+            for (name, _), shape in shapes.items():
+                if name in ("keys", "values"):
+                    shape[-2] = 0
+            layers.append(tuple(a.new_zeros(shapes[key]) for key, a in _cached(layer).items()))
+        return HostState(tuple(layers), torch.zeros(batch, dtype=torch.long, device="cpu"))
+
+
+def _cached(layer: Any) -> dict[tuple[str, Any], Tensor]:
+    """Return the tensors of a layer of a cache: (attribute, key in a dictionary or None) -> tensor."""
+    found: dict[tuple[str, Any], Tensor] = {}
+    for name, value in vars(layer).items():
+        each = value.items() if isinstance(value, dict) else ((None, value),)
+        found |= {(name, key): a for key, a in each if isinstance(a, Tensor)}
+    return found
+
+
+def _with_tensors(layer: Any, tensors: Iterable[Tensor]) -> Any:
+    """Copy a layer of a cache with other tensors, which stay as they are."""
+    new = copy.copy(layer)
+    for name, value in vars(layer).items():
+        if isinstance(value, dict):
+            setattr(new, name, dict(value))
+    for (name, key), a in zip(_cached(layer), tensors, strict=True):
+        if key is None:
+            setattr(new, name, a.clone())
+        else:
+            getattr(new, name)[key] = a.clone()
+    return new
+
+
 def host_port(model: nn.Module, decode: bool, key_mask: bool, chunk: int) -> Port | None:
     """Return how to call a host, with its own attention or replaced, also by hand; None for any other model.
 
@@ -101,9 +163,10 @@ def host_port(model: nn.Module, decode: bool, key_mask: bool, chunk: int) -> Por
         part = "export_onnx(model.get_encoder(), path) exports the half that reads whole inputs"
         raise MixerError(f"export: a {who} reads two sequences; {part}.")
     if decode and not adapters:
-        by_hand = "its mixers were assigned by hand, and where their states are is not known"
-        kept = by_hand if about else "it has no causal mixers, so there is no decode step"
-        raise MixerError(f"export: {who}: {kept}; leave decode out to export whole inputs.")
+        if about:
+            by_hand = "its mixers were assigned by hand, and where their states are is not known"
+            raise MixerError(f"export: {who}: {by_hand}; leave decode out to export whole inputs.")
+        return _cache_port(host, chunk, config)
     if decode:
         return _step_port(host, adapters, chunk, config)
     if hasattr(host, "patch_embed") and hasattr(host, "default_cfg"):
@@ -203,6 +266,60 @@ def _step_port(host: nn.Module, adapters: dict[str, Any], chunk: int, config: Re
         left = f"leaves nothing of the {limit} tokens that the model takes"
         raise MixerError(f"export: chunk={chunk} {left} after it; make it smaller.")
     return Port(who, step, ("input_ids", "state"), (result, "new_state"), example, longest, config=config)
+
+
+def _cache_port(host: Any, chunk: int, config: Record) -> Port:
+    """Return the port of the decode step of a host that keeps its own mixing, such as a hybrid."""
+    who, whole = type(host).__name__, "leave decode out to export whole inputs"
+    name = next((name for name in CACHE_NAMES if name in inspect.signature(host.forward).parameters), None)
+    if name is None:
+        raise MixerError(f"export: {who} has no cache, so there is no decode step; {whole}.")
+    tokens = token_example(_vocabulary(host))
+    result = _order(_outputs(host, {"input_ids": tokens(1, SHORT), "use_cache": False, "return_dict": True}))[0]
+    step = CacheStep(host, name, result)
+    if step.cache is None:
+        raise MixerError(f"export: {who} returns no cache, so there is no decode step; {whole}.")
+    other = sorted({type(layer).__name__ for layer in step.cache.layers} - CACHES)
+    if other:
+        raise MixerError(f"export: {who} caches by {', '.join(other)}, which keeps more than tensors; {whole}.")
+    if not step.placed and any(name == "keys" for layer in step.cache.layers for name, _ in _cached(layer)):
+        raise MixerError(f"export: {who} has keys in its cache and takes no position_ids; {whole}.")
+    _check_step(step, tokens(2, SHORT + 1), whole)
+
+    def example(batch: int, length: int) -> tuple[Any, ...]:
+        state = step.start(batch)
+        if length:
+            state = step(tokens(batch, length), state)[1]
+        # torch would guard on any other layout
+        return tokens(batch, chunk), pytree.tree_map(Tensor.contiguous, state)
+
+    limit = token_limit(host)
+    return Port(
+        who, step, ("input_ids", "state"), (result, "new_state"), example, limit and limit - chunk, config=config
+    )
+
+
+def _check_step(step: CacheStep, ids: Tensor, whole: str) -> None:
+    """Refuse a host whose steps are not its whole sequence: not every cache of transformers goes on rightly."""
+    outputs, state = [], step.start(len(ids))
+    with torch.no_grad():
+        wanted = step.model(input_ids=ids, use_cache=False)[step.result]
+        for token in ids.split(1, 1):
+            y, state = step(token, state)
+            outputs.append(y)
+    apart = float((torch.cat(outputs, 1) - wanted).abs().max() / wanted.abs().max())
+    if not apart <= LOST:
+        who = type(step.model).__name__
+        raise MixerError(
+            f"export: {who} computes other numbers token by token than at once ({apart:.1e} of the largest): its cache "
+            f"does not go on rightly; tokenmix.hosts.cpu_kernels mends some, or {whole}."
+        )
+
+
+CACHES = {"DynamicLayer", "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer"}
+"""Layers of transformers' caches all of whose state is tensors."""
+LOST = 1e-3
+"""The most that steps may differ from a whole sequence, relative to the largest number."""
 
 
 def _check_decoder(host: nn.Module, layers: list[Any]) -> str:
