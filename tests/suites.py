@@ -254,12 +254,19 @@ def is_more(file: str, test: str, params: dict[str, object]) -> bool:
         return case not in FIRST.values()
     if file == "test_contract_backends.py" and test in ("test_cpu", "test_eager"):
         return test == "test_eager" or case not in {FIRST[name] for name in MIXERS if MIXERS[name].facts.kernels.whole}
+    if file == "test_kernels_hybrids.py":
+        return params.get("name") not in (None, *FAMILIES)
+    if test == "test_guesses_leave_the_text_as_it_is":
+        return params["rows"] != 1
     if test == "test_a_planted_bug_is_noticed" and getattr(params.get("bug"), "name", "") in LONG_BUGS:
         return True
     if file == "test_docs.py" and test == "test_examples_run" and getattr(params.get("page"), "stem", "") in LONG_PAGES:
         return True
     return file in ("test_gated_delta.py", "test_positions.py") and case is not None and case not in FIRST.values()
 
+
+FAMILIES = ("qwen3_next", "kimi_linear", "falcon_h1", "lfm2", "nemotron_h")
+"""Hybrids of transformers that `make test` puts on the kernels: one of each kind of layer, one with limits of steps."""
 
 LONG_BUGS = ("compiled code computes something else",)
 """Planted bugs that take a compiler to notice."""
@@ -293,9 +300,18 @@ def uncommon_kernel(params: dict[str, object]) -> bool:
     return not str(params["check"]).startswith(INTERPRETED)
 
 
+def always(params: dict[str, object]) -> bool:
+    """Return True: the whole test is long."""
+    return True
+
+
 SLOW: dict[tuple[str, str], Callable[[dict[str, object]], bool]] = {
+    ("test_advise.py", "test_images_grow"): always,
+    ("test_advise.py", "test_the_runtime_asked_for_is_measured_beside_eager"): always,
+    ("test_advise.py", "test_whisper_is_measured_in_onnx_runtime"): always,
+    ("test_advise.py", "test_whisper_reads_a_whole_recording"): always,
     ("test_contract.py", "test_promise"): lambda p: further(p) and str(p["promise"]).startswith(LONG),
-    ("test_contract_backends.py", "test_eager"): lambda p: True,  # repeats test_contract.py, in float32
+    ("test_contract_backends.py", "test_eager"): always,  # repeats test_contract.py, in float32
     ("test_cost.py", "test_bytes_kept_for_backward"): further,
     ("test_cost.py", "test_flops"): further,
     ("test_onnx.py", "test_core_mixers"): lambda p: p["name"] not in EXPORTED,
