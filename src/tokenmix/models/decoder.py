@@ -100,7 +100,6 @@ class Decoder:
             self._plan_after().extend(self._finish)
             self._load(fresh)
 
-    @torch.no_grad()
     def extend(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Process the next token of each row (B, 1) after a state.
 
@@ -122,9 +121,7 @@ class Decoder:
             if not isinstance(part, Plan):
                 part()
             elif not part.run():  # numbers that are not finite take the long way, which marks them
-                logits, state = self.model.extend(tokens, self.state)
-                self._load(state)
-                return logits, self.state
+                return self._extend_model(tokens)
         self._count += 1
         if self._left is not None:
             self._left -= 1
@@ -134,6 +131,12 @@ class Decoder:
             self._pending.clear()
             self.state = self._whole_state()
         return self._logits, self.state
+
+    @torch.no_grad()
+    def _extend_model(self, tokens: Tensor) -> tuple[Tensor, Any]:
+        logits, state = self.model.extend(tokens, self.state)
+        self._load(state)
+        return logits, self.state
 
     def _plan_parts(self, narrow: Narrow | None) -> Tensor:
         """Plan the embedding, each application of a block, and the head; return the logits' memory."""
@@ -182,6 +185,7 @@ class Decoder:
             self.in_python.append(f"{name}: {why}")
             y = torch.empty_like(compute(x, state)[0])
 
+            @torch.no_grad()
             def call() -> None:
                 result, new = compute(x, self._states[index or 0])
                 y.copy_(result)
@@ -226,6 +230,7 @@ class Decoder:
         ]
         return self._kind(tuple(layers), self._position, run)
 
+    @torch.no_grad()
     def _load(self, state: Any) -> None:
         """Copy a state into the decoder's memory."""
         given = [state.run, *state.layers]
