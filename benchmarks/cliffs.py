@@ -8,8 +8,9 @@ The former have few tokens, wide heads, or heads of one feature. The grid is dra
 features, 1 to 64 rows, heads of 8 to 256 features, float32 and bfloat16, causal or not, with and without the backward
 pass; a cell is left out if its tensors or its work would be too large (``LARGEST``, ``MOST``). Each cell times `auto`,
 the eager form and the C kernel by name in turns, in one process, by the thread's processor time, which other programs
-disturb less. The share is the least time of the better of the two over that of `auto`. Fused attention takes its turns
-too; where it takes longer than ``ATTENTION_SECONDS``, `auto` is compared with it as well.
+disturb less. Which of the two `auto` takes is looked up, and its time is the less of both, so that one path is not
+compared with itself; the share is the time of the better path over that. Fused attention takes its turns too; where it
+takes longer than ``ATTENTION_SECONDS`` and needs more products, `auto` is compared with it as well.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokenmix import functional
+from tokenmix.lab.bench.correctness import _Seen
 from tokenmix.lab.bench.roofline import machine
 from tokenmix.testing.tolerances import BY_DTYPE
 
@@ -167,13 +169,41 @@ def check_equal(cell: Cell) -> None:
         raise SystemExit(f"{cell}: the ways differ by {most:.1e} of the largest output.")
 
 
+def find_path(cell: Cell) -> str:
+    """Return which of the two `auto` takes: "cpu" or "eager"."""
+    seen = {}
+    for backend in ("auto", "cpu"):
+        leaves, call = row(cell.op, cell.sizes, cell.causal, getattr(torch, cell.dtype))
+        for leaf in leaves:
+            leaf.requires_grad_(cell.backward)
+        with torch.set_grad_enabled(cell.backward), _Seen() as seen[backend]:
+            call(backend)
+    return "cpu" if seen["auto"].path == seen["cpu"].path else "eager"
+
+
+def count_products(cell: Cell, op: str) -> float:
+    """Return about how many multiply-adds an operation takes, an exponential counted as ten."""
+    B, T, D, heads = cell.sizes
+    pairs = T / 2 if cell.causal else T
+    taps = min(pairs, {"aft_local": WINDOW if cell.causal else 2 * WINDOW, "aft_conv": 31}.get(op, 0))
+    each = {"linear": 2 * D / heads + 20, "attention": 2 * pairs + 10 * pairs * heads / D, "aft_full": 2 * pairs + 20}
+    return B * T * D * each.get(op, 20 + (12 if op == "aft_local" else 2) * taps)
+
+
 def compare(cell: Cell, budget: float, attention: bool) -> dict[str, Any]:
     """Time one cell, and say what share of the better way `auto` reaches."""
     least = measure(cell, budget, (*BACKENDS, "attention") if attention else BACKENDS)
     found: dict[str, Any] = {**cell._asdict(), **{name: round(ms, 5) for name, ms in least.items()}}
-    found["share_of_better"] = round(min(least["eager"], least["cpu"]) / least["auto"], 3)
-    if least.get("attention", 0.0) > 1e3 * ATTENTION_SECONDS:
-        found["share_of_attention"] = round(least["attention"] / least["auto"], 3)
+    return found | judge(cell, least, find_path(cell))
+
+
+def judge(cell: Cell, ms: dict[str, float], path: str) -> dict[str, Any]:
+    """Return the path of `auto`, its share of the better one, and of attention where that has more to do."""
+    auto = min(ms["auto"], ms[path])
+    found: dict[str, Any] = {"path": path, "share_of_better": round(min(ms["eager"], ms["cpu"], auto) / auto, 3)}
+    slow = ms.get("attention", 0.0) > 1e3 * ATTENTION_SECONDS
+    if slow and count_products(cell, cell.op) < count_products(cell, "attention"):
+        found["share_of_attention"] = round(ms["attention"] / auto, 3)
     return found
 
 

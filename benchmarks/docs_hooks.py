@@ -27,6 +27,7 @@ SIGNALS = "<!-- signals -->"
 SERVICE = "<!-- sentence service -->"
 GENERATION = "<!-- generation service -->"
 CONFORMANCE = "<!-- conformance -->"
+CLIFFS = "<!-- cliffs -->"
 DECODER = "<!-- decoder -->"
 HYBRIDS = "<!-- hybrids -->"
 SWEEP = re.compile(r"<!-- sweep (\w+) -->")
@@ -192,6 +193,8 @@ TOKENS = {
     "packed_by_lengths": "packed: lengths",
 }
 """The promises of padding, packing and caches, which have a column each, and their heads."""
+LOW = 0.9
+"""The share below which a shape is on the page of the kernels."""
 VERDICTS = {"kept": "yes", "broken": "**no**", "crashed": "**no**", "refused": "refused", "not applicable": "-"}
 
 
@@ -242,6 +245,26 @@ def onnx_speed(results: Path) -> str:
         for name in found[way][lengths[0]]:
             cells = (_against(found[way][n][name], found[way][n]["attention"]) for n in lengths)
             lines.append(f"| `{name}` | {way} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def cliffs(results: Path) -> str:
+    """Return the findings of ``benchmarks/cliffs.py``: how many cells were timed, and a line for each slow one."""
+    found = json.loads(results.read_text())
+    cells = found["rows"] + found["grid"]
+    paths = [c for c in cells if c["share_of_better"] < LOW]
+    beside = [c for c in cells if c.get("share_of_attention", 1.0) < LOW]
+    said = (
+        f"Of {len(cells)} shapes, `auto` is slower than {LOW} of the better of its two paths at {len(paths)}, and than "
+    )
+    said += f"{LOW} of fused attention, where that has more to multiply, at {len(beside)}:"
+    heads = ["operation", "batch x tokens x features, heads", "", "auto, ms", "eager", "kernel", "attention"]
+    lines = [said, "", _row(heads), "|---" * len(heads) + "|"]
+    for c in paths + [c for c in beside if c not in paths]:
+        size = " x ".join(f"{n:,}" for n in c["sizes"][:3]) + f", {c['sizes'][3]}"
+        how = ", ".join([c["dtype"], *["causal"] * c["causal"], *["with backward"] * c["backward"]])
+        ms = [_figures(c[way]) if way in c else "" for way in ("auto", "eager", "cpu", "attention")]
+        lines.append(_row([f"`{c['op']}`", size, how, *ms]))
     return "\n".join(lines)
 
 
@@ -360,6 +383,7 @@ TABLES = {
     GENERATION: (generation_service, "generation_service.json"),
     CONFORMANCE: (conformance, "conformance.json"),
     SIGNALS: (signals, "signals.json"),
+    CLIFFS: (cliffs, "cliffs.json"),
     DECODER: (decoder, "decoder.json"),
     HYBRIDS: (hybrids, "cpu_kernels.json"),
 }
