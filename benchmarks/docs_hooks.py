@@ -277,6 +277,8 @@ def decoder(results: Path) -> str:
     for row in found["speed"]["rows"]:
         us = [f"{row['us'][name]:,.0f}" for name in (*ways, "onnxruntime")]
         lines.append(_row([row["size"], row["row"], f"{row['context']:,}", *us, f"{row['times_onnxruntime']:.1f}"]))
+    if "text" not in found:
+        return "\n".join(lines)
     texts = [row for row in found["text"]["rows"] if row["weights"] == "float32"]
     narrow = [row["relative_drift"] for row in found["text"]["rows"] if row["weights"] == "int8"]
     others, close = (sum(row[name] for row in texts) for name in ("others", "others_close"))
