@@ -25,8 +25,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import functional as F
 
 from tokenmix import functional
 from tokenmix.lab.bench.correctness import _Seen
