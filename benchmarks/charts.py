@@ -185,24 +185,24 @@ def draw_growth(what: str) -> str:
             parts += [f'<polyline points="{at}" fill="none" stroke="{rows[name]}" stroke-width="2"{dashed}/>']
             ends.append((points[-1], name))
         ends.sort(key=lambda end: end[0][1])
-        for ((x, y), name), place in zip(ends, _apart([y for (_, y), _ in ends], 18), strict=True):
+        for ((x, y), name), place in zip(ends, _move_apart([y for (_, y), _ in ends], 18), strict=True):
             parts += [_line(x + 3, y, right + 14, place, faint=True), _text(right + 18, place + 5, name)]
     parts += [_text((left + right) / 2, 600, f"{what} of a layer", "middle")]
     return _svg(WIDTH, 612, parts)
 
 
-def _apart(places: Sequence[float], least: float) -> list[float]:
+def _move_apart(places: Sequence[float], least: float) -> list[float]:
     """Move rising numbers apart until neighbours differ by ``least``, their mean kept."""
     groups: list[list[float]] = []
     for place in places:
         groups.append([place])
-        while len(groups) > 1 and _spread(groups[-2], least)[-1] + least > _spread(groups[-1], least)[0]:
+        while len(groups) > 1 and _space_out(groups[-2], least)[-1] + least > _space_out(groups[-1], least)[0]:
             last = groups.pop()
             groups[-1] += last
-    return [each for group in groups for each in _spread(group, least)]
+    return [each for group in groups for each in _space_out(group, least)]
 
 
-def _spread(group: Sequence[float], least: float) -> list[float]:
+def _space_out(group: Sequence[float], least: float) -> list[float]:
     start = mean(group) - least * (len(group) - 1) / 2
     return [start + least * i for i in range(len(group))]
 

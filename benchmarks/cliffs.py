@@ -125,15 +125,18 @@ def draw_cells(number: int) -> list[Cell]:
     return cells
 
 
+def prepare(cell: Cell, way: str) -> tuple[list[Tensor], Callable[[], Tensor]]:
+    """Return the tensors of a cell, which ask for gradients if it has a backward pass, and its call by one way."""
+    op = "attention" if way == "attention" else cell.op
+    leaves, call = row(op, cell.sizes, cell.causal, getattr(torch, cell.dtype))
+    for leaf in leaves:
+        leaf.requires_grad_(cell.backward)
+    return leaves, partial(call, way)
+
+
 def measure(cell: Cell, budget: float, ways: tuple[str, ...] = BACKENDS) -> dict[str, float]:
     """Return the least milliseconds of each way, taking turns; the first call of each is not timed."""
-    dtype = getattr(torch, cell.dtype)
-    calls: dict[str, tuple[list[Tensor], Callable[[], Tensor]]] = {}
-    for name in ways:
-        leaves, call = row("attention" if name == "attention" else cell.op, cell.sizes, cell.causal, dtype)
-        for leaf in leaves:
-            leaf.requires_grad_(cell.backward)
-        calls[name] = leaves, partial(call, name)
+    calls = {name: prepare(cell, name) for name in ways}
     least, drawn, start = dict.fromkeys(ways, float("inf")), Random(0), time.perf_counter()
 
     def run(name: str) -> float:
@@ -150,9 +153,8 @@ def measure(cell: Cell, budget: float, ways: tuple[str, ...] = BACKENDS) -> dict
         least[name] = run(name)
     quick = [name for name in ways if name not in slow]
     while quick and (time.perf_counter() - start < budget or max(least.values()) == float("inf")):
-        name, *before = drawn.choices(
-            quick, k=1 + (len(quick) > 1)
-        )  # each is timed after each: a call leaves the caches to the next
+        # each is timed after each: a call leaves the caches to the next
+        name, *before = drawn.choices(quick, k=1 + (len(quick) > 1))
         for other in before:
             run(other)
         least[name] = min(least[name], run(name))
@@ -173,11 +175,9 @@ def find_path(cell: Cell) -> str:
     """Return which of the two `auto` takes: "cpu" or "eager"."""
     seen = {}
     for backend in ("auto", "cpu"):
-        leaves, call = row(cell.op, cell.sizes, cell.causal, getattr(torch, cell.dtype))
-        for leaf in leaves:
-            leaf.requires_grad_(cell.backward)
+        _, call = prepare(cell, backend)
         with torch.set_grad_enabled(cell.backward), _Seen() as seen[backend]:
-            call(backend)
+            call()
     return "cpu" if seen["auto"].path == seen["cpu"].path else "eager"
 
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from tokenmix.hosts import cpu_kernels
 from tokenmix.lab.bench.roofline import machine
-from tokenmix.system.machine import process_memory, reset_peak
+from tokenmix.system.machine import memory_available, process_memory, reset_peak
 from tokenmix.system.torchvision import ensure_torchvision
 
 RECORD = Path(__file__).parent / "results" / "cpu_kernels.json"
@@ -119,12 +119,6 @@ def decode_call(layer: Any, x: Tensor) -> Run:
     return decode
 
 
-def find_free() -> float:
-    """Return the MiB of memory that are free."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("MemAvailable"))
-
-
 def peak(layer: str, what: str, T: int, who: str) -> float:
     """Return the MiB above weights and inputs at the peak of one call, in a process of its own."""
     code = f"from benchmarks.cpu_kernels import print_peak; print_peak({layer!r}, {what!r}, {T}, {who!r})"
@@ -164,7 +158,7 @@ def measure(name: str, what: str, T: int, seconds: float, known: dict[str, Any] 
     if known is not None:
         more = T / known["tokens"]
         wanted, room = known["seconds"]["before"] * more, known["peak_mib"]["before"] * more
-        if wanted > seconds or room > find_free() / 2:
+        if wanted > seconds or room * 2**21 > (memory_available() or 0):
             return row | {"left_out": f"transformers would take about {wanted:.0f} s and {room:,.0f} MiB"}
     layers = {"before": make_layer(name)}
     layers["after"] = copy.deepcopy(layers["before"])

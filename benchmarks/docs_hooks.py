@@ -259,7 +259,7 @@ def cliffs(results: Path) -> str:
     )
     said += f"{LOW} of fused attention, where that has more to multiply, at {len(beside)}:"
     heads = ["operation", "batch x tokens x features, heads", "", "auto, ms", "eager", "kernel", "attention"]
-    lines = [said, "", _row(heads), "|---" * len(heads) + "|"]
+    lines = [said, "", *_head(heads)]
     for c in paths + [c for c in beside if c not in paths]:
         size = " x ".join(f"{n:,}" for n in c["sizes"][:3]) + f", {c['sizes'][3]}"
         how = ", ".join([c["dtype"], *["causal"] * c["causal"], *["with backward"] * c["backward"]])
@@ -273,7 +273,7 @@ def decoder(results: Path) -> str:
     found = json.loads(results.read_text())
     ways = {"decoder": "float32", "decoder, bfloat16": "bfloat16", "decoder, int8": "int8", "extend": "`extend`"}
     heads = ["size", "layers", "tokens before", *ways.values(), "ONNX Runtime", "times as fast as ONNX Runtime"]
-    lines = [_row(heads), "|---" * len(heads) + "|"]
+    lines = _head(heads)
     for row in found["speed"]["rows"]:
         us = [f"{row['us'][name]:,.0f}" for name in (*ways, "onnxruntime")]
         lines.append(_row([row["size"], row["row"], f"{row['context']:,}", *us, f"{row['times_onnxruntime']:.1f}"]))
@@ -295,7 +295,7 @@ def hybrids(results: Path) -> str:
     """Return the findings of ``benchmarks/cpu_kernels.py``: a line for each layer, pass and length; a model."""
     found = json.loads(results.read_text())
     heads = ["layer", "pass", "tokens", "before, ms", "after, ms", "times as fast", "peak MiB before", "after"]
-    lines = [_row(heads), "|---" * len(heads) + "|"]
+    lines = _head(heads)
     for row in found["rows"]:
         cells = [f"`{row['layer']}`", row["what"], f"{row['tokens']:,}"]
         if "left_out" in row:
@@ -307,11 +307,15 @@ def hybrids(results: Path) -> str:
     if "model" not in found:
         return "\n".join(lines)
     heads = ["what", "layers", "seconds", "peak MiB above weights", "loss"]
-    lines += ["", _row(heads), "|---" * len(heads) + "|"]
+    lines += ["", *_head(heads)]
     for row in found["model"]:
         loss = f"{row['loss']:.4f}" if "loss" in row else ""
         lines.append(_row([row["what"], row["who"], f"{row['seconds']:,.0f}", f"{row['peak_mib']:,}", loss]))
     return "\n".join(lines)
+
+
+def _head(cells: list[str]) -> list[str]:
+    return [_row(cells), "|---" * len(cells) + "|"]
 
 
 def _row(cells: list[str]) -> str:

@@ -31,7 +31,7 @@ TOKENS, FEATURES = (256, 1024, 4096, 16384), (64, 128, 256, 512, 1024)
 AT = {"tokens": 1024, "features": 256}
 """The number of the one while the other grows."""
 PAIRS = 2**27
-"""Rows that keep all pairs are left out beyond so many of them over all heads."""
+"""The most pairs of tokens, counted in every head, for which rows that store all pairs are measured."""
 
 
 class Row(NamedTuple):

@@ -121,7 +121,7 @@ def language(length: int, batch: int, names: Collection[str] = LM_ROWS) -> dict[
             within(model, row.band, length)
         for layer in model.modules():
             if row.free and isinstance(layer, Mixer):
-                layer.mix = partial(multiply, layer)
+                layer.mix = partial(multiply_values, layer)
 
         def loss(model: nn.Module = model) -> Tensor:
             return nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
@@ -130,7 +130,7 @@ def language(length: int, batch: int, names: Collection[str] = LM_ROWS) -> dict[
     return steps
 
 
-def multiply(layer: Mixer, inputs: Inputs) -> Tensor:
+def multiply_values(layer: Mixer, inputs: Inputs) -> Tensor:
     """Return sigmoid(q) (k + v) in place of what a mixer computes between its projections."""
     (q, k, v), _ = layer.functional_args(inputs)
     return layer.out_proj(torch.sigmoid(q) * (k + v))

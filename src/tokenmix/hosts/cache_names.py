@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, TypeVar
 
 from ..errors import MixerError
@@ -23,6 +24,12 @@ def given_cache(who: str, **named: Cache | None) -> Cache | None:
     return named[found[0]] if found else None
 
 
+def find_cache_name(model: Any) -> str | None:
+    """Return the keyword of a cache in a model's ``forward``; None if it takes none."""
+    known = inspect.signature(model.forward).parameters
+    return next((name for name in CACHE_NAMES if name in known), None)
+
+
 def returned_cache(out: Any) -> Any:
     """Return the cache in a model's output, or None."""
-    return out.cache if hasattr(out, "cache") else out.past_key_values
+    return out.cache if hasattr(out, "cache") else getattr(out, "past_key_values", None)

@@ -34,6 +34,7 @@ FAMILIES = (
     "lfm2_moe",
 )
 """Models of transformers whose layers are replaced."""
+KNOWN = ", ".join(FAMILIES)
 GATE = "KimiLinearForgetGate"
 """The class whose ``forward`` is replaced as a whole."""
 MAMBA_1 = ("mamba_selective_scan", "mamba_inner_fn")
@@ -134,7 +135,7 @@ def cpu_kernels(model: nn.Module) -> CpuKernels:
             if owner is not None:
                 owners[id(owner)] = owner
     if not plans:
-        said = "; ".join(f"{name}: {why}" for name, why in list(found.kept.items())[:1]) or f"known are {_known()}"
+        said = "; ".join(f"{name}: {why}" for name, why in list(found.kept.items())[:1]) or f"known are {KNOWN}"
         _refuse(f"{type(model).__name__} has no recurrent layer that the kernels can run ({said})")
     for module, method in plans:
         module.__dict__["forward"] = method
@@ -154,10 +155,6 @@ def _refuse(why: str) -> NoReturn:
     raise MixerError(f"cpu_kernels: {why}.")
 
 
-def _known() -> str:
-    return ", ".join(FAMILIES)
-
-
 def _look_up(module: nn.Module) -> tuple[tuple[str, ...], str]:
     """Return the functions of a layer that have a kernel, or why the layer runs as before."""
     kind = type(module)
@@ -172,7 +169,7 @@ def _look_up(module: nn.Module) -> tuple[tuple[str, ...], str]:
     if not functions and kind.__name__ != GATE:
         return (), ""
     if family[:2] != ["transformers", "models"] or family[2] not in FAMILIES:
-        return (), f"{kind.__module__} is not among {_known()}"
+        return (), f"{kind.__module__} is not among {KNOWN}"
     if "forward" in module.__dict__:
         return (), "its forward was replaced by something else"
     for name in functions:

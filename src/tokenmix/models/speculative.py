@@ -188,12 +188,14 @@ class Choices:
     def pick(self, logits: Tensor, row: int, first: int, rows: int) -> list[int]:
         """Return the tokens of one row for the places ``first``, ``first`` + 1, ..., given their logits (L, V)."""
         if self.options["temperature"] == 0:
-            return logits.argmax(-1).tolist()  # type: ignore[no-any-return]
+            likely: list[int] = logits.argmax(-1).tolist()
+            return likely
         while self._drawn < first + len(logits):
             self._noise[self._drawn] = draw_noise(logits[:1].expand(rows, -1), self.generator)
             self._drawn += 1
         noise = torch.stack([self._noise[first + i][row] for i in range(len(logits))])
-        return pick_token(logits, **self.options, noise=noise)[:, 0].tolist()  # type: ignore[no-any-return]
+        chosen: list[int] = pick_token(logits, **self.options, noise=noise)[:, 0].tolist()
+        return chosen
 
     def forget(self, before: int) -> None:
         """Drop the numbers of places that all rows have passed."""
@@ -272,12 +274,14 @@ class Speculation:
         return torch.cat(each, 1), state
 
     def _extend(self, chunk: Tensor, sizes: list[int]) -> tuple[Tensor, Any]:
-        """Read a chunk of which each row has so many tokens; the padding behind them takes no positions."""
+        """Read a chunk whose rows hold ``sizes`` tokens each, and padding after them, which takes no positions."""
         if len(set(sizes)) == 1:
-            return self.model.extend(chunk, self.state)  # type: ignore[no-any-return]
+            logits, state = self.model.extend(chunk, self.state)
+            return logits, state
         place, size = torch.arange(chunk.shape[1], device=chunk.device), torch.tensor(sizes, device=chunk.device)
         at = self.state.position[:, None] + place.minimum(size[:, None] - 1)
-        return self.model.extend(chunk, self.state, key_mask=place < size[:, None], positions=at)  # type: ignore[no-any-return]
+        logits, state = self.model.extend(chunk, self.state, key_mask=place < size[:, None], positions=at)
+        return logits, state
 
     def _guess(self) -> list[list[int]]:
         """Return a guess for each row: none in a row that needs at most one more token, none where states lag."""

@@ -50,7 +50,7 @@ def _masked_inputs(s: ModelSubject, side: str) -> Iterator[tuple[Tensor, Tensor,
             yield torch.where(mask, ids, pad), mask, filled
 
 
-def _padding(s: ModelSubject, side: str) -> None:
+def _check_padding(s: ModelSubject, side: str) -> None:
     if side != "right" and s.kind != "decoder" and "position_ids" not in s.takes:
         raise NotApplicable("it takes no positions, so its rows begin with their first token")
     for ids, mask, filled in _masked_inputs(s, side):
@@ -65,17 +65,17 @@ def _padding(s: ModelSubject, side: str) -> None:
 
 def left_padding(s: ModelSubject) -> None:
     """A row padded at the left equals the row alone, also in a batch of one."""
-    _padding(s, "left")
+    _check_padding(s, "left")
 
 
 def right_padding(s: ModelSubject) -> None:
     """A row padded at the right equals the row alone, also in a batch of one."""
-    _padding(s, "right")
+    _check_padding(s, "right")
 
 
 def interior_padding(s: ModelSubject) -> None:
     """A row with masked places in between equals the row without them, as where turns of a batch are joined."""
-    _padding(s, "interior")
+    _check_padding(s, "interior")
 
 
 def decodes_after_left_padding(s: ModelSubject) -> None:
@@ -161,7 +161,7 @@ def beams_reorder(s: ModelSubject) -> None:
         )
 
 
-def _packed(s: ModelSubject, *, lengths_too: bool) -> None:
+def _check_packing(s: ModelSubject, *, lengths_too: bool) -> None:
     if s.kind != "decoder":
         raise NotApplicable("only decoders have an agreed form of packed documents")
     if "position_ids" not in s.takes:
@@ -186,12 +186,12 @@ def document_lengths(lengths: tuple[int, ...]) -> dict[str, object]:
 
 def packed_by_positions(s: ModelSubject) -> None:
     """Documents in one row, told by position_ids that start anew, equal the documents apart."""
-    _packed(s, lengths_too=False)
+    _check_packing(s, lengths_too=False)
 
 
 def packed_by_lengths(s: ModelSubject) -> None:
     """Documents in one row, told by position_ids, cu_seq_lens and seq_idx, equal the documents apart."""
-    _packed(s, lengths_too=True)
+    _check_packing(s, lengths_too=True)
 
 
 def no_look_into_the_future(s: ModelSubject) -> None:
@@ -242,7 +242,7 @@ def _gradients(s: ModelSubject, what: str, x: Tensor, mask: Tensor | None = None
 
 def gradients_are_finite(s: ModelSubject) -> None:
     """In float32 every gradient is finite, with padding at the left too."""
-    small = s.copied(torch.float32)
+    small = s.copy_to(torch.float32)
     if s.kind == "images":
         _gradients(small, "in float32", small.images(2))
         return
@@ -257,7 +257,7 @@ def gradients_at_large_biases(s: ModelSubject) -> None:
     names = list({re.sub(r"\d+", "", name): name for name in reversed(biases)}.values())[::-1]
     if not names:
         raise NotApplicable("it has no biases")
-    small = s.copied(torch.float32)
+    small = s.copy_to(torch.float32)
     x = small.images(1) if s.kind == "images" else s.draw(1, 3)
     for name in names:
         p = small.model.get_parameter(name)
@@ -272,9 +272,9 @@ def gradients_at_large_biases(s: ModelSubject) -> None:
 
 def saves_and_loads(s: ModelSubject) -> None:
     """A model in float32 that is saved and loaded has the same weights and outputs."""
-    small = s.copied(torch.float32)
+    small = s.copy_to(torch.float32)
     if s.kind == "images":
-        other = s.copied(torch.float32)
+        other = s.copy_to(torch.float32)
         with torch.no_grad():
             for p in other.model.parameters():
                 p.zero_()
@@ -295,7 +295,7 @@ def saves_and_loads(s: ModelSubject) -> None:
 
 def finite_in_bfloat16(s: ModelSubject) -> None:
     """In bfloat16 the outputs are finite."""
-    small = s.copied(torch.bfloat16)
+    small = s.copy_to(torch.bfloat16)
     y = small.outputs(small.images(1) if s.kind == "images" else s.draw(1, 5))
     if y.dtype not in (torch.bfloat16, torch.float32):
         raise Broken(f"the outputs are {y.dtype}")

@@ -162,7 +162,7 @@ class ModelSubject:
         """Compare two outputs with the tolerance of the model's arithmetic."""
         same(got, want, what, **{"tol": self.tolerance, **given})
 
-    def copied(self, dtype: torch.dtype) -> ModelSubject:
+    def copy_to(self, dtype: torch.dtype) -> ModelSubject:
         """Return the subject with a copy of its model in another dtype."""
         tolerance = max(self.tolerance, BY_DTYPE[dtype])
         return replace(self, model=copy.deepcopy(self.model).to(dtype), tolerance=tolerance)

@@ -179,5 +179,5 @@ def _check_promise(s: ModelSubject, name: str) -> Result:
     """
     result = try_promise(s, name, MODEL_PROMISES[name], refusals=True)
     if s.dtype == torch.float64 and result.status == BROKEN and "not finite" in result.reason:
-        return try_promise(s.copied(torch.float32), name, MODEL_PROMISES[name], refusals=True)
+        return try_promise(s.copy_to(torch.float32), name, MODEL_PROMISES[name], refusals=True)
     return result

@@ -115,7 +115,7 @@ class RecurrenceSubject:
         o, S = call[self.signature](t, given)
         return o, None if S is None else S.transpose(-1, -2) if self.state_v_first or self.of_mamba else S
 
-    def _stored(self, S: Tensor) -> Tensor:
+    def _to_theirs(self, S: Tensor) -> Tensor:
         """Return a state in the layout of the function."""
         return S.transpose(-1, -2).contiguous() if self.state_v_first or self.of_mamba else S
 
@@ -123,7 +123,7 @@ class RecurrenceSubject:
         named: Options = dict(given)
         named |= {theirs: t[ours] for ours, theirs in (("decay", "g"), ("beta", "beta")) if ours in t}
         if "initial_state" in self.names:
-            named["initial_state"] = self._stored(t["past"]) if "past" in t else None
+            named["initial_state"] = self._to_theirs(t["past"]) if "past" in t else None
         if "output_final_state" in self.names:
             named["output_final_state"] = True
         if "state_v_first" in self.names:
@@ -134,7 +134,7 @@ class RecurrenceSubject:
     def _call_mamba(self, t: Tensors, given: Options) -> tuple[Tensor, Tensor | None]:
         named: Options = {**given, "D": t["D"]}
         if "past" in t:
-            named["initial_states"] = self._stored(t["past"])
+            named["initial_states"] = self._to_theirs(t["past"])
         if "z" in t:
             named["z"] = t["z"]
         if "dt_bias" in t:
@@ -147,7 +147,7 @@ class RecurrenceSubject:
     def _call_steps(self, t: Tensors, given: Options) -> tuple[Tensor, Tensor | None]:
         x, (dk, dv) = t["v"], (t["k"].shape[-1], t["v"].shape[-1])
         B, T, H, _ = x.shape
-        S = self._stored(t["past"]).clone() if "past" in t else x.new_zeros(B, H, dv, dk)
+        S = self._to_theirs(t["past"]).clone() if "past" in t else x.new_zeros(B, H, dv, dk)
         A, D = t["A"][:, None, None].expand(H, dv, dk), t["D"][:, None].expand(H, dv)
         outputs = []
         for s in range(T):

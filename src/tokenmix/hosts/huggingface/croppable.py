@@ -44,7 +44,8 @@ class CroppableLayer(LinearAttentionLayer):
         """Store a state, and note which module makes it."""
         if self.reader is None:
             self.reader = self.caller
-        return super().update_recurrent_state(*args, **kwargs)  # type: ignore[no-any-return]
+        state: Tensor = super().update_recurrent_state(*args, **kwargs)
+        return state
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the last -tokens_to_remove tokens, which must have come since the last ``crop``."""

@@ -17,7 +17,7 @@ from ...mixers import Mixer
 from ...mixers.attention import Attention
 from ...system.calls import try_model
 from ...types import Options, Record
-from ..cache_names import CACHE_NAMES, returned_cache
+from ..cache_names import find_cache_name, returned_cache
 from .adapters import adapters_of
 from .families import first_position
 from .sites import find_attention, modules_without_attention
@@ -95,32 +95,31 @@ class CacheStep(nn.Module):
         self.placed = "position_ids" in inspect.signature(model.forward).parameters
         ids = torch.zeros(1, SHORT, dtype=torch.long, device="cpu")
         with torch.no_grad():
-            outputs = model(input_ids=ids, use_cache=True)
-        self.cache: Any = outputs.get("cache", outputs.get("past_key_values"))
+            self.cache: Any = returned_cache(model(input_ids=ids, use_cache=True))
 
     def forward(self, x: Tensor, state: HostState) -> tuple[Tensor, HostState]:
         """Return the host's output for the new tokens, and the state after them."""
         cache = copy.copy(self.cache)
-        cache.layers = [_with_tensors(*each) for each in zip(self.cache.layers, state.layers, strict=True)]
+        cache.layers = [_replace_tensors(*each) for each in zip(self.cache.layers, state.layers, strict=True)]
         positions = state.position[:, None] + torch.arange(x.shape[1], device=x.device)
         placed = {"position_ids": positions} if self.placed else {}
         outputs = self.model(input_ids=x, use_cache=True, **placed, **{self.cache_name: cache})
-        after = tuple(tuple(_cached(layer).values()) for layer in returned_cache(outputs).layers)
+        after = tuple(tuple(_cache_tensors(layer).values()) for layer in returned_cache(outputs).layers)
         return outputs[self.result], HostState(after, state.position + x.shape[1])
 
     def start(self, batch: int) -> HostState:
         """Return the state before the first token."""
         layers = []
         for layer in self.cache.layers:
-            shapes = {key: [batch, *a.shape[1:]] for key, a in _cached(layer).items()}
+            shapes = {key: [batch, *a.shape[1:]] for key, a in _cache_tensors(layer).items()}
             for (name, _), shape in shapes.items():
                 if name in ("keys", "values"):
                     shape[-2] = 0
-            layers.append(tuple(a.new_zeros(shapes[key]) for key, a in _cached(layer).items()))
+            layers.append(tuple(a.new_zeros(shapes[key]) for key, a in _cache_tensors(layer).items()))
         return HostState(tuple(layers), torch.zeros(batch, dtype=torch.long, device="cpu"))
 
 
-def _cached(layer: Any) -> dict[tuple[str, Any], Tensor]:
+def _cache_tensors(layer: Any) -> dict[tuple[str, Any], Tensor]:
     """Return the tensors of a layer of a cache: (attribute, key in a dictionary or None) -> tensor."""
     found: dict[tuple[str, Any], Tensor] = {}
     for name, value in vars(layer).items():
@@ -129,13 +128,13 @@ def _cached(layer: Any) -> dict[tuple[str, Any], Tensor]:
     return found
 
 
-def _with_tensors(layer: Any, tensors: Iterable[Tensor]) -> Any:
+def _replace_tensors(layer: Any, tensors: Iterable[Tensor]) -> Any:
     """Copy a layer of a cache with other tensors, which stay as they are."""
     new = copy.copy(layer)
     for name, value in vars(layer).items():
         if isinstance(value, dict):
             setattr(new, name, dict(value))
-    for (name, key), a in zip(_cached(layer), tensors, strict=True):
+    for (name, key), a in zip(_cache_tensors(layer), tensors, strict=True):
         if key is None:
             setattr(new, name, a.clone())
         else:
@@ -271,7 +270,7 @@ def _step_port(host: nn.Module, adapters: dict[str, Any], chunk: int, config: Re
 def _cache_port(host: Any, chunk: int, config: Record) -> Port:
     """Return the port of the decode step of a host that keeps its own mixing, such as a hybrid."""
     who, whole = type(host).__name__, "leave decode out to export whole inputs"
-    name = next((name for name in CACHE_NAMES if name in inspect.signature(host.forward).parameters), None)
+    name = find_cache_name(host)
     if name is None:
         raise MixerError(f"export: {who} has no cache, so there is no decode step; {whole}.")
     tokens = token_example(_vocabulary(host))
@@ -282,7 +281,7 @@ def _cache_port(host: Any, chunk: int, config: Record) -> Port:
     other = sorted({type(layer).__name__ for layer in step.cache.layers} - CACHES)
     if other:
         raise MixerError(f"export: {who} caches by {', '.join(other)}, which keeps more than tensors; {whole}.")
-    if not step.placed and any(name == "keys" for layer in step.cache.layers for name, _ in _cached(layer)):
+    if not step.placed and any(name == "keys" for layer in step.cache.layers for name, _ in _cache_tensors(layer)):
         raise MixerError(f"export: {who} has keys in its cache and takes no position_ids; {whole}.")
     _check_step(step, tokens(2, SHORT + 1), whole)
 
@@ -325,8 +324,7 @@ LOST = 1e-3
 def _check_decoder(host: nn.Module, layers: list[Any]) -> str:
     """Refuse a host without a decode step that a program can hold; return the name of its cache."""
     whole = "leave decode out to export whole inputs"
-    who, known = type(host).__name__, inspect.signature(host.forward).parameters
-    name = next((name for name in CACHE_NAMES if name in known), None)
+    who, known, name = type(host).__name__, inspect.signature(host.forward).parameters, find_cache_name(host)
     if name is None or "position_ids" not in known or not all(adapter.mixer.causal for adapter in layers):
         kept = "no causal mixers" if name and "position_ids" in known else "no cache, or no position_ids"
         raise MixerError(f"export: {who} has {kept}, so there is no decode step; {whole}.")

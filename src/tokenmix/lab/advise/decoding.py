@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ...errors import MixerError
-from ...hosts.cache_names import CACHE_NAMES, returned_cache
+from ...hosts.cache_names import find_cache_name, returned_cache
 from ...models import LM
 from ..bench import decoding
 from ..bench.timing import quartile
@@ -40,8 +40,7 @@ def decode(model: nn.Module, inputs: Inputs, length: int, batch: int) -> Decoded
     if isinstance(model, LM):
         found = decoding(model, context, tokens=STEPS)
         return Decoded(found.ms_per_token, found.state_bytes)
-    known = inspect.signature(model.forward).parameters
-    name = next((name for name in CACHE_NAMES if name in known), None)
+    known, name = inspect.signature(model.forward).parameters, find_cache_name(model)
     if name is None or not {"use_cache", "input_ids"} <= known.keys() or not _decoder(model.config):
         return None
     ids = inputs.make(length, batch)[1]["input_ids"]
