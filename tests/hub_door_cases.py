@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from kernels import LocalLayerRepository, get_local_kernel, register_kernel_mapping, use_kernel_mapping
+from kernels import LocalLayerRepository, Mode, get_local_kernel, register_kernel_mapping, use_kernel_mapping
 from kernels._rust import Digest, DigestAlgorithm, Metadata
 from transformers.utils import import_utils
 
 import_utils.is_kernels_available.__wrapped__.__defaults__ = ("0.17", "1.0")
 import_utils.is_kernels_available.cache_clear()
+
+from transformers.integrations.hub_kernels import kernelize  # noqa: E402
 
 from hybrid_models import MODELS  # noqa: E402  # after the door is open
 from test_kernels_hybrids import (  # noqa: E402
@@ -48,8 +50,6 @@ def ours(model: Any) -> set[str]:
 
 def close_door(model: Any) -> None:
     """Undo by ``kernels``' own means: without a mapping it puts the functions of transformers back."""
-    from transformers.integrations.hub_kernels import kernelize
-
     with use_kernel_mapping({}, inherit_mapping=False):
         kernelize(model)
 
@@ -82,6 +82,15 @@ def test_the_door_gives_the_same_numbers_and_goes_back(name, names):
     close_door(model.eval())
     assert not ours(model)
     assert torch.equal(logits(model, ids), want)
+
+
+def test_a_model_behind_the_door_is_compiled(names):
+    model, ids = MODELS["qwen3_5"](), tokens()
+    want = logits(model, ids)
+    kernelize(model, mode=Mode.INFERENCE | Mode.TORCH_COMPILE)
+    assert ours(model) == functions(model).keys()
+    torch.testing.assert_close(logits(torch.compile(model, backend="aot_eager"), ids), want, **CLOSE)
+    close_door(model)
 
 
 @pytest.mark.parametrize("name", SHARED)
