@@ -33,7 +33,7 @@ MODELS = {
 ROWS = ("aft_simple", "linear", "aft_forget", "gated_delta", "gated_delta, attention 3:1")
 CHUNKS = (1, 2, 4, 8, 16, 32)
 WINDOW, PROMPT = 128, 256
-SAMPLED = {"temperature": 0.8, "seed": 0}
+TEMPERATURE, REPEATS = 0.8, 2
 
 
 @torch.no_grad()
@@ -67,9 +67,9 @@ def read_bytes(path: Path) -> tuple[Tensor, Tensor]:
     return data[: -len(data) // 10], data[-len(data) // 10 :]
 
 
-def train_model(name: str, data: Tensor, steps: int) -> LM:
+def train_model(name: str, data: Tensor, steps: int, seed: int) -> LM:
     """Train a byte model."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     mixers, dim = MODELS[name]
     config = LMConfig(dim=dim, max_len=8 * WINDOW, mixers=mixers, norm_type="rms", mlp="swiglu", positions=None)
     model = LM(config).train()
@@ -91,11 +91,11 @@ def train_model(name: str, data: Tensor, steps: int) -> LM:
 
 
 @torch.no_grad()
-def write_texts(name: str, folder: Path, prompts: dict[str, Tensor], n: int, repeats: int) -> None:
+def write_texts(name: str, folder: Path, prompts: dict[str, Tensor], n: int, seed: int) -> None:
     """Print tokens a second of each way to write; all texts must be the same."""
     model, small = (LM.from_pretrained(folder / each.replace(":", "-")) for each in (name, "small"))
     for kind, prompt in prompts.items():
-        for how, sampling in (("greedy", {"temperature": 0}), ("sampled", SAMPLED)):
+        for how, sampling in (("greedy", {"temperature": 0}), ("sampled", {"temperature": TEMPERATURE, "seed": seed})):
             drafts: dict[str, Any] = {
                 "extend": None,
                 "decoder": None,
@@ -105,7 +105,7 @@ def write_texts(name: str, folder: Path, prompts: dict[str, Tensor], n: int, rep
             }
             times: dict[str, list[float]] = {way: [] for way in drafts}
             texts: dict[str, Tensor] = {}
-            for _ in range(repeats):
+            for _ in range(REPEATS):
                 for way, draft in drafts.items():
                     start = time.perf_counter()
                     options = {"decoder": None} if way == "extend" else {"draft": draft}
@@ -166,6 +166,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of costs, for each model")
     parser.add_argument("--tokens", type=int, default=500)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--seed", type=int, default=0, help="of training and of sampled texts")
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -179,7 +180,7 @@ def main() -> None:
     learned, held = read_bytes(given.text)
     if given.train:
         for name in MODELS:
-            train_model(name, learned, given.steps).save_pretrained(given.train / name.replace(":", "-"))
+            train_model(name, learned, given.steps, given.seed).save_pretrained(given.train / name.replace(":", "-"))
     names = [name for name in MODELS if name != "small"]
     if given.write:
         head = (
@@ -198,7 +199,7 @@ def main() -> None:
             prompts = {"ordinary": held[: rows * PROMPT].view(rows, PROMPT)}
             prompts["repeated"] = held[: rows * PROMPT // 4].view(rows, PROMPT // 4).repeat(1, 4)
             for name in names:
-                write_texts(name, given.write, prompts, given.tokens, 2)
+                write_texts(name, given.write, prompts, given.tokens, given.seed)
     if given.price:
         print("| model | temperature | top-k | shared noise | rejection | most likely guess |\n" + "|---" * 6 + "|")
         for name in names:

@@ -26,6 +26,7 @@ FILES = {
     "test_inductor.py": "compiles C++",
     "test_kernels_build.py": "compiles the kernels, and starts the doctor",
     "test_kernels_fuzz.py": "fuzz",
+    "test_kernels_hub.py": "starts a process with other functions in transformers",
     "test_onnx.py": "exports every core mixer at many sizes",
     "test_conformance.py": "the defects of public models",
     "test_peers.py": "the defects of other implementations",

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tokenmix import MixerError
+from tokenmix.hosts import replace_mixers
 from tokenmix.hosts.huggingface import croppable_states
 
 import transformers  # isort: skip  (after the adapter, which repairs torchvision)
@@ -42,6 +43,14 @@ def test_a_model_that_forgets_at_each_chunk_is_refused():
         pass
     assert model._is_stateful
     assert model.training
+
+
+def test_a_replaced_mixer_takes_no_tokens_back():
+    """Only the recurrent layers of transformers do."""
+    torch.manual_seed(0)
+    model, _ = replace_mixers(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)), "aft_simple")
+    with croppable_states(model), pytest.raises(ValueError, match="requires a cache that can be cropped"):
+        model.generate(prompt(), max_new_tokens=4, do_sample=False, prompt_lookup_num_tokens=2)
 
 
 def prompt():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from hybrid_models import BAMBA, MODELS, build
 from tokenmix import MixerError
 from tokenmix.hosts import cpu_kernels
+from tokenmix.hosts.recurrent_functions import run_state_update
 
 pytest.importorskip("transformers", reason="transformers comes with the extra hf")
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -222,6 +224,36 @@ def test_a_step_keeps_the_limit_of_steps(name):
     assert float((last() - want).abs().max()) > 1e-2
     cpu_kernels(model)
     torch.testing.assert_close(last(), want, **CLOSE)
+
+
+@pytest.mark.parametrize("per_head", [True, False])
+def test_a_step_of_mamba2_is_that_of_transformers(per_head):
+    """With the state in place, for steps of a head and for steps of each feature; it has gradients, theirs has none."""
+    from transformers.models.bamba.modeling_bamba import mamba2_selective_state_update
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64, requires_grad=True)
+
+    def run(step: Any, *given: Tensor) -> tuple[Tensor, Tensor]:
+        x, dt, A, B, C, D, bias, z = given
+        if per_head:
+            dt, A, D, bias = dt.expand(2, 4, 3), A.expand(4, 3, 5), D.expand(4, 3), bias.expand(4, 3)
+        after = state.clone()
+        y = step(after, x, dt, -A.exp(), B, C, D, z=z, dt_bias=bias, dt_softplus=True)
+        return y, after
+
+    generator = torch.Generator().manual_seed(3)
+    P, N = (1, 1) if per_head else (3, 5)
+    sizes = [(2, 4, 3), (2, 4, P), (4, P, N), (2, 2, 5), (2, 2, 5), (4, P), (4, P), (2, 4, 3)]
+    given, state = [draw(*size) for size in sizes], draw(2, 4, 3, 5).detach()
+    assert torch.autograd.gradcheck(partial(run, run_state_update), given)
+    want = run(mamba2_selective_state_update, *given)
+    with torch.no_grad():
+        inference = run(run_state_update, *given)
+    for got in (run(run_state_update, *given), inference):
+        torch.testing.assert_close(got, want)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        want[0].sum().backward()
 
 
 def test_trainer_takes_packed_documents(tmp_path):

@@ -333,6 +333,8 @@ def test_top_k_and_top_p_keep_what_they_say():
     assert keep_top(logits, None, 0.6).isfinite().tolist() == [[True, True, False, False]]
     assert keep_top(logits, None, 0.49).isfinite().tolist() == [[True, False, False, False]]
     assert keep_top(torch.zeros(1, 5), 2, None).isfinite().sum() == 2
+    rows = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0))  # of any shape
+    assert torch.equal(keep_top(rows, 2, 0.9), torch.stack([keep_top(row, 2, 0.9) for row in rows]))
     generator = torch.Generator().manual_seed(0)
     drawn = pick_token(logits.expand(20_000, 4), generator=generator).flatten().bincount() / 20_000
     torch.testing.assert_close(drawn, logits.exp()[0], rtol=0, atol=0.02)

@@ -2,6 +2,7 @@
 
 from .conversion_report import Report, read_report
 from .cpu_kernels import CpuKernels, cpu_kernels
+from .kernel_folder import write_kernel_folder
 from .patch_grid import given_grid
 from .recurrent_layers import convert_layer
 from .rotary import rotary_spec
@@ -47,4 +48,5 @@ __all__ = [
     "timm_options",
     "to_hf",
     "to_timm",
+    "write_kernel_folder",
 ]

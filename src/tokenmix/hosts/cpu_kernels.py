@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..errors import MixerError
 from ..kernels import cpu
 from .cache_names import CACHE_NAMES
-from .recurrent_functions import FUNCTIONS, STEP, find_starts, replace_function, run_gate
+from .recurrent_functions import ARGUMENTS, FUNCTIONS, find_starts, replace_function, run_gate
 
 FAMILIES = (
     "qwen3_next",
@@ -164,7 +164,7 @@ def _look_up(module: nn.Module) -> tuple[tuple[str, ...], str]:
     called = set(forward.__code__.co_names) & forward.__globals__.keys()
     if not called.isdisjoint(MAMBA_1):
         return (), "Mamba-1 has no kernel here"
-    functions = tuple(name for name in (*FUNCTIONS, STEP) if name in called)
+    functions = tuple(name for name in FUNCTIONS if name in called)
     family = kind.__module__.split(".")
     if not functions and kind.__name__ != GATE:
         return (), ""
@@ -179,23 +179,15 @@ def _look_up(module: nn.Module) -> tuple[tuple[str, ...], str]:
 
 
 def _fits(theirs: Any, name: str) -> bool:
-    """Return whether a function of transformers takes the arguments that it had when ours was written."""
-    return tuple(inspect.signature(inspect.unwrap(theirs)).parameters)[: len(ARGUMENTS[name])] == ARGUMENTS[name]
+    """Return whether a function of transformers takes the arguments that it had when ours was written.
 
-
-DELTA = ("query", "key", "value", "g", "beta")
-ARGUMENTS: dict[str, tuple[str, ...]] = {
-    "causal_conv1d_fn": ("hidden_states", "weight", "bias", "activation"),
-    "causal_conv1d_update": ("hidden_states", "conv_state", "weight", "bias", "activation"),
-    "torch_chunk_gated_delta_rule": (*DELTA, "chunk_size", "initial_state", "output_final_state"),
-    "torch_recurrent_gated_delta_rule": (*DELTA, "initial_state", "output_final_state"),
-    "chunk_kimi_delta_attention": (*DELTA, "chunk_size", "initial_state", "output_final_state"),
-    "recurrent_kimi_delta_attention": (*DELTA, "initial_state", "output_final_state"),
-    "mamba2_chunk_scan": ("hidden_states", "dt", "A", "B", "C", "chunk_size", "D", "dt_bias", "initial_states"),
-    "mamba2_split_conv1d_scan_combined": ("zxbcdt",),
-    STEP: ("state", "hidden_states", "dt", "A", "B", "C", "D", "dt_bias", "dt_softplus", "z"),
-}
-"""The first arguments of the functions of transformers."""
+    With the package ``kernels`` it is a module, shared by all models of the process.
+    """
+    if isinstance(theirs, nn.Module):
+        takes = _arguments(type(theirs))
+    else:
+        takes = tuple(inspect.signature(inspect.unwrap(theirs)).parameters)
+    return takes[: len(ARGUMENTS[name])] == ARGUMENTS[name]
 
 
 def _check_device(name: str, module: nn.Module) -> None:

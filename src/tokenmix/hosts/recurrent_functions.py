@@ -6,8 +6,8 @@ Documents that are packed into a row come as ``seq_idx`` (B, T), the document of
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -149,37 +149,41 @@ def run_scan(
     return (y, state.mT.contiguous()) if return_final_states else y
 
 
-def make_state_update(theirs: Function, limit: tuple[float, float]) -> Function:
-    """Build the step of Mamba-2, which keeps the steps in their limit as the scan does; transformers' step does not."""
+def run_state_update(
+    state: Tensor,
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    z: Tensor | None = None,
+    *,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    **given: Any,
+) -> Tensor:
+    """Run a step of Mamba-2: x, dt, D and z (B, H, P) and A (H, P, N), B and C (B, groups, N), the state in place.
 
-    def run_state_update(
-        state: Tensor,
-        hidden_states: Tensor,
-        dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        D: Tensor | None = None,
-        dt_bias: Tensor | None = None,
-        dt_softplus: bool = False,
-        z: Tensor | None = None,
-        **given: Any,
-    ) -> Tensor:
-        one_per_head = dt.stride(-1) == A.stride(-1) == A.stride(-2) == 0
-        if not one_per_head or has_gradient(state, hidden_states, dt, A, B, C, D, dt_bias, z):
-            return theirs(state, hidden_states, dt, A, B, C, D, dt_bias=dt_bias, dt_softplus=dt_softplus, z=z)
-        step = _steps(dt[..., 0], None if dt_bias is None else dt_bias[..., 0], dt_softplus, limit).to(state.dtype)
-        B, C = (a.repeat_interleave(state.shape[1] // a.shape[1], 1).to(state.dtype) for a in (B, C))
-        x = hidden_states.to(state.dtype)
-        state.mul_(torch.exp(step * A[:, 0, 0])[..., None, None]).addcmul_(
-            (x * step[..., None])[..., None], B[:, :, None]
-        )
-        y = (state @ C[..., None]).squeeze(-1)
-        y = y if D is None else y + x * D
-        y = y if z is None else y * F.silu(z)
-        return y.to(hidden_states.dtype)
-
-    return run_state_update
+    Keeps the steps in their limit as the scan does; transformers' step does not.
+    """
+    if dt.stride(-1) == A.stride(-1) == A.stride(-2) == 0:  # one number for each head, expanded
+        dt, A = dt[..., :1], A[:, :1, :1]
+        dt_bias = None if dt_bias is None else dt_bias[..., :1]
+    step = _steps(dt, dt_bias, dt_softplus, dt_limit).to(state.dtype)
+    B, C = (a.repeat_interleave(state.shape[1] // a.shape[1], 1).to(state.dtype) for a in (B, C))
+    x = hidden_states.to(state.dtype)
+    decay, new = torch.exp(step[..., None] * A), ((x * step)[..., None], B[:, :, None])
+    if has_gradient(state, decay, *new):
+        after = torch.addcmul(state.clone() * decay, *new)  # backward needs the state as it was
+        state.copy_(after)
+    else:
+        after = state.mul_(decay).addcmul_(*new)
+    y = (after @ C[..., None]).squeeze(-1)
+    y = y if D is None else y + x * D
+    y = y if z is None else y * F.silu(z)
+    return y.to(hidden_states.dtype)
 
 
 def run_nothing(*args: Any, **given: Any) -> None:
@@ -248,16 +252,39 @@ FUNCTIONS: dict[str, Function] = {
     "recurrent_kimi_delta_attention": run_delta_rule,
     "mamba2_chunk_scan": run_scan,
     "mamba2_split_conv1d_scan_combined": run_nothing,
+    "mamba2_selective_state_update": run_state_update,
 }
 """Name in transformers -> ours."""
-STEP = "mamba2_selective_state_update"
-"""The step of Mamba-2 in transformers, for which ``make_state_update`` builds one for each layer."""
+
+DELTA = ("query", "key", "value", "g", "beta")
+DELTA_REST = ("initial_state", "output_final_state", "use_qk_l2norm_in_kernel")
+SCAN = ("hidden_states", "dt", "A", "B", "C")
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "causal_conv1d_fn": ("hidden_states", "weight", "bias", "activation"),
+    "causal_conv1d_update": ("hidden_states", "conv_state", "weight", "bias", "activation"),
+    "torch_chunk_gated_delta_rule": (*DELTA, "chunk_size", *DELTA_REST),
+    "torch_recurrent_gated_delta_rule": (*DELTA, *DELTA_REST),
+    "chunk_kimi_delta_attention": (*DELTA, "chunk_size", *DELTA_REST),
+    "recurrent_kimi_delta_attention": (*DELTA, *DELTA_REST),
+    "mamba2_chunk_scan": (
+        *(*SCAN, "chunk_size", "D", "dt_bias", "initial_states"),
+        *("dt_softplus", "dt_limit", "return_final_states"),
+    ),
+    "mamba2_split_conv1d_scan_combined": (
+        *("zxbcdt", "conv1d_weight", "conv1d_bias", "dt_bias", "A", "D", "chunk_size", "initial_states", "dt_limit"),
+        *("return_final_states", "activation", "rmsnorm_weight", "rmsnorm_eps", "outproj_weight", "outproj_bias"),
+        *("headdim", "ngroups", "norm_before_gate"),
+    ),
+    "mamba2_selective_state_update": ("state", *SCAN, "D", "dt_bias", "dt_softplus", "z"),
+}
+"""The arguments of the functions of transformers, without those that all but the second take besides."""
 
 
 def replace_function(name: str, theirs: Function, layer: Any) -> Function:
     """Build the function that runs ours for tensors on a CPU and theirs elsewhere."""
-    plain: Function = inspect.unwrap(theirs)  # without the search for packages that need a GPU
-    ours = make_state_update(plain, layer.time_step_limit) if name == STEP else FUNCTIONS[name]
+    ours = FUNCTIONS[name]
+    if ours is run_state_update:  # transformers does not hand it the limit
+        ours = partial(ours, dt_limit=layer.time_step_limit)
 
     def run(first: Tensor, *args: Any, **given: Any) -> Any:
         return (ours if first.is_cpu else theirs)(first, *args, **given)

@@ -132,13 +132,13 @@ def not_finite(who: str, what: str, row: int) -> str:
 
 
 def keep_top(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """Set logits (B, V) to -inf outside the k most likely tokens, then outside the fewest whose probability reaches p.
+    """Set logits (..., V) to -inf outside the k most likely tokens, then outside the fewest of probability p together.
 
     None leaves the respective limit out.
     """
     if top_k is not None and top_k < logits.shape[-1]:
         order = logits.argsort(dim=-1, descending=True, stable=True)  # no threshold, as ties would keep more than k
-        logits = logits.scatter(-1, order[:, top_k:], float("-inf"))
+        logits = logits.scatter(-1, order[..., top_k:], float("-inf"))
     if top_p is not None and top_p < 1:
         probs, order = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
         drop = probs.cumsum(-1) - probs >= top_p
