@@ -205,6 +205,13 @@ def test_what_cannot_be_used_is_one_line(tmp_path):
         with pytest.raises(MixerError, match=said):
             train(LOOP, tmp_path / "run", **own | wrong)
         assert not (tmp_path / "run").exists()
+    for wrong, said in (
+        (lambda step: batch(step)[0], "gives a Tensor; it must be a pair"),
+        (lambda step: ((1, 2), torch.ones(1)), "gives a tuple; it must be a pair"),
+        (iter([batch(0)]), "has no more; give a loader"),
+    ):
+        with pytest.raises(MixerError, match=said):
+            train(LOOP, tmp_path / f"run {len(said)}", **own | {"batches": wrong})
     with pytest.warns(UserWarning, match="has no state_dict, so a resumed run begins it anew"):
         train(LOOP, tmp_path / "loader", **own | {"batches": torch.utils.data.DataLoader([batch(0)], batch_size=None)})
 

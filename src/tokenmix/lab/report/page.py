@@ -110,12 +110,7 @@ def write_report(
         lead=[*lead, *([warning] if warning else []), *(cautions(runs) if caution else [])],
         fold=all(run.env.get("parameters", 0) < SMALL for run in runs),
         first=pictures[:1],
-        tables=[
-            *(tables or []),
-            *([differences] if differences else []),
-            summary_table(runs),
-            *parts,
-        ],
+        tables=[*(tables or []), *([differences] if differences else []), summary_table(runs), *parts],
         curves=[("Loss", [*pictures[1:], *curves]), ("Beyond the sizes of training", length_pictures(runs))],
         attention=[
             (r.name, look["attention"])

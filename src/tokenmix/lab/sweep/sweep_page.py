@@ -149,5 +149,5 @@ def _fields_text(changes: Record) -> str:
 def facts_table(results: Results) -> Table:
     """Return the machine, one line per fact, and below it the plan in sentences."""
     facts = flatten("machine", results.machine)
-    rows = [[name.removeprefix("machine."), value] for name, value in facts.items()]
-    return Table("Machine", ["fact", "value"], rows, plan_sentences(results.plan))
+    rows = [["recipe", results.plan.recipe], *([name.removeprefix("machine."), value] for name, value in facts.items())]
+    return Table("Recipe and machine", ["fact", "value"], rows, plan_sentences(results.plan))

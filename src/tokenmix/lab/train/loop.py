@@ -20,6 +20,7 @@ from torch import nn
 
 from ...errors import MixerError
 from ...mixers import aux_losses
+from ...models import evaluation_mode
 from ...system.checkpoint import list_steps, load_checkpoint, prune, save_checkpoint
 from ...system.machine import autocast, peak_mib, reset_peak
 from ...types import Record
@@ -311,7 +312,8 @@ class Trainer:
     def evaluate(self) -> bool:
         """Score the validation split and return whether it is the best score so far."""
         p, result = self.progress, self.task.evaluate(self.model, "valid", **self.task.eval_options())
-        line = eval_line("valid", p.step, result) | self.parts.notify("on_evaluate", p.step, self.model)
+        with evaluation_mode(self.model):
+            line = eval_line("valid", p.step, result) | self.parts.notify("on_evaluate", p.step, self.model)
         for name, value in line.items():  # the update after the last loss may be the one that diverged
             if isinstance(value, float):
                 self.check_finite(f"{name.replace('_', ' ')} on the validation split", value)

@@ -22,6 +22,7 @@ from .config import RunConfig
 from .optim import learning_rate
 from .own_objects import digest, fingerprint, import_object, name_of, pack_state, unpack_state
 from .registry import OwnModel, TaskData, register_task
+from .rundir import plain_numbers
 from .task import Inputs, Task, call_model
 
 Batch = tuple[Inputs, Tensor]
@@ -174,24 +175,36 @@ class Parts:
     def _stream(self) -> Iterator[Batch]:
         def endless() -> Iterator[Batch]:
             while True:
-                yield from self.batches  # type: ignore[misc]  # an iterable here
+                found = None
+                for found in self.batches:  # type: ignore[union-attr]  # an iterable here
+                    yield found
+                if found is None:
+                    raise MixerError("train: batches= has no more; give a loader that can be read again.")
 
         return endless()
 
     def batch(self, step: int) -> Batch:
         """Return the batch of a step."""
         if callable(self.batches):
-            return self.batches(step)
-        if isinstance(self.batches, Sequence):
-            return self.batches[step % len(self.batches)]
-        return next(self._stream)
+            found: Any = self.batches(step)
+        elif isinstance(self.batches, Sequence):
+            found = self.batches[step % len(self.batches)]
+        else:
+            found = next(self._stream)
+        inputs, targets = found if isinstance(found, (tuple, list)) and len(found) == 2 else (None, None)
+        if not isinstance(targets, Tensor) or not (isinstance(inputs, (Tensor, dict)) or hasattr(inputs, "_asdict")):
+            raise MixerError(
+                f"train: batches= gives a {type(found).__name__}; it must be a pair (inputs, targets): targets a "
+                "tensor, inputs a tensor, or a dictionary or named tuple with the arguments of the model."
+            )
+        return inputs, targets
 
     def notify(self, what: str, step: int, model: nn.Module) -> Record:
         """Call the callbacks that have this method, or are functions for it, and return their numbers."""
         found: Record = {}
         for each in self.callbacks:
             call = getattr(each, what, each if what == "on_evaluate" and _is_function(each) else None)
-            found |= (call(step, model) or {}) if call is not None else {}
+            found |= plain_numbers(call(step, model) or {}) if call is not None else {}
         return found
 
     def state(self, optimizers: list[torch.optim.Optimizer]) -> tuple[dict[str, Tensor], Any]:

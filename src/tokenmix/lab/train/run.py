@@ -12,7 +12,7 @@ import torch
 
 from ...system.files import check_free, whole_folder, write_json
 from ...types import Record
-from .rundir import RunDir, environment
+from .rundir import RunDir, environment, plain_numbers
 
 
 class Run:
@@ -83,5 +83,4 @@ class Run:
         self._append({"kind": "eval", "split": split, "step": step} | scores)
 
     def _append(self, line: Record) -> None:
-        plain = {name: value.item() if hasattr(value, "item") else value for name, value in line.items()}
-        self._dir.append({"seconds": round(time.perf_counter() - self._began, 3)} | plain)
+        self._dir.append({"seconds": round(time.perf_counter() - self._began, 3)} | plain_numbers(line))
