@@ -295,7 +295,9 @@ def test_a_curve_grows_in_a_notebook(monkeypatch, tmp_path):
 
     module = types.ModuleType("IPython.display")
     module.display = display
-    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    package = types.ModuleType("IPython")
+    package.version_info = (9, 0)  # matplotlib asks
+    monkeypatch.setitem(sys.modules, "IPython", package)
     monkeypatch.setitem(sys.modules, "IPython.display", module)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(OWN)
