@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 SAMPLE_CHARS = 1200
-IMAGES = 8
+IMAGES = 10
 """The most images of a validation split that a page shows, one of each class if there are no more classes."""
 SMALL = 1_000_000
 """Parameters of models whose pictures are folded away: they say little, and take most of the page."""
