@@ -281,12 +281,23 @@ def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
         (["sweep", "text", "--out", "OUT", "--batch-size", "8"], "did you mean --train.batch_size?"),
         (["resume", "RUN", "--save-every", "8"], "did you mean --train.save_every?"),
         (
+            ["train", "text", "--out", "OUT", "--learning-rate", "1"],
+            "no option --learning-rate; did you mean --optim.lr?",
+        ),
+        (
+            ["train", "text", "--out", "OUT", "--mixer", "hydra"],
+            "a mixer is a row, --row NAME, or a spec, --model.mixers",
+        ),
+        (["train", "text", "--out", "OUT", "--max-steps=9"], "did you mean --train.steps?"),
+        (["train", "text", "--out", "OUT", "--optim.learning_rate", "1"], "did you mean optim.lr?"),
+        (["train", "text", "--out", "OUT", "--optim.name", "lion"], "tokenmix.lab.train(config, out, optimizer=...)"),
+        (
             ["train", "text", "--out", "OUT", "--model.mixers", "[{name: aft_local}]"],
             """write it like --model.mixers '[{"name": "aft_local", "window": 32}]'""",
         ),
         (
             ["train", "text", "--out", "OUT", "--model.mixers", "aft_local"],
-            "--model.mixers must be JSON, got 'aft_local'",
+            "aft_local needs the option 'window'",
         ),
         (
             ["train", "text", "--out", "OUT", "--model.mixers.0", "{name: aft_local}"],

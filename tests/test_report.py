@@ -22,10 +22,12 @@ from run_dirs import KINDS, SPECS, tiny_run
 from tokenmix import MixerError, build_mixer
 from tokenmix.lab.report import Table, read_run, write_report
 from tokenmix.lab.report.biases import filters, pair_bias
+from tokenmix.lab.report.cautions import cautions, question
 from tokenmix.lab.report.differences import differences_table, not_comparable
 from tokenmix.lab.report.figures import THEMES, colour_range, evaluations, render_both
 from tokenmix.lab.report.runs import Run, readable
 from tokenmix.lab.report.tables import summary_table
+from tokenmix.lab.report.vision import of_all_classes
 from tokenmix.models import config_from_json, in_shell
 from tokenmix.system.text import MISSING, named_apart, number, size
 
@@ -97,6 +99,42 @@ def test_the_summary_names_shell_and_optimiser_of_each_run(runs):
         "empty": (MISSING, MISSING),
     }
     assert "shell" not in summary_table([replace(first, config={})]).columns
+
+
+def test_the_title_is_the_question_and_small_models_are_folded_away(runs, tmp_path):
+    text = write_report(runs, tmp_path / "page.html").read_text()
+    names = ", ".join(run.name for run in runs)
+    assert f"<h1>Which is best: {names}?</h1>" in text
+    opened = text.index("<details>\n<summary>Pictures of what these small models compute")
+    assert (
+        opened < text.index("Effective attention") < text.index("Learned position biases") < text.rindex("</details>")
+    )
+    assert question([read_run(runs[0])]) == f"What did {runs[0].name} learn?"
+    assert question([read_run(runs[0])] * 5) == "Which is best: 5 runs?"
+
+
+def test_scores_of_one_seed_and_of_few_examples_are_cautioned(runs):
+    first, second = (read_run(run) for run in runs[:2])
+    assert any("trained once" in said for said in cautions([first, second]))
+    again = replace(first, config={**first.config, "train": {**first.config["train"], "seed": 7}})
+    assert not any("trained once" in said for said in cautions([first, again]))
+    assert not any("trained once" in said for said in cautions([first]))
+    score = {"split": "valid", "top1": 0.5, "cross_entropy": 1.0}
+    images = {"model": {"kind": "vit"}, "data": {"kind": "images"}}
+    few = replace(first, config=images, evals=[{**score, "images": 400}])
+    assert cautions([few]) == [
+        f"Caution: the score of {first.name} is of only 400 images, of which chance alone moves a share by 4.9 points "
+        "either way."
+    ]
+    assert cautions([replace(few, evals=[{**score, "images": 10_000}])]) == []
+
+
+def test_pictures_are_of_all_classes():
+    labels = [0, 0, 0, 0, 2, 2, 1]
+    assert of_all_classes(labels, 8) == [0, 6, 4]
+    assert of_all_classes([0, 0, 0, 0, 1], 8) == [0, 4, 1]
+    assert of_all_classes(list(range(100)), 4) == [0, 25, 50, 75]
+    assert of_all_classes([0] * 5, 8) == [0, 1, 2]
 
 
 def changed(run: Run, name: str, **model) -> Run:

@@ -294,6 +294,10 @@ def test_the_page_of_a_sweep_shows_table_verdicts_curves_and_what_is_left(tmp_pa
     assert check_page(page) == []
     text = page.read_text()
     assert "14 of 18 runs have ended, 1 in progress, 3 to come" in text
+    assert "<h1>Which is best on text: a, b, c?</h1>" in text
+    assert "Worse than a: b (+0.503 +- 0.014, 3 seeds)." in text
+    assert "plan.changes" not in text
+    assert "Each row was tried at the rates" in text
     assert row_of(text, "b", 1) == ["worse", "+0.503", "+- 0.014", "3"]
     assert row_of(text, "c", 1) == ["not yet", "-", "-", "0"]
     assert row_of(text, "c", 2) == ["rate 0.1", "-", "0, 1, 2"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from ..errors import MixerError
 from ..system.config import nearest
 from ..system.modules import import_named
@@ -16,7 +18,8 @@ def load_mixer(name: Any) -> type[Mixer] | None:
     """Return the class of the mixer called ``name``, or None if there is none.
 
     ``package:Class`` is the class of a module that is imported already, that TOKENMIX_MODULES names, or, inside
-    ``typed_names``, of any module, from the working folder too. It is registered under that name.
+    ``typed_names``, of any module, from the working folder too; ``file.py:Class`` that of a file. Registered under
+    that name.
 
     Raises:
         MixerError: if the module may not or cannot be imported, or has no such subclass of ``Mixer``.
@@ -26,6 +29,13 @@ def load_mixer(name: Any) -> type[Mixer] | None:
     package, _, attribute = name.partition(":")
     module = import_named(package, "build_mixer", f"the mixer {name!r}")
     cls = getattr(module, attribute, None)
+    if isinstance(cls, type) and issubclass(cls, nn.Module) and not issubclass(cls, Mixer):
+        raise MixerError(
+            f"build_mixer: {name} is a plain nn.Module, which says nothing of masks and causality; make it a mixer in "
+            f"three lines: class My{attribute}(tokenmix.Mixer): | def __init__(self, dim, *, causal=False): "
+            f"super().__init__(dim, causal=causal); self.inner = {attribute}(dim) | def mix(self, inputs): return "
+            "self.inner(inputs.x); then state what it can in `facts` and run `tokenmix check` on it."
+        )
     if not (isinstance(cls, type) and issubclass(cls, Mixer)):
         known = [each for each, value in vars(module).items() if isinstance(value, type) and issubclass(value, Mixer)]
         own = [each for each in known if getattr(module, each).__module__ == module.__name__]

@@ -50,6 +50,8 @@ def read_run(folder: Path, step: int | str = "last") -> tuple[Any, dict[str, Ten
         MixerError: if the checkpoint is damaged, or was written with another config of the model.
     """
     given = read_json(folder / "config.json")
+    if "model" in given.get("own", {}):
+        raise MixerError(f"{folder}: its model is not one of tokenmix; tokenmix.lab.train.load_run opens it.")
     config = config_from_json(given.get("model"))
     chosen = pick_step(folder, step)
     tensors, progress = read_weights_of(folder, chosen, averaged=bool(given.get("optim", {}).get("ema")))

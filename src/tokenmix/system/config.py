@@ -87,6 +87,13 @@ def from_json(cls: type[T], data: object, *, where: str = "") -> T:
     return cls(**{key: _coerce(hints[key], value, f"{where}.{key}" if where else key) for key, value in data.items()})
 
 
+def check_types(config: object, where: str) -> None:
+    """Refuse a field of a dataclass whose value is of another type than it states; errors name it after ``where``."""
+    hints = typing.get_type_hints(type(config))
+    for f in dataclasses.fields(config):  # type: ignore[arg-type]  # a dataclass
+        _coerce(hints[f.name], getattr(config, f.name), f"{where}.{f.name}")
+
+
 def _coerce(hint: Any, value: object, where: str) -> Any:
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     if value is None and type(None) in options:

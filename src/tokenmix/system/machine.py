@@ -127,5 +127,6 @@ def pick_device(name: str) -> torch.device:
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Return a context of bf16 autocast, disabled for any other precision."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+    """Return a context of autocast to "bf16" or "fp16", disabled for any other precision."""
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype, enabled=precision in ("bf16", "fp16"))

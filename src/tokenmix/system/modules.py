@@ -66,10 +66,14 @@ def import_named(package: str, who: str, what: str) -> ModuleType:
     """
     given = [each for each in os.environ.get(ALLOWED, "").split(",") if each]
     named = {Path(each).stem if each.endswith(".py") else each: each for each in given}
+    if package.endswith(".py"):
+        if not (_names.typed or Path(package).stem in named):
+            raise MixerError(f"{who}: the file {package!r} of {what} is not allowed; set {ALLOWED}={package}.")
+        return import_file(package, who)
     if not (_names.typed or package in sys.modules or package in named):
         raise MixerError(
             f"{who}: the module {package!r} of {what} is not imported; import it first, or set "
-            + f"{ALLOWED}={package} if you trust it."
+            + f"{ALLOWED}={package} if you trust it; `tokenmix resume` takes --allow-code as well."
         )
     if package not in sys.modules and named.get(package, "").endswith(".py"):
         return import_file(named[package], who)

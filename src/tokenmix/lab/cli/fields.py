@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, get_type_hints
 
 from ...errors import MixerError
 from ...system.config import nearest
+from ..train.config import MEANT
 from .output import wrap_text
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ SPECS = 4
 """The most mixer specs of a config whose options are listed one by one."""
 EXAMPLE = '{"name": "aft_local", "window": 32}'
 """A mixer spec, for errors about one that cannot be read."""
+OF_MIXERS = ("mixer", "mixers", "attention", "attn")
+"""What users look for a mixer under."""
 CHOICES = ("row", "size", "shell")
 """The options of train that say which config of a recipe is meant."""
 
@@ -60,7 +63,11 @@ def meant_field(argv: list[str], options: Iterable[str]) -> str:
         short = re.fullmatch(r"--([a-z][a-z0-9_-]*)(?:=.*)?", item, re.DOTALL)
         if short is None or short[1].replace("-", "_") in own:
             continue
-        found = [field for field in _known_fields(argv) if field.endswith("." + short[1].replace("-", "_"))]
+        name = short[1].replace("-", "_")
+        if name in OF_MIXERS:
+            return f"there is no option --{short[1]}; a mixer is a row, --row NAME, or a spec, --model.mixers NAME."
+        found = [field for field in _known_fields(argv) if field.endswith("." + name)]
+        found = found or ([MEANT[name]] if name in MEANT else [])
         if found:
             wanted = " or ".join(f"--{field}" for field in found[:3])
             return f"there is no option --{short[1]}; did you mean {wanted}?"
@@ -86,7 +93,7 @@ def check_json(option: str, field: str, text: str, value: object) -> None:
     """Refuse a value that is meant as JSON and is not; the error shows a right one."""
     if not isinstance(value, str) or field in ("data.source", "data.path"):
         return
-    if field != "model.mixers" and not text.lstrip().startswith(("[", "{")):
+    if not text.lstrip().startswith(("[", "{")):
         return
     try:
         json.loads(text)

@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from ...errors import MixerError
 from ...system.machine import is_first_rank
+from ...system.modules import typed_names
 from ...types import Options, Record
 from . import output
 from .arguments import given_options, parse_object
 from .host_folders import evaluate_host, is_host_folder
 from .output import progress, say
 
+if TYPE_CHECKING:
+    from ..train import RunConfig
+
 
 @dataclass(frozen=True)
 class Train:
     """Train a recipe into a new run directory. Any field of the config can be set: --model.dim 64 --train.steps 100."""
 
-    recipe: Positional[Annotated[str, arg(metavar="RECIPE")]]
+    recipe: Positional[Annotated[str, arg(metavar="RECIPE")]] = ""
     """Name of the recipe; `tokenmix list` shows all. Or a Python file of your own with a RECIPE, and with the task that
-    it trains."""
+    it trains. Left out with --from."""
 
     out: Path | None = None
     """Run directory to create. Default: runs/ and the recipe, the row and the size, as far as they were given."""
+
+    from_run: Annotated[Path | None, arg(name="from", metavar="RUN")] = None
+    """Begin a new run with the settings of another and its last weights: `tokenmix train --from RUN --optim.lr 1e-4
+    --out NEW`. Optimiser, schedule and steps begin anew."""
 
     row: str | None = None
     """Experiment of the recipe to train; by default the one that `tokenmix list` marks as default."""
@@ -66,11 +75,16 @@ class Train:
         from ..train.tasks import task_of
 
         changes = log_fields(self) | changes
-        import_recipe(self.recipe)
-        recipe = find_recipe(self.recipe)
-        config = recipe.config(self.row, self.size, self.shell)
-        smaller = describe_changes(recipe.reduced_amounts(config))
-        about = f"recipe: {config.row} at size {self.size} is smaller than in the paper: {smaller}." if smaller else ""
+        if self.from_run is not None:
+            config, about = self._fork(), ""
+        elif not self.recipe:
+            raise MixerError("train: name a recipe, such as text (`tokenmix list` shows all), or give --from RUN.")
+        else:
+            import_recipe(self.recipe)
+            recipe = find_recipe(self.recipe)
+            config = recipe.config(self.row, self.size, self.shell)
+            smaller = describe_changes(recipe.reduced_amounts(config))
+            about = f"recipe: {config.row} at size {self.size} is smaller than in the paper: {smaller}." * bool(smaller)
         if self.skip_bad_files:
             config = config.override({"data.skip_bad_files": True})
         if self.data is not None:
@@ -81,6 +95,18 @@ class Train:
         config = config.override(changes)
         print_summary(train(config, self.out or self._folder(), about=about), self.json)
         return 0
+
+    def _fork(self) -> RunConfig:
+        """Return the config of the run to begin from, with its weights."""
+        from ..train.rundir import RunDir
+
+        given = [f"--{name}" for name in ("row", "shell") if getattr(self, name) is not None]
+        given += ["RECIPE"] * bool(self.recipe)
+        if given or self.out is None:
+            wrong = f"leave out {', '.join(given)}" if given else "give the new run a folder, --out"
+            raise MixerError(f"train: --from takes the settings of {self.from_run}; {wrong}.")
+        config = RunDir.open(self.from_run or "").config()
+        return config.override({"train.init": str((self.from_run or Path()).resolve())})
 
     def _folder(self) -> Path:
         """Return runs/RECIPE_ROW_SIZE without what is the default; a restart of the same command finds it again."""
@@ -103,6 +129,10 @@ class Resume:
     from_step: Annotated[int | None, arg(name="from")] = None
     """Step of an earlier checkpoint to continue from; later steps are repeated. Default: the last checkpoint."""
 
+    allow_code: bool = False
+    """Import the Python files that the run names: its own mixers, task, loss and the like. They run with your rights,
+    so give it for a run that you trust. Without it, only the modules in TOKENMIX_MODULES are imported."""
+
     csv: bool = False
     """Keep the metrics as a table too, in metrics.csv. The same as --train.csv true."""
 
@@ -117,7 +147,8 @@ class Resume:
         from ..train import resume
 
         changes = log_fields(self) | changes
-        print_summary(resume(self.dir, from_step=self.from_step, changes=changes), self.json)
+        with typed_names() if self.allow_code else nullcontext():
+            print_summary(resume(self.dir, from_step=self.from_step, changes=changes), self.json)
         return 0
 
 
@@ -135,8 +166,9 @@ class Evaluate:
     dir: Positional[Annotated[Path, arg(metavar="RUN")]]
     """Run directory, or a host's folder: one that `tokenmix convert` wrote, or one of transformers."""
 
-    data: Path | None = None
-    """Host's folder: text file to score."""
+    data: str | None = None
+    """Other data than that of training, given as for `tokenmix train`; the score is not added to the run's metrics.
+    Host's folder: text file to score."""
 
     split: str = "test"
     """Split to score: train, valid or test."""
@@ -199,17 +231,12 @@ class Evaluate:
     def run(self) -> int:
         """Score the run and print the result."""
         from ..train import evaluate_run
-        from ..train.rundir import RunDir
 
         if is_host_folder(self.dir):
             return evaluate_host(self)
-        if self.data is not None:
-            RunDir.open(self.dir)
-            raise MixerError(
-                f"eval: --data is for a host's folder; {self.dir} is scored on the data it was trained on."
-            )
         result = evaluate_run(
             self.dir,
+            data=self.data,
             split=self.split,
             step=self.step,
             device=self.device,

@@ -15,7 +15,6 @@ from .output import say
 
 if TYPE_CHECKING:
     from ..sweep import SweepPlan
-    from ..sweep.results import Results
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,9 @@ class Sweep:
     modules: list[str] = field(default_factory=list)
     """Python files that register mixers of your own, which rows may then name."""
 
-    data: Path | None = None
-    """Local copy of the data that the recipe or plan names, such as enwik8.gz. It is not part of the plan."""
+    data: str | None = None
+    """Data to train on, as for `tokenmix train`: a named set, or a path. Of data that is downloaded, such
+    as enwik8.gz, a path is a local copy and no part of the plan."""
 
     processes: int = 1
     """Runs at a time."""
@@ -87,11 +87,13 @@ class Sweep:
         """Carry out the sweep and print its table."""
         from ..sweep import sweep
         from ..sweep.results import results_table
+        from ..train.tasks import task_of
         from .output import say_error
 
         plan = self._plan(changes)
         if self.data is not None:
-            plan = replace(plan, changes=plan.changes | {"data.path": str(self.data.resolve())})
+            config = plan.without_data(next(iter(plan.rows)))
+            plan = replace(plan, changes=plan.changes | task_of(config).fields_of(config.data, self.data))
         found = sweep(
             plan,
             self.out,
@@ -103,7 +105,10 @@ class Sweep:
         )
         say(found.path.read_text() if self.json else results_table(found).text())
         if not self.json:
-            self._say_comparisons(found)
+            from ..sweep.sweep_page import verdict_lines
+
+            for line in verdict_lines(found):
+                say(line)
         return 0
 
     def _plan(self, changes: Options) -> SweepPlan:
@@ -128,16 +133,6 @@ class Sweep:
         """Return the options that are fields of a plan, by name, but for its rows."""
         names = ("rates", "seeds", "size", "shell", "steps", "tune", "equal", "seconds", "modules")
         return {name: getattr(self, name) for name in names} | {"seeds": self.seeds or [0, 1, 2]}
-
-    @staticmethod
-    def _say_comparisons(found: Results) -> None:
-        """Print how each row compares with the first, by the protocol."""
-        from ..sweep import compare
-
-        first, *others = found.plan.rows
-        for row in others:
-            if found.scores(first).keys() & found.scores(row).keys():
-                say(f"{row} against {first}: {compare(found, row, first).text()}")
 
 
 def _without_twins(pairs: list[tuple[str, object]]) -> Record:

@@ -66,6 +66,12 @@ class ImageSplit:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def select(self, places: list[int]) -> ImageSplit:
+        """Return the images at these places, in this order."""
+        pixels = None if self.pixels is None else self.pixels[places]
+        files = tuple(self.files[i] for i in places) if self.files else ()
+        return replace(self, labels=self.labels[places], pixels=pixels, files=files)
+
     @property
     def size(self) -> tuple[int, int] | None:
         """Return (H, W), or None if the images are files of different sizes."""

@@ -1,4 +1,4 @@
-"""``make demo``: small language models, compared after equal training time on one page.
+"""``make demo``: small language models, compared after equal text on one page.
 
 It runs as ``python -m tokenmix.lab.demo``.
 """
@@ -9,7 +9,6 @@ import argparse
 import os
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,23 +17,19 @@ from ...errors import MixerError
 from ...models import build_model
 from ...system.machine import busy_cores
 from ...system.malloc import keep_memory_here
-from ..advise import advise, load_host
-from ..advise.text import candidate_tables, shares_table
-from ..advise.text import findings as advice_findings
-from ..bench import decoding, training_rate
+from ..bench import decoding
 from ..data import open_corpus
-from ..report import Run, Table, read_run, write_report
-from .lanes import Lanes, lanes_for, run_alone
+from ..report import Run, read_run, write_report
+from .lanes import lanes_for, run_alone
 from .picture import pictures
-from .plan import CANDIDATES, MODELS, Measured, Plan
-from .tables import by_length, decode_table, findings, main_table, yardsticks
-from .training import PROMPT, schedules, train_all, training_seconds, trial
+from .plan import MODELS, Measured, Plan
+from .tables import decode_table, findings, main_table, yardsticks
+from .training import LONGER, PROMPT, train_all, trial
 
 __all__ = [
     "MODELS",
     "Measured",
     "Plan",
-    "by_length",
     "decode_table",
     "demo",
     "findings",
@@ -43,18 +38,15 @@ __all__ = [
     "yardsticks",
 ]
 
-MEASURING = 45.0
+MEASURING = 60.0
 """About how many times as long as one step of every model the measurements after training take."""
-SHARES = 4
-"""The part of the time for ``tokenmix advise`` that attention's shares take; candidates take three times as much."""
-STARTING = 25.0
+STARTING = 30.0
 """Seconds for the starts of processes, the samples and the page."""
 
 NOTES = (
-    "Equal training time: each model gets the steps that fit, by a trial before training, and its learning rate goes "
-    + "down to 0 at the last of them. The learning rate of each is the best of four that a sweep tried; "
-    + "docs/quality.md has its table, with AFT-simple among the rows.",
-    "Speeds within 5 percent of the best are named together with it.",
+    "Equal text: each model gets the same steps on the same batches, and its learning rate goes down to 0 at the last "
+    + "of them. The learning rate of each is the best of four that a sweep tried; docs/quality.md has its table.",
+    "Times hold for this machine and its load; the sentences above name none.",
 )
 
 
@@ -67,11 +59,11 @@ def main(argv: list[str] | None = None) -> int:
         description=f"Train {len(MODELS)} small byte language models and compare them in one page.",
     )
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory for the runs and report.html")
-    parser.add_argument("--minutes", type=float, default=5.5, help="approximate total time")
+    parser.add_argument("--steps", type=int, default=Plan.steps, help="updates of each model")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(argv)
     try:
-        demo(free_name(given.out), Plan(seed=given.seed), minutes=given.minutes)
+        demo(free_name(given.out), Plan(seed=given.seed, steps=given.steps))
     except MixerError as why:
         print(f"demo: {why}", file=sys.stderr)
         return 2
@@ -87,69 +79,44 @@ def free_name(out: Path) -> Path:
     return next(p for p in names if not p.exists())
 
 
-def demo(out: Path, plan: Plan, *, minutes: float | None = None) -> Path:
-    """Train and measure the models, write the page, print the table. Returns the page's path.
-
-    With ``minutes``, the training time is set so that everything takes about as long.
-    """
+def demo(out: Path, plan: Plan) -> Path:
+    """Train and measure the models, write the page, print the table. Returns the page's path."""
     began, busy = time.perf_counter(), busy_note()
     lanes = lanes_for(len(MODELS), torch.get_num_threads())
     say(
-        f"The corpus is the Python standard library, {open_corpus('stdlib').size:,} bytes. "
-        + f"Timing a step of each of {len(MODELS)} models, {describe_lanes(lanes)} ..."
+        f"The corpus is the Python standard library, {open_corpus('stdlib').size:,} bytes. Timing a step of each of "
+        + f"{len(MODELS)} models, {lanes.count} at a time ..."
     )
     took = trial(plan, lanes)
-    if minutes is not None:
-        after = MEASURING * sum(took.values()) / lanes.count + plan.advice_seconds + STARTING
-        left = 60 * minutes - (time.perf_counter() - began) - after
-        plan = replace(plan, seconds=round(max(5.0, training_seconds(plan, took, lanes, left))))
-    steps = schedules(plan, took, plan.seconds)
-    listed = ", ".join(f"{name} {schedule.steps:,}" for name, schedule in steps.items())
-    say(f"Training each for about {plan.seconds:.0f} s, {describe_lanes(lanes)}. Steps: {listed}.")
-    for name, done in train_all(plan, steps, lanes, out, say).items():
-        say(
-            f"{name}: {done['valid_bits_per_byte']:.3f} bits per byte on unseen text, {done['step']:,} steps in "
-            + f"{done['seconds']:.0f} s"
-        )
-    say("Measuring speed of generation and training by length, with nothing beside it ...")
+    left = LONGER * plan.steps * sum(took.values()) / lanes.count + MEASURING * sum(took.values()) + STARTING
+    say(f"Training each for {plan.steps:,} steps, {lanes.count} at a time. All takes about {left / 60:.0f} minutes.")
+    for name, done in train_all(plan, lanes, out, say).items():
+        say(f"{name}: {done['valid_bits_per_byte']:.3f} bits per byte on unseen text, in {done['seconds']:.0f} s")
+    say("Measuring the speed of generation, with nothing beside it ...")
     measured = run_alone(measure, plan)
-    say("Running tokenmix advise: should the attention of the trained Transformer be replaced? ...")
-    advised = run_alone(advice, plan, out / "attention")
-    runs = {name: read_run(out / name) for name in MODELS}
-    page = write_page(out, plan, runs, measured, advised, busy)
+    page = write_page(out, plan, {name: read_run(out / name) for name in MODELS}, measured, busy)
     say(f"\nTook {time.perf_counter() - began:.0f} s. The page: {page.resolve()}")
     return page
 
 
-def write_page(
-    out: Path, plan: Plan, runs: dict[str, Run], measured: Measured, advised: tuple[str, list[Table]], busy: list[str]
-) -> Path:
+def write_page(out: Path, plan: Plan, runs: dict[str, Run], measured: Measured, busy: list[str]) -> Path:
     """Write the page, print its main table and its findings, and return its path."""
-    said = [*findings(plan, runs, measured), advised[0], *busy]
-    tables = [
-        main_table(plan, runs, measured),
-        by_length("Training speed by sequence length, tokens/s", measured.rates, 0),
-        decode_table(measured),
-        *advised[1],
-    ]
+    said = [*findings(plan, runs, measured), *busy]
+    tables = [main_table(plan, runs, measured), decode_table(measured)]
     page = write_report(
         [out / name for name in MODELS],
         out / "report.html",
         tables=tables,
-        title="tokenmix demo: attention and attention-free mixers, side by side",
+        title="What do attention and mixers without it cost, and what do they learn from the same text?",
         lead=said,
         pictures=pictures(plan, runs, measured),
         samples_first=f"Unedited, after {PROMPT.decode()!r}, as many bytes as the models were trained on at a time.",
         notes=NOTES,
-        compare=False,  # by plan, the models train for the same time and not for the same steps
+        compare=False,
+        caution=False,  # the findings say it
     )
     say("\n" + "\n\n".join([tables[0].text(), *said]))
     return page
-
-
-def describe_lanes(lanes: Lanes) -> str:
-    """Say how many models train at a time."""
-    return f"{lanes.count} at a time with {lanes.threads} thread{'s' if lanes.threads > 1 else ''} each"
 
 
 def busy_note() -> list[str]:
@@ -172,7 +139,7 @@ def say(text: str) -> None:
 
 
 def measure(plan: Plan) -> Measured:
-    """Measure generation after each context, and forward and backward at each length.
+    """Measure generation after each context.
 
     Weights are random, as only time and size are measured.
     """
@@ -181,22 +148,4 @@ def measure(plan: Plan) -> Measured:
     for n in plan.contexts:
         for name, model in models.items():
             found.decode.setdefault(name, {})[n] = decoding(model, n)
-    models = {name: build_model(plan.model(name, max_len=max(plan.lengths))) for name in MODELS}
-    for n in plan.lengths:
-        batch = max(1, max(plan.lengths) // n)
-        for name, model in models.items():
-            found.rates.setdefault(name, {})[n] = training_rate(model, n, batch_size=batch, repeats=2)
     return found
-
-
-def advice(plan: Plan, run: Path) -> tuple[str, list[Table]]:
-    """Find out whether the attention of the Transformer in ``run`` should be replaced, by the mixers that the other
-    models consist of.
-
-    Returns the answer, and the tables of the model's parts and of the candidates by length. The model is built for
-    longer inputs than it was trained on.
-    """
-    host = load_host(str(run), {"max_len": max(plan.advice)})
-    found = advise(host, plan.advice, seconds=plan.advice_seconds / SHARES, candidates=",".join(CANDIDATES))
-    said = f"Should the attention of this Transformer be replaced? {advice_findings(found)[0]}"
-    return said, [shares_table(found), *candidate_tables(found)]

@@ -48,7 +48,7 @@ def board(plan: Plan, runs: dict[str, Run], measured: Measured) -> Picture:
         for name in order
     )
     caption = "Shorter bars are better. Coloured: the best model, and models within noise of it. "
-    caption += f"All were trained for about {plan.seconds:.0f} s, then continued a text of "
+    caption += f"All were trained on the same {plan.tokens:,} bytes, then continued a text of "
     caption += f"{high:,} bytes. Pale: gzip and xz, programs that compress files."
     inches = (11.0, 0.8 + 0.42 * len(order))
     drawn = render_both(partial(_board, panels=panels, order=order, models=list(runs)), inches)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from ...models import LMConfig, in_shell
 from ...types import Spec
 from ..bench import Decoding
-from ..bench.cases import BenchSubject
 from ..train import DataConfig, OptimConfig, RunConfig, TrainConfig
 
 LOCAL = {"name": "aft_local", "window": 32, "rank": 32}
@@ -22,13 +21,6 @@ MODELS: dict[str, tuple[Spec, ...]] = {
     "aft_forget": (FORGET,),
     "hybrid_3_to_1": (LOCAL, LOCAL, LOCAL, ATTENTION),
 }
-CANDIDATES = tuple(
-    BenchSubject(str(mixers[0]["name"]), {k: v for k, v in mixers[0].items() if k != "name"}).label
-    for mixers in MODELS.values()
-    if len(mixers) == 1 and mixers[0] is not ATTENTION
-)
-"""What ``tokenmix advise`` puts in place of attention: the mixers of the other models that have one mixer."""
-
 RATES = {"attention": 0.012, "aft_local": 0.024, "aft_forget": 0.024, "hybrid_3_to_1": 0.012}
 """Highest learning rate of AdamW for each model: that which led in the short runs of benchmarks/sweeps/aft_parts.json.
 
@@ -39,19 +31,11 @@ MUON = 0.02 / 1.2e-2
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """The steps of a run, and those between two evaluations."""
-
-    steps: int
-    interval: int
-
-
-@dataclass(frozen=True)
 class Plan:
     """The sizes of a demo.
 
     Args:
-        seconds: training time of each model, from which its number of steps is set by a trial.
+        steps: updates of each model, so that all of them read the same text, on any machine.
         dim: features per token.
         layers: layers of each model.
         seq_len: bytes per training sequence.
@@ -61,13 +45,10 @@ class Plan:
         eval_bytes: bytes of the validation split to evaluate on.
         sample_bytes: bytes of the sample that each model writes.
         contexts: context lengths at which generation is timed.
-        lengths: sequence lengths at which training is timed.
-        advice: sequence lengths for ``tokenmix advise``.
-        advice_seconds: time for ``tokenmix advise``.
-        trial_seconds: time to measure the seconds of a step of every model.
+        trial_seconds: time to measure the seconds of a step of every model, for the estimate at the start.
     """
 
-    seconds: float = 120.0
+    steps: int = 700
     dim: int = 128
     layers: int = 4
     seq_len: int = 256
@@ -77,10 +58,12 @@ class Plan:
     eval_bytes: int = 32768
     sample_bytes: int = 400
     contexts: tuple[int, ...] = (256, 1024, 8192)
-    lengths: tuple[int, ...] = (256, 1024, 4096)
-    advice: tuple[int, ...] = (256, 1024, 4096)
-    advice_seconds: float = 16.0
-    trial_seconds: float = 15.0
+    trial_seconds: float = 5.0
+
+    @property
+    def tokens(self) -> int:
+        """The bytes of text that each model is trained on."""
+        return self.steps * self.batch_size * self.seq_len
 
     def model(self, name: str, max_len: int | None = None) -> LMConfig:
         """Return the model of a row.
@@ -90,16 +73,19 @@ class Plan:
         config = LMConfig(dim=self.dim, max_len=max_len or self.seq_len, mixers=MODELS[name], layers=self.layers)
         return in_shell(config, SHELL)
 
-    def run(self, name: str, schedule: Schedule, threads: int | None = None) -> RunConfig:
-        """Return the run of a row; its learning rate goes down to 0 at the last step."""
+    def run(self, name: str, steps: int) -> RunConfig:
+        """Return the run of a row; its learning rate goes down to 0 at the last step.
+
+        It has one thread, with which a machine gives the same numbers however many cores it has.
+        """
         loop = TrainConfig(
-            steps=schedule.steps,
+            steps=steps,
             batch_size=self.batch_size,
             seed=self.seed,
             device="cpu",
             log_every=5,
-            eval_every=schedule.interval,
-            threads=threads,
+            eval_every=-(-steps // self.evals),
+            threads=1,
             eval_bytes=self.eval_bytes,
             save_every=1_000_000,
             keep=1,
@@ -113,7 +99,7 @@ class Plan:
             schedule="wsd",
             decay=0.6,
             min_lr_ratio=0.0,
-            warmup=min(20, schedule.steps // 4),
+            warmup=min(20, steps // 4),
         )
         return RunConfig(
             model=self.model(name),
@@ -127,7 +113,6 @@ class Plan:
 
 @dataclass
 class Measured:
-    """Speeds by model, then by length or context."""
+    """Generation by model, then by context."""
 
-    rates: dict[str, dict[int, float]] = field(default_factory=dict)
     decode: dict[str, dict[int, Decoding]] = field(default_factory=dict)

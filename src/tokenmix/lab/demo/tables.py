@@ -12,13 +12,11 @@ from .plan import SHELL, Measured, Plan
 
 Scores = dict[str, float | None]
 SPREAD = 0.15
-"""Bits per byte within which a page does not tell two models apart.
-
-With it twelve pages, four sets of three seeds on two machines, agree (LOG.md, 2026-11-25). The spread of seeds alone
-would make it 0.06, but pages of one machine then differ wherever a true difference lies near that.
-"""
-ALONE = 0.05
-"""The same beside a score that does not depend on a seed, as that of a compressor."""
+"""Bits per byte within which a page does not tell two models apart: more than seeds differ by (LOG.md, 2026-11-25)."""
+GROWS = 2.0
+"""The time per byte grows with the text before it if it is more than so many times as long after the longest one."""
+STAYS = 1.5
+"""It does not if it is at most so many times as long. Between the two, nothing is said."""
 
 
 def yardsticks(plan: Plan) -> dict[str, float]:
@@ -42,10 +40,8 @@ def main_table(plan: Plan, runs: dict[str, Run], measured: Measured) -> Table:
     columns = [
         "model",
         "parameters",
-        f"bits/byte after about {plan.seconds:.0f} s",
+        f"bits/byte after {plan.tokens:,} bytes",
         "training, s",
-        "tokens trained",
-        "tokens/s",
         "peak memory",
     ]
     columns += [f"state at {low:,}", f"state at {high:,}", f"ms/token at {low:,}", f"ms/token at {high:,}"]
@@ -55,8 +51,6 @@ def main_table(plan: Plan, runs: dict[str, Run], measured: Measured) -> Table:
         row = [name, number(run.env.get("parameters"), 0), number(run.last_eval("valid"))]
         row += [
             number(run.largest("seconds"), 0),
-            number(run.largest("tokens"), 0),
-            number(run.median("tokens_per_s"), 0),
             size(None if peak is None else peak * 2**20),
         ]
         row += [size(decode[n].state_bytes) for n in (low, high)] + [
@@ -70,7 +64,7 @@ def main_table(plan: Plan, runs: dict[str, Run], measured: Measured) -> Table:
         "Peak memory: the whole process while training, Python and torch included. State and ms/token: "
         + "one sequence, random weights.",
     ]
-    return Table("At equal training time", columns, rows, notes)
+    return Table("At equal text", columns, rows, notes)
 
 
 def by_length(title: str, values: dict[str, dict[int, float]], digits: int) -> Table:
@@ -94,45 +88,63 @@ def decode_times(measured: Measured) -> dict[str, dict[int, float]]:
 
 
 def findings(plan: Plan, runs: dict[str, Run], measured: Measured) -> list[str]:
-    """State in sentences what follows from the numbers, the most important first."""
-    env = next(iter(runs.values())).env
+    """State in sentences what follows from the numbers: what to take away, then memory, time and quality.
+
+    None of them depends on how fast a machine is; what does stands in the tables.
+    """
     scores = {name: run.last_eval("valid") for name, run in runs.items()}
-    against = against_gzip(plan, scores, constant(plan, measured))
     return [
-        f"Quality after equal time (bits per byte, best first): {rank_names(scores)}. {against}",
+        take_away(plan, scores, measured),
         f"Memory while generating: {states(plan, measured)}",
-        f"Time for the next byte, fastest by the bytes before it: {fastest(decode_times(measured), lower=True)}.",
-        f"Training speed, fastest by sequence length: {fastest(measured.rates, lower=False)}.",
-        f"{len(runs)} byte language models in the {SHELL!r} shell, {plan.layers} layers of {plan.dim} features, each "
-        f"trained for about {plan.seconds:.0f} s on {env.get('threads', '?')} of the cores, with sequences of "
-        f"{plan.seq_len:,} bytes of the Python standard library's sources, on {env.get('cpu', 'an unnamed CPU')}. "
+        f"Time for the next byte: {growth(plan, measured)}",
+        f"Quality at equal text ({plan.tokens:,} bytes each): {rank_names(scores)}. One seed: differences of up to "
+        f"{SPREAD:.2f} bits per byte are called no difference.",
+        f"{len(runs)} byte language models in the {SHELL!r} shell, {plan.layers} layers of {plan.dim} features, "
+        f"trained on sequences of {plan.seq_len:,} bytes of the Python standard library's sources. "
         "Attention has rotary positions and normalised queries and keys; aft_forget is AFT-simple with a short "
-        "convolution, a decay and norms; in the hybrid, three layers are aft_local and one is attention. All models "
-        "are trained with Muon. One seed: "
-        f"differences of up to {SPREAD:.2f} bits between models, and of up to {ALONE:.2f} to a compressor, are called "
-        "no difference.",
+        "convolution, a decay and norms; in the hybrid, three layers are aft_local and one is attention. All are "
+        "trained with Muon. For your own model and lengths: `tokenmix advise`.",
     ]
 
 
-def against_gzip(plan: Plan, scores: Scores, streaming: list[str]) -> str:
-    """State whether the best model predicts the text better than gzip compresses it, by more than ``ALONE``.
-
-    The same is said of the best of ``streaming``, the models with a state of constant size. The others are in the
-    table: one that stands near gzip would be called better with one seed and not with the next.
-    """
-    limit = yardsticks(plan)["gzip -9"]
-    known = {name: score for name, score in scores.items() if score is not None}
-    leader = min(known, key=lambda name: known[name], default=None)
-    if leader is None or known[leader] >= limit - ALONE:
-        return f"None is better than gzip -9 ({limit:.3f}), so nothing follows about which mixer learns more."
-    first = min((name for name in streaming if name in known), key=lambda name: known[name], default=leader)
-    if first == leader:
-        return f"Better than gzip -9 ({limit:.3f}): {leader}."
-    found = "also better" if known[first] < limit - ALONE else "not better"
-    return (
-        f"Better than gzip -9 ({limit:.3f}): {leader}. {first}, the best of those with a state of constant size, is "
-        f"{found}."
+def take_away(plan: Plan, scores: Scores, measured: Measured, rival: str = "attention") -> str:
+    """Say in one sentence what a reader may take away: of the models of constant state, beside the rival."""
+    alike = [name for name in constant(plan, measured) if scores.get(name) is not None]
+    first = scores.get(rival)
+    if not alike or first is None:
+        return "To take away: nothing; no model here has a state of constant size."
+    near = [name for name in alike if scores[name] - first <= SPREAD]  # type: ignore[operator]  # not None
+    cheap = {name for name in alike if grows(plan, measured, name) is False} if grows(plan, measured, rival) else set()
+    what = "keeps the same memory however long the text is"
+    what += ", and takes the same time for each byte, while attention takes ever longer" if cheap >= set(alike) else ""
+    quality = (
+        f"{' and '.join(near)} learned as well as {rival} from the same text"
+        if near
+        else (f"all of them learned less than {rival} from the same text")
     )
+    return (
+        f"To take away: a mixer of constant state ({', '.join(alike)}) {what}; at this size and with one seed "
+        f"{quality}. Larger models and longer training may differ."
+    )
+
+
+def grows(plan: Plan, measured: Measured, name: str) -> bool | None:
+    """Return whether a model's time per byte grows from the shortest to the longest text; None: neither is certain."""
+    by = measured.decode[name]
+    ratio = by[max(plan.contexts)].ms_per_token / by[min(plan.contexts)].ms_per_token
+    return True if ratio > GROWS else False if ratio <= STAYS else None
+
+
+def growth(plan: Plan, measured: Measured, rival: str = "attention") -> str:
+    """Say whether the time per byte grows with the text before it, for the rival and the models of constant state."""
+    found = {name: grows(plan, measured, name) for name in (rival, *constant(plan, measured))}
+    after = f"after {max(plan.contexts):,} bytes as after {min(plan.contexts):,}"
+    said = [
+        f"{what} {after} for {', '.join(names)}"
+        for kind, what in ((True, f"more than {GROWS:g} times as long"), (False, "about as long"))
+        if (names := [name for name, grown in found.items() if grown is kind])
+    ]
+    return ("; ".join(said) or "no model differs enough to say so") + "."
 
 
 def constant(plan: Plan, measured: Measured) -> list[str]:
@@ -152,27 +164,6 @@ def states(plan: Plan, measured: Measured) -> str:
     return f"after {high:,} bytes {listed}.{same}"
 
 
-def fastest(values: dict[str, dict[int, float]], *, lower: bool, rival: str = "attention") -> str:
-    """Say which models are fastest at which lengths, and how far the rival is behind at the longest.
-
-    Models whose values are within 5 percent of the best are named together.
-    """
-    groups: list[tuple[list[int], list[str]]] = []
-    for n in next(iter(values.values())):
-        cost = {name: by[n] if lower else 1 / by[n] for name, by in values.items()}
-        winners = sorted(best_names(cost, times=1.05))
-        if groups and groups[-1][1] == winners:
-            groups[-1][0].append(n)
-        else:
-            groups.append(([n], winners))
-    said = [f"{' and '.join(winners)} at {', '.join(f'{n:,}' for n in lengths)}" for lengths, winners in groups]
-    (*_, longest), winners = groups[-1]
-    if rival not in winners:
-        behind = values[rival][longest] / values[winners[0]][longest]
-        said.append(f"{rival} needs {behind if lower else 1 / behind:.1f} times as long at {longest:,}")
-    return "; ".join(said)
-
-
 def best_names(values: dict[str, float], *, plus: float = 0.0, times: float = 1.0) -> set[str]:
     """Return the names with the least value, and those within ``plus`` or the factor ``times`` of it."""
     limit = min(values.values(), default=0.0) * times + plus
@@ -190,5 +181,5 @@ def rank_names(scores: Scores) -> str:
     for score, name in known:
         tied = bool(parts) and score - first <= SPREAD
         first = first if tied else score
-        parts.append(("" if not parts else ", no difference to " if tied else ", then ") + f"{name} ({score:.3f})")
+        parts.append(("" if not parts else ", no difference to " if tied else ", then ") + name)
     return "".join(parts)

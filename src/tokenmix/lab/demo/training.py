@@ -1,4 +1,4 @@
-"""The demo's training: a timed trial fixes every model's steps, then all train for the same time, side by side."""
+"""The demo's training: every model for the same steps, side by side, after a trial that says how long it takes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,17 @@ from ..train import sample_run, train
 from ..train.optim import build_optimizers, update
 from ..train.rundir import RunDir
 from .lanes import Lanes, side_by_side
-from .plan import MODELS, Plan, Schedule
+from .plan import MODELS, Plan
 
 PROMPT = b"def "
-LONGER = 1.15
-"""Time of a step while training, as a multiple of the trial's fastest: batches, logs, memory that has to be found."""
-SCORING = 0.35
-"""Time to score a token, as a share of the time to train on it."""
+LONGER = 1.3
+"""Time of a step while training, as a multiple of the trial's fastest: batches, logs, evaluations, waiting."""
 
 
 def trial(plan: Plan, lanes: Lanes) -> dict[str, float]:
     """Measure the seconds of one step of each model, while as many train beside it as later on.
 
-    Every process times all models in turns, and the fastest step of each counts: other work that passes costs a model
-    no steps unless it lasts for the whole trial, and then it costs all of them the same share.
+    Only the estimate of the whole time depends on it.
     """
     tasks = {f"trial {i + 1}": (fastest_steps, (plan,)) for i in range(lanes.count)}
     found = side_by_side(lanes, tasks).values()
@@ -47,7 +44,7 @@ def fastest_steps(plan: Plan) -> dict[str, float]:
 
 def training_steps(plan: Plan, name: str) -> Iterator[None]:
     """Make one training step of a model whenever the next item is asked for, without end."""
-    model, optim = build_model(plan.model(name)), plan.run(name, Schedule(100, 100)).optim
+    model, optim = build_model(plan.model(name)), plan.run(name, 100).optim
     optimizers = build_optimizers(model, optim)
     tokens = torch.randint(256, (plan.batch_size, plan.seq_len + 1), generator=torch.Generator().manual_seed(0))
     for step in count():
@@ -56,32 +53,16 @@ def training_steps(plan: Plan, name: str) -> Iterator[None]:
         yield
 
 
-def schedules(plan: Plan, took: dict[str, float], seconds: float) -> dict[str, Schedule]:
-    """Fix the steps of every model: as many as fit into the seconds."""
-    fit = {name: max(plan.evals, int(seconds / (each * LONGER))) for name, each in took.items()}
-    return {name: Schedule(n, -(-n // plan.evals)) for name, n in fit.items()}
-
-
-def training_seconds(plan: Plan, took: dict[str, float], lanes: Lanes, left: float) -> float:
-    """Return the seconds that each model may train for, if ``left`` seconds remain for training and scoring of all."""
-    rounds = -(-len(MODELS) // lanes.count)
-    per_step = plan.batch_size * plan.seq_len
-    scoring = SCORING * plan.evals * 2 * plan.eval_bytes / per_step * max(took.values())
-    return left / rounds - scoring
-
-
-def train_all(
-    plan: Plan, steps: dict[str, Schedule], lanes: Lanes, out: Path, say: Callable[[str], None]
-) -> dict[str, Record]:
+def train_all(plan: Plan, lanes: Lanes, out: Path, say: Callable[[str], None]) -> dict[str, Record]:
     """Train all models into folders of ``out``, with a line about those that train every ten seconds."""
     began = time.perf_counter()
 
     def watch(names: list[str]) -> None:
-        shown = [told for name in names if (told := progress(out / name, steps[name].steps)) is not None]
+        shown = [told for name in names if (told := progress(out / name, plan.steps)) is not None]
         if shown:
             say(f"  {time.perf_counter() - began:4.0f} s   {'   '.join(shown)}")
 
-    tasks = {name: (train_one, (plan, name, steps[name], lanes.threads, out / name)) for name in MODELS}
+    tasks = {name: (train_one, (plan, name, out / name)) for name in MODELS}
     return side_by_side(lanes, tasks, watch=watch)
 
 
@@ -91,9 +72,9 @@ def progress(run: Path, steps: int) -> str | None:
     return None if last is None else f"{run.name} {last['step'] / steps:.0%}, {last['bpb']:.2f} bits"
 
 
-def train_one(plan: Plan, name: str, schedule: Schedule, threads: int, out: Path) -> Record:
+def train_one(plan: Plan, name: str, out: Path) -> Record:
     """Train one row, then let the model write a sample."""
-    done = train(plan.run(name, schedule, threads), out, verbose=False)
+    done = train(plan.run(name, plan.steps), out, verbose=False)
     prompt = PROMPT[: plan.seq_len - 1]
     text = sample_run(
         out, n=min(plan.sample_bytes, plan.seq_len - len(prompt)), prompt=prompt, seed=plan.seed, device="cpu"

@@ -14,6 +14,7 @@ from ...system.files import whole_file
 from ...system.text import Table, named_apart
 from ...types import Options
 from .biases import bias_pictures
+from .cautions import cautions, question
 from .clouds import cloud_pictures
 from .differences import differences_table, not_comparable
 from .drawn import drawn_pictures
@@ -30,8 +31,22 @@ if TYPE_CHECKING:
 
 
 SAMPLE_CHARS = 1200
-IMAGES = 3
-SECTIONS = ("attention", "mixtures", "mixture_table", "biases", "vision", "clouds", "drawn", "samples", "samples_first")
+IMAGES = 10
+"""The most images of a validation split that a page shows, one of each class if there are no more classes."""
+SMALL = 1_000_000
+"""Parameters of models whose pictures are folded away: they say little, and take most of the page."""
+SECTIONS = (
+    "attention",
+    "mixtures",
+    "mixture_table",
+    "biases",
+    "vision",
+    "clouds",
+    "drawn",
+    "samples",
+    "samples_first",
+    "fold",
+)
 """Parts of a page that only runs have."""
 SENTENCE = b"When the wind fell, the boats that had left the harbour turned back to it."
 NOTES = (
@@ -46,7 +61,7 @@ def write_report(
     out: Path | str,
     *,
     tables: list[Table] | None = None,
-    title: str = "tokenmix report",
+    title: str | None = None,
     lead: Iterable[str] = (),
     notes: Iterable[str] = (),
     pictures: Sequence[Picture] = (),
@@ -54,6 +69,7 @@ def write_report(
     refresh: int | None = None,
     tell: Callable[[str], None] = lambda line: None,
     compare: bool = True,
+    caution: bool = True,
 ) -> Path:
     """Write one self-contained HTML page about the runs.
 
@@ -61,6 +77,7 @@ def write_report(
         run_dirs: run directories; only read.
         out: the file to write.
         tables: further tables, placed before those of the runs.
+        title: of the page; None: the question that it answers.
         lead: paragraphs at the top.
         notes: further footnotes.
         pictures: the first one opens the page, the others come before the loss curves.
@@ -68,6 +85,7 @@ def write_report(
         refresh: seconds after which a browser loads the page again; None: never.
         tell: called with a line of progress before each part.
         compare: open with the fields in which the configs of the runs differ, and warn if steps, tokens or data differ.
+        caution: say what scores of one seed and of few examples leave open.
 
     Returns:
         The path written.
@@ -88,15 +106,11 @@ def write_report(
     looks = [_draw_model(run, f"report: {run.name} ({i} of {len(runs)})", tell) for i, run in enumerate(runs, 1)]
     return write_page(
         out,
-        title=title,
-        lead=[*lead, *([warning] if warning else [])],
+        title=question(runs) if title is None else title,
+        lead=[*lead, *([warning] if warning else []), *(cautions(runs) if caution else [])],
+        fold=all(run.env.get("parameters", 0) < SMALL for run in runs),
         first=pictures[:1],
-        tables=[
-            *(tables or []),
-            *([differences] if differences else []),
-            summary_table(runs),
-            *parts,
-        ],
+        tables=[*(tables or []), *([differences] if differences else []), summary_table(runs), *parts],
         curves=[("Loss", [*pictures[1:], *curves]), ("Beyond the sizes of training", length_pictures(runs))],
         attention=[
             (r.name, look["attention"])

@@ -129,6 +129,10 @@ class Run:
         parts += [f"windows of {found['seq_len']}"] if found.get("seq_len", own) != own else []
         return " in ".join(parts) or None
 
+    def score_line(self, split: str) -> Record | None:
+        """Return the line of that score, None where there is none."""
+        return self._last_score(split, self.metric.name)
+
     def _last_score(self, split: str, name: str) -> Record | None:
         found = on_most_data([e for e in self.evals if e.get("split") == split and name in e])
         return found[-1] if found else None
@@ -171,7 +175,7 @@ def read_run(path: Path | str) -> Run:
     config = _json_object(path / "config.json")
     if "model_type" in config or config.get("kind") == "surgery":
         raise MixerError(f"report: {path} is no run but the folder of a host, which has no curves.")
-    for part in ("model", "data"):
+    for part in ("model", "data", "own"):
         if not isinstance(config.get(part, {}), dict):
             raise MixerError(f"report: {path / 'config.json'}: {part} must be an object, got {config[part]!r}.")
     env = _json_object(path / "env.json") if (path / "env.json").is_file() else {}
@@ -218,8 +222,11 @@ def write_metrics(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
 
 
 def load_model(run: Run) -> Any:
-    """Load the run's model, of any kind, with its newest weights; None where there is no checkpoint."""
-    if run.weights is None:
+    """Load the run's model, of any kind, with its newest weights.
+
+    None where there is no checkpoint, and for a model of the user's own, whose code a report never imports.
+    """
+    if run.weights is None or "model" in run.config.get("own", {}):
         return None
     from safetensors import SafetensorError
     from safetensors.torch import load_file

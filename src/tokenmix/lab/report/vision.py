@@ -135,7 +135,10 @@ def load_image(path: Path | str, size: tuple[int, ...], channels: int = 3) -> Te
 
 
 def run_images(run: Run, model: nn.Module, n: int) -> tuple[Tensor, list[str]]:
-    """Return the first n images of a run's validation split as its model receives them, and names for them."""
+    """Return at most n images of a run's validation split as its model receives them, and names for them.
+
+    They are of as many classes as there can be: the first image of each class, then the second of each.
+    """
     data, config = run.config["data"], check_vit(model, "run_images").config
     images = open_images(
         data["source"],
@@ -152,8 +155,23 @@ def run_images(run: Run, model: nn.Module, n: int) -> tuple[Tensor, list[str]]:
         "mean": data.get("mean"),
         "std": data.get("std"),
     }
-    shown, labels = next(iter(eval_batches(images.split("valid"), batch_size=n, limit=n, **options)))
-    return shown, [f"{i}: {images.classes[int(label)]}" for i, label in enumerate(labels)]
+    split = images.split("valid")
+    chosen = of_all_classes(split.labels.tolist(), n)
+    shown, labels = next(iter(eval_batches(split.select(chosen), batch_size=n, limit=n, **options)))
+    return shown, [f"{i}: {images.classes[int(label)]}" for i, label in zip(chosen, labels, strict=True)]
+
+
+def of_all_classes(labels: Sequence[int], n: int) -> list[int]:
+    """Return the places of one example of each class, of at most n classes spread over all, and of three at least."""
+    seen: dict[int, int] = {}
+    ranked = []
+    for place, label in enumerate(labels):
+        seen[label] = seen.get(label, -1) + 1
+        ranked.append((seen[label], label, place))
+    first = [place for rank, _, place in sorted(ranked) if rank == 0]
+    if len(first) > n:
+        return [first[i * len(first) // n] for i in range(n)]
+    return [place for _, _, place in sorted(ranked)][: max(len(first), min(3, n))]
 
 
 def _per_channel(given: Sequence[float] | None, imagenet: tuple[float, ...], channels: int) -> list[float]:

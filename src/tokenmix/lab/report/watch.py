@@ -108,6 +108,8 @@ class Watched:
             return "running"
         if self.done >= 1 and self._newest_checkpoint() >= self.step:
             return "finished"
+        if note["state"] == "ended" and not (self.path / "checkpoints").is_dir():
+            return "finished"  # a loop that is not ours, which keeps its checkpoints elsewhere
         if note["state"] == "failed" and not self.trouble:
             self.trouble = note["why"]
         if note["state"] == "running":

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ...system.text import Table
+from ...types import Record
 from ..report.page import write_page
 from ..report.tables import flatten, without_empty_columns
 from .curves import final_pictures, tuning_pictures
-from .evidence import compare
-from .plan import Job
+from .evidence import compare, plural
+from .plan import Job, SweepPlan
 from .results import Results, portable, results_table
 
 NOTES = (
@@ -35,8 +37,8 @@ def write_sweep_page(results: Results, running: Sequence[Job], out: Path, *, ref
     tables = [rows, comparison_table(results), remaining_table(results, running)]
     return write_page(
         out,
-        title=f"tokenmix sweep: {plan.recipe}, {', '.join(plan.rows)}",
-        lead=[progress(done, plan.total(), len(running), refresh)],
+        title=f"Which is best on {Path(plan.recipe).stem}: {', '.join(plan.rows)}?",
+        lead=[*verdict_lines(results), progress(done, plan.total(), len(running), refresh)],
         tables=[table for table in tables if table.rows],
         curves=[("Final runs", final_pictures(results)), ("Tuning runs", tuning_pictures(results))],
         facts=facts_table(results),
@@ -90,7 +92,62 @@ def remaining_table(results: Results, running: Sequence[Job]) -> Table:
     return Table("Still to run", ["row", "in progress", "rates to try", "seeds to run"], lines)
 
 
+def verdict_lines(results: Results) -> list[str]:
+    """Say how the rows compare with the first, one sentence for each verdict, which names all rows that have it."""
+    first, *others = results.plan.rows
+    groups: dict[str, list[str]] = {}
+    for row in others:
+        if not results.scores(first).keys() & results.scores(row).keys():
+            continue
+        found = compare(results, row, first)
+        margin = "" if found.margin is None else f" +- {found.margin:.3f}"
+        said = f"{row} ({found.difference:+.3f}{margin}, {plural(found.n, 'seed')})"
+        groups.setdefault(found.verdict, []).append(said)
+    texts = {
+        "better": f"Better than {first}",
+        "worse": f"Worse than {first}",
+        "no difference": f"No difference from {first} that the seeds do not make as well",
+        "cannot be tested": f"Not decided against {first}; the table below says what is missing",
+    }
+    lines = [f"{text}: {', '.join(groups[verdict])}." for verdict, text in texts.items() if verdict in groups]
+    counts = [len(results.scores(row)) for row in results.plan.rows if results.scores(row)]
+    if counts and min(counts) == 1:
+        lines.append("Caution: rows with one seed are ordered by chance as much as by their mixers.")
+    return lines
+
+
+def plan_sentences(plan: SweepPlan) -> list[str]:
+    """Say what a plan does, in sentences."""
+    shell = f" in the {plan.shell} shell" if plan.shell else ""
+    found = [f"Recipe {plan.recipe} at size {plan.size}{shell}."]
+    rates, seeds = ", ".join(f"{rate:g}" for rate in plan.rates), ", ".join(map(str, plan.seeds))
+    with_seeds = f"{plural(len(plan.seeds), 'seed')}: {seeds}"
+    length = f"{plan.steps:,} steps" if plan.steps else "as many steps as the recipe says"
+    length = f"{plan.seconds:g} seconds of training" if plan.equal == "time" else length
+    if plan.tries_rates():
+        found.append(f"Each row was tried at the rates {rates}, for {100 * plan.tune:g} % of the steps.")
+        again = f" (the best {plan.confirm} at full length)" if plan.confirm > 1 else ""
+        found.append(f"The best rate{again} was trained for {length} with {with_seeds}.")
+    else:
+        found.append(f"Each row was trained at the rate {rates} for {length} with {with_seeds}.")
+    if plan.hopeless is not None and plan.tries_rates():
+        found.append(f"A rate was given up if it was worse than an earlier one by {100 * plan.hopeless:g} % half-way.")
+    if plan.init:
+        found.append("Each run started from a final run of another sweep.")
+    changes = portable(plan)["changes"]
+    if changes:
+        found.append(f"Changed in all rows: {_fields_text(changes)}.")
+    found += [f"Changed in {row}: {_fields_text(given)}." for row, given in plan.rows.items() if given]
+    return found
+
+
+def _fields_text(changes: Record) -> str:
+    shown = {name: value if isinstance(value, str) else json.dumps(value) for name, value in changes.items()}
+    return ", ".join(f"{name} to {value}" for name, value in shown.items())
+
+
 def facts_table(results: Results) -> Table:
-    """Return the plan and the machine, one line per fact."""
-    facts = {**flatten("plan", portable(results.plan)), **flatten("machine", results.machine)}
-    return Table("Plan and machine", ["fact", "value"], [[name, value] for name, value in facts.items()])
+    """Return the machine, one line per fact, and below it the plan in sentences."""
+    facts = flatten("machine", results.machine)
+    rows = [["recipe", results.plan.recipe], *([name.removeprefix("machine."), value] for name, value in facts.items())]
+    return Table("Recipe and machine", ["fact", "value"], rows, plan_sentences(results.plan))

@@ -1,5 +1,9 @@
 """Training: a config in, a run directory out. Any run can be stopped at any point and resumed bit for bit."""
 
+import sys
+from types import ModuleType
+from typing import Any
+
 from ...models.saved import load_model
 from .class_losses import CLASS_LOSSES, ClassLoss
 from .config import OptimConfig, RunConfig, TrainConfig
@@ -10,9 +14,11 @@ from .evaluate import EvalResult, evaluate
 from .image_data_config import ImageDataConfig
 from .label_task import LabelDataConfig
 from .mask_scores import MaskScore, confusion_matrix, intersection_over_union
+from .own import OwnData, Parts
 from .pair_task import PairDataConfig
 from .point_task import PointsDataConfig
-from .registry import TaskData, register_task
+from .registry import OwnModel, TaskData, register_task
+from .run import Run
 from .runs import classify_run, draw_run, evaluate_run, fill_run, generate_run, load_run, sample_run, translate_run
 from .segmentation_task import MaskDataConfig
 from .start import resume, train
@@ -34,8 +40,12 @@ __all__ = [
     "MaskDataConfig",
     "MaskScore",
     "OptimConfig",
+    "OwnData",
+    "OwnModel",
     "PairDataConfig",
+    "Parts",
     "PointsDataConfig",
+    "Run",
     "RunConfig",
     "Score",
     "SyntheticDataConfig",
@@ -60,3 +70,13 @@ __all__ = [
     "train",
     "translate_run",
 ]
+
+
+class _Callable(ModuleType):
+    """This module, which can be called as its function: ``tokenmix.lab.train(config, out)``."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return train(*args, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

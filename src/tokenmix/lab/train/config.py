@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,45 @@ from typing import Any
 from ...errors import MixerError
 from ...models import ModelConfig, check_layers
 from ...models.saved import check_fields
-from ...system.config import Json, dotted_fields, nearest, to_json, without_removed
+from ...system.config import Json, check_types, dotted_fields, nearest, to_json, without_removed
 from ...system.text import whole_number
 from ...types import Options, Record
-from .registry import TaskData, default_data, find_task
+from .registry import OwnModel, TaskData, default_data, find_task
 
-OPTIMIZERS = ("adamw", "muon")
-SCHEDULES = ("vaswani", "cosine", "linear", "poly", "wsd", "constant")
-ENDING = ("cosine", "linear", "poly", "wsd")  # schedules that need the number of steps
-PRECISIONS = ("fp32", "bf16")
+OPTIMIZERS = ("adamw", "muon", "sgd")
+SCHEDULES = ("vaswani", "cosine", "linear", "poly", "wsd", "onecycle", "constant")
+ENDING = ("cosine", "linear", "poly", "wsd", "onecycle")  # schedules that need the number of steps
+PRECISIONS = ("fp32", "bf16", "fp16")
 # Fields of train that may not change in the middle of a run.
 FIXED = ("seed", "batch_size", "precision", "distill")
 MOST_THREADS = 1024
 MOST = {"threads": MOST_THREADS, "workers": MOST_THREADS, "batch_size": 2**24}  # more fits into no machine
+MEANT = {
+    "learning_rate": "optim.lr",
+    "max_lr": "optim.lr",
+    "optimizer": "optim.name",
+    "optimiser": "optim.name",
+    "scheduler": "optim.schedule",
+    "lr_scheduler_type": "optim.schedule",
+    "warmup_steps": "optim.warmup",
+    "warmup_iters": "optim.warmup",
+    "grad_clip": "optim.clip",
+    "max_grad_norm": "optim.clip",
+    "max_steps": "train.steps",
+    "max_iters": "train.steps",
+    "epochs": "train.steps",
+    "num_train_epochs": "train.steps",
+    "per_device_train_batch_size": "train.batch_size",
+    "gradient_accumulation_steps": "train.accumulate",
+    "dtype": "train.precision",
+    "eval_interval": "train.eval_every",
+    "log_interval": "train.log_every",
+    "block_size": "data.seq_len",
+    "n_layer": "model.layers",
+    "depth": "model.layers",
+    "n_embd": "model.dim",
+}
+"""Names of other trainers, and the fields that they have here."""
 SEEDS = -(1 << 63), (1 << 64) - 1  # the range that torch's generators accept
 
 
@@ -31,15 +58,17 @@ class OptimConfig:
     """Optimiser and schedule. Weight decay acts only on the weights of linear layers and convolutions.
 
     Args:
-        name: "adamw", or "muon": Muon for the weights of linear layers inside blocks, AdamW for everything else.
-        lr: highest learning rate of AdamW, above 0.
+        name: "adamw"; "muon": Muon for the weights of linear layers inside blocks, AdamW for everything else; or "sgd",
+            with Nesterov momentum. Any other is an argument of ``train``.
+        lr: highest learning rate of AdamW or SGD, above 0.
         muon_lr: highest learning rate of Muon, above 0; it follows the same schedule.
-        betas: AdamW's two decay rates of the gradient's moments, each in [0, 1).
+        betas: AdamW's two decay rates of the gradient's moments, each in [0, 1); the first is SGD's momentum.
         eps: AdamW's term in the denominator, above 0.
         weight_decay: decoupled weight decay, 0 or more.
         schedule: "cosine", "linear" or "poly" (down to ``min_lr_ratio * lr`` at the last step; "poly" by the power 0.9
             of what is left), "wsd" (constant, then linear down to that over the last ``decay`` of the steps),
-            "constant", or "vaswani" (inverse square root), each after a linear warm-up. The first four need ``steps``.
+            "constant", or "vaswani" (inverse square root), each after a linear warm-up; or "onecycle", up from lr / 25
+            over the first 30 % of the steps and down to almost 0. All but "constant" and "vaswani" need ``steps``.
         warmup: steps of linear warm-up, 0 or more.
         decay: share of the steps in which "wsd" goes down, in (0, 1].
         min_lr_ratio: last learning rate of "cosine", "linear", "poly" and "wsd" as a multiple of ``lr``, 0 or more.
@@ -72,6 +101,10 @@ class OptimConfig:
     ema: float = 0.0
     one_hot: float = 0.0
 
+    def __post_init__(self) -> None:
+        check_types(self, "optim")
+        _check_optim(self)
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -86,7 +119,7 @@ class TrainConfig:
         accumulate: equal parts in which a batch is processed to save memory; must divide ``batch_size``.
         seed: seed of initialisation and batches, from -2^63 to 2^64 - 1.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" and so on.
-        precision: "fp32", or "bf16" for autocast to bfloat16.
+        precision: "fp32", "bf16" for autocast to bfloat16, or "fp16" for autocast to float16 with a scaled loss.
         compile: whether to run the model through ``torch.compile``.
         threads: CPU threads of torch, at most 1024; None: torch's own choice.
         log_every: steps between lines of training metrics.
@@ -142,6 +175,10 @@ class TrainConfig:
     shard: str | None = None
     context_parallel: int = 1
 
+    def __post_init__(self) -> None:
+        check_types(self, "train")
+        _check_train(self)
+
 
 @dataclass(frozen=True)
 class RunConfig(Json):
@@ -158,19 +195,19 @@ class RunConfig(Json):
         recipe: name of the recipe; "" for a config of your own.
         row: row of the recipe.
         size: size of the row: "smoke", "gpu" or "paper".
+        own: the parts that ``train`` was given as objects: for each the name to import, or None, and a fingerprint.
     """
 
-    model: ModelConfig
+    model: ModelConfig | OwnModel
     data: TaskData = field(default_factory=default_data)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     recipe: str = ""
     row: str = ""
     size: str = ""
+    own: Options = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_optim(self.optim)
-        _check_train(self.train)
         if self.train.steps is None and self.train.max_seconds is None:
             raise MixerError("config: this run would never end; set train.steps or train.max_seconds.")
         if self.train.steps is None and self.optim.schedule in ENDING:
@@ -182,11 +219,24 @@ class RunConfig(Json):
         find_task(self.data, self.model).check(self)
 
     def override(self, changes: Options) -> RunConfig:
-        """Return the config with dotted fields replaced: ``{"model.dim": 64, "model.mixers.0.window": 32}``."""
+        """Return the config with dotted fields replaced: ``{"model.dim": 64, "model.mixers.0.window": 32}``.
+
+        A mixer without options may be given by its bare name, and a list of them with commas.
+        """
         data = self.to_json()
         for dotted, value in changes.items():
-            _set_field(data, dotted, to_json(value))
+            _set_field(data, dotted, _specs_of(dotted, to_json(value)))
         return RunConfig.from_json(data)
+
+
+def _specs_of(dotted: str, value: Any) -> Any:
+    """Return the specs of mixers that bare names stand for; other values, and those of other fields, as they are."""
+    if re.fullmatch(r"(.*\.)?mixers\.\d+", dotted) and isinstance(value, str):
+        return {"name": value}
+    if dotted.split(".")[-1] != "mixers":
+        return value
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    return [{"name": each} if isinstance(each, str) else each for each in names] if isinstance(names, list) else value
 
 
 def _set_field(data: Record, dotted: str, value: object) -> None:
@@ -200,9 +250,9 @@ def _set_field(data: Record, dotted: str, value: object) -> None:
         if isinstance(node, list):
             key, in_list = _place(node, name, ".".join(names[:i])), True
         elif not isinstance(node, dict) or (name not in node and not (in_list and last)):
-            raise MixerError(
-                f"config: there is no field {'.'.join(names[: i + 1])!r}; {nearest(dotted, dotted_fields(data))}."
-            )
+            meant = MEANT.get(names[-1].replace("-", "_"))
+            near = f"did you mean {meant}?" if meant else nearest(dotted, dotted_fields(data)) + "."
+            raise MixerError(f"config: there is no field {'.'.join(names[: i + 1])!r}; {near}")
         if last:
             node[key] = value
         else:
@@ -266,7 +316,10 @@ def _require_positive(section: str, config: object, *names: str) -> None:
 def _check_optim(config: OptimConfig) -> None:
     _require_positive("optim", config, "lr", "muon_lr", "eps", "mixer_lr")
     if config.name not in OPTIMIZERS:
-        raise MixerError(f"config: optim.name={config.name!r} is unknown; choose one of {', '.join(OPTIMIZERS)}.")
+        raise MixerError(
+            f"config: optim.name={config.name!r} is unknown; choose one of {', '.join(OPTIMIZERS)}, or give any other "
+            + "in Python: tokenmix.lab.train(config, out, optimizer=...)."
+        )
     if not 0 < config.decay <= 1:
         raise MixerError(f"config: optim.decay must be in (0, 1], got {config.decay}.")
     if config.schedule not in SCHEDULES:

@@ -8,6 +8,9 @@ from typing import Any
 from .config import ENDING, OptimConfig, RunConfig, TrainConfig
 from .registry import all_tasks, find_task
 
+OF_OPTIMIZER = ("name", "lr", "muon_lr", "betas", "eps", "weight_decay", "layer_decay", "mixer_lr")
+"""Fields of ``optim`` that an optimiser of one's own does not read."""
+
 
 def idle_settings(config: RunConfig, ranks: int = 1) -> list[str]:
     """Describe the settings of a config that cannot do what they say, each in a few words.
@@ -15,7 +18,7 @@ def idle_settings(config: RunConfig, ranks: int = 1) -> list[str]:
     Args:
         ranks: processes that train together.
     """
-    found = [*_of_steps(config), *_of_optim(config.optim), *_of_task(config)]
+    found = [*_of_steps(config), *_of_optim(config), *_of_task(config)]
     if ranks == 1 and config.train.shard == "fsdp":
         found.append("train.shard='fsdp' is only for several processes (torchrun)")
     return found
@@ -26,7 +29,9 @@ def _of_steps(config: RunConfig) -> list[str]:
     if steps is None:
         return []
     found = []
-    if optim.warmup > steps:
+    if "schedule" in config.own:
+        pass
+    elif optim.warmup > steps:
         found.append(
             f"optim.warmup={optim.warmup} is longer than train.steps={steps}, so the rate never reaches its top"
         )
@@ -47,8 +52,12 @@ def _of_steps(config: RunConfig) -> list[str]:
     return found
 
 
-def _of_optim(optim: OptimConfig) -> list[str]:
-    usual, found = OptimConfig(), []
+def _of_optim(config: RunConfig) -> list[str]:
+    optim, usual, found = config.optim, OptimConfig(), []
+    for part, names in (("optimizer", OF_OPTIMIZER), ("schedule", ("schedule", "warmup", "decay", "min_lr_ratio"))):
+        set_by_hand = [f"optim.{name}={getattr(optim, name)}" for name in names if _is_set(optim, usual, name)]
+        if part in config.own and set_by_hand:
+            found.append(f"{' and '.join(set_by_hand)} beside {part}= of its own")
     for name, used, where in (
         ("muon_lr", optim.name == "muon", "optim.name='muon'"),
         ("decay", optim.schedule == "wsd", "optim.schedule='wsd'"),

@@ -20,22 +20,26 @@ from torch import nn
 
 from ...errors import MixerError
 from ...mixers import aux_losses
-from ...models import build_model
+from ...models import evaluation_mode
 from ...system.checkpoint import list_steps, load_checkpoint, prune, save_checkpoint
 from ...system.machine import autocast, peak_mib, reset_peak
 from ...types import Record
 from .config import RunConfig, check_unchanged, fixed_fields
 from .init_from import extra_losses, start_from
 from .optim import Average, build_optimizers, load_optimizers, optimizer_tensors, update
+from .own import OwnTask, Parts
 from .progress import bar
 from .rundir import RunDir
 from .runs import eval_line, load_weights
 from .shards import of_parameters, save_shards
 from .sinks import Sink, open_sinks
 from .stopping import NAMES, asked_to_stop, resume_command
-from .task import Task, call_model, parts_of, zero_loss
+from .task import Task, call_model, first_of, parts_of, zero_loss
 from .tasks import open_task
 from .world import World
+
+EMPTY_EVAL = 4
+"""Fields of the line of an evaluation that has no score: kind, split, step, seconds."""
 
 
 class Diverged(MixerError):
@@ -52,6 +56,8 @@ class Progress:
     best_step: int | None = None
     best_score: float | None = None
     config: Record | None = None
+    own: Any = None
+    scaler: Record | None = None
 
 
 class Trainer:
@@ -66,22 +72,26 @@ class Trainer:
         verbose: bool | None = None,
         limits: dict[int, float] | None = None,
         world: World | None = None,
+        parts: Parts | None = None,
     ):
-        self.world = world or World()
+        self.world, self.parts = world or World(), parts or Parts()
         self.config, self.run_dir, self.device = config, run, device
         self.verbose = verbose if self.world.first else False
         self.limits, self.hopeless = limits or {}, False
         new = not (run.path / "config.json").is_file()
-        self.task = open_task(config, None if new else run.path)
+        own = self.parts.batches is not None
+        self.task = OwnTask(config, parts=parts) if own else open_task(config, None if new else run.path)
         torch.manual_seed(config.train.seed)
-        self.model: nn.Module = build_model(config.model).to(device)
+        self.model = self.parts.build_model(config).to(device)
         if config.train.init is not None:
             start_from(self.model, config.train.init)
         self.forward: Any = torch.compile(self.model) if config.train.compile else self.model
         self.world.check(config, self.task, self.model, device)
-        self.facts = model_facts(self.model, self.task) if new else {}
+        self.facts = model_facts(self.model, self.task if self.parts.model is None else None) if new else {}
         self.world.spread(self.model)
-        self.optimizers = build_optimizers(self.model, config.optim)
+        self.optimizers = self._build_optimizers()
+        scaled = config.train.precision == "fp16"
+        self.scaler = torch.amp.GradScaler(device.type) if scaled else None  # type: ignore[attr-defined]  # of torch.amp
         self.average = Average(self.model, config.optim.ema) if config.optim.ema else None
         self.extra = extra_losses(config, self.model, device)
         self.progress = Progress(config=fixed_fields(config))
@@ -90,9 +100,17 @@ class Trainer:
         self.tick = self.logged_at = 0.0
         self.sinks: list[Sink] = []
 
+    def _build_optimizers(self) -> list[torch.optim.Optimizer]:
+        if self.world.sharded and self.parts.objects():
+            raise MixerError("train: parts of one's own are not sharded; set --train.shard none.")
+        if self.parts.optimizer is None:
+            return build_optimizers(self.model, self.config.optim)
+        return self.parts.build_optimizer(self.model)
+
     def load(self, step: int) -> None:
         """Restore the state saved in the checkpoint of ``step``."""
         names = ["model", "optimizer", "rng"] + ["ema"] * (self.average is not None)
+        names += ["own"] * bool(self.config.own)
         like: dict[str, Callable[[str], torch.Tensor | None]] | None = None
         if self.world.sharded:
             like = {"model": self.model.state_dict().get, "ema": self.model.state_dict().get}
@@ -103,7 +121,10 @@ class Trainer:
         if self.average is not None:
             self.average.load(groups["ema"])
         load_optimizers(self.model, self.optimizers, groups["optimizer"])
+        self.parts.load_state(groups.get("own", {}), progress.get("own"), self.optimizers)
         self.progress = Progress(**{**progress, "config": fixed_fields(self.config)})
+        if self.scaler is not None and self.progress.scaler:
+            self.scaler.load_state_dict(self.progress.scaler)
         # A later best may have replaced this one before the run was reset to an earlier step.
         if self.progress.best_step not in list_steps(self.run_dir.checkpoints):
             self.progress.best_step = self.progress.best_score = None
@@ -124,6 +145,8 @@ class Trainer:
         with opened as self.sinks, bar(self.verbose) as show, asked_to_stop(interrupts=True) as asked:
             self.task.units()  # what a task prepares of all its texts is no training time
             self.tick, self.logged_at = time.perf_counter(), self.progress.seconds
+            if self.config.own and not self.progress.step:
+                self.save()  # an object may hold weights that no seed repeats
             at_end = self.done() or self.hopeless
             while not at_end:
                 self.step()
@@ -173,6 +196,7 @@ class Trainer:
         """Make one update from one batch, processed in ``accumulate`` parts."""
         config = self.config
         inputs, targets = self.task.batch(self.progress.step)
+        task_loss = self.parts.loss or self.task.loss
         parts, weight = config.train.accumulate, config.optim.aux_weight
         self.aux = {}
         all_targets = self.task.count_targets(targets)
@@ -189,22 +213,24 @@ class Trainer:
             ):
                 outputs = call_model(self.forward, x, self.device)
             # a rank without a row of a short batch: a mean over no targets is NaN, and NaN times 0 too
-            loss = self.task.loss(outputs, y) * (mine / all_targets) if mine else zero_loss(outputs)
+            loss = task_loss(outputs, y) * (mine / all_targets) if mine else zero_loss(outputs)
             extra = {name: value if mine else torch.zeros_like(value) for name, value in extra.items()}
             total = loss + weight * held / parts * sum(extra.values()) if weight else loss
             for name, penalty in self.extra.items():
-                scale, extra[name] = penalty(x if isinstance(x, torch.Tensor) else x[0])
+                scale, extra[name] = penalty(first_of(x))
                 total = total + scale / parts * extra[name]
             for name, value in extra.items():
                 self.aux[name] = self.aux.get(name, 0) + self.world.total(value.detach() * held) / parts
-            total.backward()
+            (total if self.scaler is None else self.scaler.scale(total)).backward()
             self.loss_sum += self.world.total(loss.detach())
         self.world.sum_gradients(self.model)
-        update(self.model, self.optimizers, config.optim, self.progress.step, config.train.steps)
+        step, steps = self.progress.step, config.train.steps
+        update(self.model, self.optimizers, config.optim, step, steps, self.parts.rate(config, step), self.scaler)
         if self.average is not None:
             self.average.update(self.progress.step)
         self.progress.step += 1
         self.progress.loss_count += 1
+        self.parts.notify("on_step", self.progress.step, self.model)
 
     def log(self, show: Callable[[float, Record], None]) -> None:
         """Write one line of metrics with the mean loss since the last line."""
@@ -213,7 +239,8 @@ class Trainer:
         seconds = self.seconds()
         rate = p.loss_count * batch / max(seconds - self.logged_at, 1e-9)
         rates = max(group["lr"] for group in self.optimizers[0].param_groups)
-        line = {"kind": "train", "step": p.step, "loss": loss, **self.task.train_fields(loss), "lr": rates}
+        of_task = self.task.train_fields(loss) if self.parts.loss is None else {}
+        line = {"kind": "train", "step": p.step, "loss": loss, **of_task, "lr": rates}
         line |= {
             unit: p.step * batch,
             f"{unit}_per_s": round(rate, 1),
@@ -285,11 +312,15 @@ class Trainer:
     def evaluate(self) -> bool:
         """Score the validation split and return whether it is the best score so far."""
         p, result = self.progress, self.task.evaluate(self.model, "valid", **self.task.eval_options())
-        line = eval_line("valid", p.step, result)
+        with evaluation_mode(self.model):
+            line = eval_line("valid", p.step, result) | self.parts.notify("on_evaluate", p.step, self.model)
         for name, value in line.items():  # the update after the last loss may be the one that diverged
             if isinstance(value, float):
                 self.check_finite(f"{name.replace('_', ' ')} on the validation split", value)
-        self.append_metrics(line)
+        if len(line) > EMPTY_EVAL:
+            self.append_metrics(line)
+        if getattr(result, self.task.metric) is None:
+            return False
         score = self.world.broadcast(getattr(result, self.task.metric))
         better = self.task.better(score, p.best_score)
         if better:
@@ -310,11 +341,14 @@ class Trainer:
             rng["cuda"] = torch.cuda.get_rng_state(self.device)
         groups = {
             "model": self.model.state_dict(),
-            "optimizer": optimizer_tensors(self.model, self.optimizers),
+            "optimizer": {} if self.parts.optimizer else optimizer_tensors(self.model, self.optimizers),
             "rng": rng,
         }
         if self.average is not None:
             groups["ema"] = self.average.tensors()
+        p.scaler = None if self.scaler is None else self.scaler.state_dict()
+        if self.config.own:
+            groups["own"], p.own = self.parts.state(self.optimizers)
         try:
             if self.world.first:
                 self.run_dir.sync_metrics()
@@ -336,6 +370,8 @@ class Trainer:
             self.run_dir.append(line)
             for sink in self.sinks:
                 sink.add(line)
+            if self.parts.on_log is not None:
+                self.parts.on_log(line)
         except OSError as why:
             raise self.disk_error(Path(str(why.filename or "metrics.jsonl")).name, why) from why
 
@@ -373,6 +409,7 @@ class Trainer:
         }
 
 
-def model_facts(model: nn.Module, task: Task) -> Record:
-    """Return what env.json records of a model."""
-    return {"parameters": sum(p.numel() for p in model.parameters()), **task.model_facts(model)}
+def model_facts(model: nn.Module, task: Task | None) -> Record:
+    """Return what env.json records of a model; with a task, its sizes too, which a model of one's own need not have."""
+    facts = {} if task is None else task.model_facts(model)
+    return {"parameters": sum(p.numel() for p in model.parameters()), **facts}

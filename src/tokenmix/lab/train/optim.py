@@ -20,6 +20,8 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 SHARED = (nn.Linear, *CONVOLUTIONS, nn.LayerNorm, nn.RMSNorm, TokenBatchNorm)
 
 POLY_POWER = 0.9
+ONE_CYCLE = 0.3
+"""Share of the steps in which one cycle goes up."""
 ROLES = ("matrix", "map", "embedding", "vector", "mixer")
 DECAYING = ("matrix", "map")
 
@@ -30,11 +32,15 @@ def learning_rate(step: int, config: OptimConfig, steps: int | None) -> float:
     vaswani: lr * min((step+1) / warmup, sqrt(warmup / (step+1))) (Vaswani et al. 2017, Sec. 5.3).
     cosine, linear, poly: warm-up, then down to ``min_lr_ratio * lr`` at the last step; of the part t that is done, poly
     leaves (1 - t)^0.9 (Chen et al. 2018, arXiv 1606.00915, Sec. 4.1). wsd: warm-up, lr, then down in the last ``decay``
-    of the steps (Hu et al. 2024, arXiv 2404.06395). constant: warm-up, then lr.
+    of the steps (Hu et al. 2024, arXiv 2404.06395). constant: warm-up, then lr. onecycle: from lr / 25 to lr over the
+    first 30 % of the steps, then down to lr / 250,000, both by a cosine (Smith and Topin 2018, arXiv 1708.07120, as
+    torch's ``OneCycleLR``).
     """
     n, warmup = step + 1, max(config.warmup, 1)
     if config.schedule == "vaswani":
         return config.lr * min(n / warmup, math.sqrt(warmup / n))
+    if config.schedule == "onecycle" and steps is not None:
+        return config.lr * _one_cycle(step, steps)
     if n <= config.warmup:
         return config.lr * n / warmup
     if config.schedule == "constant" or steps is None:
@@ -44,6 +50,15 @@ def learning_rate(step: int, config: OptimConfig, steps: int | None) -> float:
     shape = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1 - done
     shape = shape**POLY_POWER if config.schedule == "poly" else shape
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * shape)
+
+
+def _one_cycle(step: int, steps: int) -> float:
+    """Return the multiple of the highest rate at a step of one cycle."""
+    top = max(ONE_CYCLE * steps - 1, 1e-9)
+    done, first, last = (
+        (step / top, 1 / 25, 1.0) if step <= top else ((step - top) / max(steps - 1 - top, 1e-9), 1.0, 1 / 25 / 1e4)
+    )
+    return last + (first - last) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict]:
@@ -106,14 +121,16 @@ def _layers_above(model: nn.Module, name: str) -> int:
 
 
 def build_optimizers(model: nn.Module, config: OptimConfig) -> list[torch.optim.Optimizer]:
-    """Build AdamW, and with ``name="muon"`` Muon for the matrices; ``set_rates`` gives them their rates."""
+    """Build AdamW or SGD, and with ``name="muon"`` Muon for the matrices; ``set_rates`` gives them their rates."""
     groups = parameter_groups(model, config)
     by_muon = "matrix" if config.name == "muon" else None
     matrices = [group for group in groups if group["role"] == by_muon]
     others = [group for group in groups if group["role"] != by_muon]
     betas = config.betas[0], config.betas[1]
     found: list[torch.optim.Optimizer] = []
-    if others:
+    if config.name == "sgd":
+        found.append(torch.optim.SGD(others, lr=config.lr, momentum=betas[0], nesterov=betas[0] > 0))
+    elif others:
         found.append(torch.optim.AdamW(others, lr=config.lr, betas=betas, eps=config.eps, fused=True))
     if matrices:
         for group in matrices:
@@ -123,15 +140,31 @@ def build_optimizers(model: nn.Module, config: OptimConfig) -> list[torch.optim.
 
 
 def update(
-    model: nn.Module, optimizers: list[torch.optim.Optimizer], config: OptimConfig, step: int, of: int | None
+    model: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    config: OptimConfig,
+    step: int,
+    of: int | None,
+    rate: float | None = None,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> None:
-    """Clip the gradients, set the rates of step ``step`` out of ``of``, change the weights and drop the gradients."""
+    """Clip the gradients, set the rates of step ``step`` out of ``of``, change the weights and drop the gradients.
+
+    Args:
+        rate: the learning rate; None: that of the config's schedule.
+        scaler: what the loss was multiplied by, in float16; a step whose gradients overflow changes nothing.
+    """
+    if scaler is not None:
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
     if config.clip:
         nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-    set_rates(optimizers, learning_rate(step, config, of))
+    set_rates(optimizers, learning_rate(step, config, of) if rate is None else rate)
     for optimizer in optimizers:
-        optimizer.step()
+        optimizer.step() if scaler is None else scaler.step(optimizer)
         optimizer.zero_grad(set_to_none=True)
+    if scaler is not None:
+        scaler.update()
 
 
 def set_rates(optimizers: list[torch.optim.Optimizer], rate: float) -> None:

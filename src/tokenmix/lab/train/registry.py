@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from ...errors import MixerError
 from ...models import ModelConfig
-from ...system.config import OpenJson
+from ...system.config import Json, OpenJson
 from ...system.modules import import_named
 
 T = TypeVar("T", bound=type)
+
+
+@dataclass(frozen=True)
+class OwnModel(Json):
+    """A model of one's own, which ``train`` is given as an object."""
+
+    kind = "own"
+
 
 TASKS: dict[str, list[type[Any]]] = {}
 """The tasks of each kind of data, of which one trains each kind of model; the first kind is the default."""
@@ -65,7 +74,7 @@ def all_tasks() -> list[type[Any]]:
     return [task for tasks in TASKS.values() for task in tasks]
 
 
-def find_task(data: TaskData, model: ModelConfig) -> type[Any]:
+def find_task(data: TaskData, model: ModelConfig | OwnModel) -> type[Any]:
     """Return the task that trains this kind of model on this kind of data, by their configs.
 
     Raises:

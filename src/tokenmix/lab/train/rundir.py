@@ -148,6 +148,11 @@ class RunDir:
         )
 
 
+def plain_numbers(given: Record) -> Record:
+    """Return a line of metrics with numbers in place of tensors and arrays of one number."""
+    return {name: value.item() if hasattr(value, "item") else value for name, value in given.items()}
+
+
 def _wrong_env(env: object) -> str | None:
     """Describe the first field of an env.json, among those read again, that is not as it was written."""
     if not isinstance(env, dict):

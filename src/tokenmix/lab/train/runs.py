@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...models import build_model
 from ...models.model import load_weights
 from ...models.saved import pick_step, read_weights_of
-from ...system.config import nearest
+from ...system.config import dotted_fields, nearest
 from ...system.machine import pick_device
 from ...types import Options, Record
 from ..data.metrics_csv import append_csv
@@ -24,6 +23,7 @@ from .config import RunConfig, check_seed, check_unchanged
 from .document_task import DocumentDataConfig, likely_subwords
 from .flow_task import draw_images, in_turn
 from .label_task import LabelDataConfig, join_texts, read_labels
+from .own import run_model
 from .rundir import RunDir
 from .subword_task import read_tokenizer
 from .task import Task
@@ -45,7 +45,7 @@ def load_run(path: Path | str, *, step: int | str = "last", device: str = "cpu")
     tensors, progress = read_weights_of(run.path, pick_step(run.path, step), averaged=bool(config.optim.ema))
     check_unchanged(config, progress.get("config"), run.path / "config.json")
     with torch.random.fork_rng():
-        model = build_model(config.model)
+        model = run_model(config, run.path)
     load_weights(model, tensors, run.path)
     return model.to(pick_device(device)).eval(), config
 
@@ -57,6 +57,7 @@ def evaluate_run(
     step: int | str = "last",
     device: str = "auto",
     record: bool = True,
+    data: str | None = None,
     **options: Any,
 ) -> Any:
     """Score a run on one split of its data and, unless ``record`` is False, append the result to its metrics.jsonl.
@@ -64,14 +65,18 @@ def evaluate_run(
     If the run has a metrics.csv, the result is added there too. A warning says so if metrics.jsonl cannot be written.
 
     Args:
+        data: other data than that of training, a named set or a path; its score is not recorded.
         options: stride, seq_len, max_bytes and by_context for text, beams, length_penalty, max_texts and written for
             pairs of texts, image_size and max_images for images, lengths, samples and passes for synthetic sequences;
             None: the default, which is the whole split.
     """
     run = RunDir.open(path)
     model, config = load_run(path, step=step, device=device)
+    if data is not None:
+        config, record = _on_data(config, data), False
     task = open_task(config, run.path)
-    task.check_same(run.env())
+    if data is None:
+        task.check_same(run.env())
     options = {name: value for name, value in options.items() if value is not None}
     _check_options(task, path, options)
     record = record and _can_record(run)
@@ -88,6 +93,18 @@ def evaluate_run(
                 stacklevel=2,
             )
     return result
+
+
+def _on_data(config: RunConfig, given: str) -> RunConfig:
+    """Return the config of a run with other data, which must fit its model."""
+    task = task_of(config)
+    found = config.override(task.fields_of(config.data, given))
+    matched = dotted_fields(task.match(found).to_json()["model"]) if task.matches else {}
+    own = dotted_fields(found.to_json()["model"])
+    changed = [f"model.{n} is {own[n]}, not {matched[n]}" for n in matched if matched[n] != own.get(n)]
+    if changed:
+        raise MixerError(f"eval: {given} does not fit the model of this run: {'; '.join(changed)}.")
+    return found
 
 
 def _check_options(task: Task, path: Path | str, options: Options) -> None:

@@ -8,52 +8,84 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from ...errors import MixerError
 from ...models.saved import pick_step
 from ...system.checkpoint import check_can_save, list_steps, remove_checkpoint, sweep
+from ...system.config import dotted_fields, nearest
 from ...system.files import check_free, write_json
 from ...system.machine import is_first_rank, pick_device, torch_threads
 from ...types import Options, Record
-from .config import ENDING, FIXED, RunConfig
+from .config import ENDING, FIXED, RunConfig, TrainConfig
 from .idle_settings import idle_settings
 from .loop import Trainer
+from .own import OwnData, Parts
+from .registry import OwnModel
 from .rundir import RunDir, differences, environment
 from .sinks import check_sinks
 from .stopping import explain_interrupt
 from .world import World, join_ranks, was_restarted
 
+SECTIONS = ("model", "data", "optim", "train")
+
 
 def train(
-    config: RunConfig,
+    config: RunConfig | TrainConfig,
     out: Path | str,
     *,
     verbose: bool | None = None,
     limits: dict[int, float] | None = None,
     about: str = "",
+    resume: bool = False,
+    **parts: Any,
 ) -> Record:
-    """Train from scratch into the new run directory ``out`` and return a summary; everything else is in the directory.
+    """Train into the run directory ``out`` and return a summary; everything else is in the directory.
+
+    Any part of the run may be an object of your own; docs/own-parts.md has an example of each. Whatever has a
+    ``state_dict`` of tensors and JSON is saved with each checkpoint.
 
     Args:
+        config: of the whole run, or with ``model``, ``batches`` and ``loss`` only its loop (``TrainConfig``).
         verbose: show a progress bar; None: on a terminal, and a plain line every 15 s elsewhere.
         limits: scores by step; a run that is not better than the one at an evaluation ends there.
         about: one line on the config, shown before the first step.
+        resume: continue the run in ``out``, if there is one. Its objects must be the same: their code is compared.
+        parts: by name, each optional:
+            model: an ``nn.Module``, or a function without arguments that builds one, in place of ``config.model``.
+            batches: in place of ``config.data``: a function (step) -> (inputs, targets), a list of such pairs, or a
+                loader with a state. Inputs are a tensor, or a named tuple or a dictionary of the model's arguments.
+            valid: batches of validation, a list or a loader, whose mean loss is the run's score.
+            loss: (outputs, targets) -> mean loss. With ``batches``, integer targets of -100 count as none.
+            optimizer: a function (parameters) -> ``torch.optim.Optimizer``, or an optimiser. Its rates are the highest
+                ones; of ``config.optim`` only the schedule, clipping and averages are used.
+            schedule: a function (step) -> multiple of the highest rate, in place of ``config.optim.schedule``.
+            callbacks: objects with ``on_step(step, model)``, ``on_evaluate(step, model)`` or both; a function is called
+                at evaluations. The numbers that it returns, as a dictionary, join the line of the evaluation.
+            on_log: a function of each line of metrics, a dictionary with "kind" "train" or "eval" and "step".
 
     Raises:
         MixerError: if the config, the data or the directory cannot be used, or if the disk is full; after making room,
             ``resume(out)`` continues the run.
     """
+    own = Parts(**_known_parts(parts))
+    if isinstance(config, TrainConfig):
+        config = RunConfig(OwnModel(), OwnData(), train=config)
+    config = own.place_in(config) if own.objects() else config
     check_can_save()
     check_sinks(config.train)
     RunConfig.from_json(config.to_json())  # as whoever opens the run will read it
     with join_ranks("train") as world_of:
         if was_restarted() and (Path(out) / "config.json").is_file():
-            return _resume(world_of, out, verbose=verbose, limits=limits)
+            return _resume(world_of, out, verbose=verbose, limits=limits, parts=own)
+        if resume and (Path(out) / "config.json").is_file():
+            return _resume(world_of, out, verbose=verbose, limits=limits, parts=own, given=config)
         world, device = world_of(config), pick_device(config.train.device)
         check_free(out)
         with explain_interrupt(Path(out)), torch_threads(config.train.threads):
-            trainer = Trainer(config, RunDir(out), device, verbose=verbose, limits=limits, world=world)
+            trainer = Trainer(config, RunDir(out), device, verbose=verbose, limits=limits, world=world, parts=own)
             env = environment(trainer.task.facts(), device)
             env |= {**trainer.facts, "score": trainer.task.score(), "resumed": []}
             read, lines = trainer.task.inventory(), [about] * bool(about)
@@ -102,10 +134,20 @@ def _resume(
     changes: Options | None = None,
     verbose: bool | None = None,
     limits: dict[int, float] | None = None,
+    parts: Parts | None = None,
+    given: RunConfig | None = None,
 ) -> Record:
-    """Continue a run with the processes that have been joined; see ``resume``."""
+    """Continue a run with the processes that have been joined; see ``resume``.
+
+    Args:
+        parts: the objects of the caller; None: those that the run names are imported.
+        given: the config of the caller, whose fields of ``train.`` may differ from those of the run.
+    """
     run = RunDir.open(out)
     config, env = run.config(), run.env()
+    parts = Parts.load(config.own, out) if parts is None else parts
+    parts.check_same(config.own, out)
+    changes = changes if given is None else _changed_fields(config, given)
     config = _with_changes(config, changes or {})
     check_sinks(config.train)
     if moved := moved_schedule(run.config(), config):
@@ -116,14 +158,14 @@ def _resume(
         if world.first:
             sweep(run.checkpoints)
         step = from_step if from_step is not None else (pick_step(run.path) if list_steps(run.checkpoints) else 0)
-        trainer = Trainer(config, run, device, verbose=verbose, limits=limits, world=world)
+        trainer = Trainer(config, run, device, verbose=verbose, limits=limits, world=world, parts=parts)
         trainer.task.check_same(env)
         if config.train.steps is not None and config.train.steps < step and "train.steps" in (changes or {}):
             raise MixerError(
                 f"resume: train.steps={config.train.steps} is less than the {step} steps that {run.path} has done; "
                 + "give more, or an earlier checkpoint to go back to (--from)."
             )
-        if step or from_step is not None:
+        if step in list_steps(run.checkpoints) or from_step is not None:
             trainer.load(step)
         elif env.get("config", digest_of(trainer.progress.config)) != digest_of(trainer.progress.config):
             raise MixerError(
@@ -174,6 +216,20 @@ def moved_schedule(before: RunConfig, after: RunConfig) -> str:
 def digest_of(fields: Record | None) -> str:
     """Return the sha256 of a config's fields."""
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def _changed_fields(before: RunConfig, after: RunConfig) -> Options:
+    """Return the dotted fields of a config that differ from those of another, without the names of their recipe."""
+    then, now = (dotted_fields({k: v for k, v in c.to_json().items() if k in SECTIONS}) for c in (before, after))
+    return {name: value for name, value in now.items() if then.get(name) != value}
+
+
+def _known_parts(parts: Options) -> Options:
+    known = [f.name for f in fields(Parts)]
+    for name in parts:
+        if name not in known:
+            raise MixerError(f"train: there is no part {name!r}; {nearest(name, known)}.")
+    return parts
 
 
 def _with_changes(config: RunConfig, changes: Options) -> RunConfig:

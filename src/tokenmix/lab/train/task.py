@@ -18,23 +18,41 @@ from .config import RunConfig
 from .constant import Constant, shares
 from .registry import TaskData
 
-Inputs = Tensor | tuple[Tensor, ...]
-"""What a model reads: one tensor, or a named tuple of its arguments."""
+Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+"""What a model reads: one tensor, or a named tuple or a dictionary of its arguments."""
+
+
+def map_inputs(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+    """Return inputs of the same form with every tensor changed."""
+    if isinstance(inputs, Tensor):
+        return change(inputs)
+    if isinstance(inputs, dict):
+        return {name: change(tensor) for name, tensor in inputs.items()}
+    return type(inputs)(*map(change, inputs))
 
 
 def parts_of(inputs: Inputs, n: int) -> list[Inputs]:
-    """Return what the model reads for each of n parts of a batch."""
-    if isinstance(inputs, Tensor):
-        return list(inputs.chunk(n))
-    return [type(inputs)(*part) for part in zip(*(tensor.chunk(n) for tensor in inputs), strict=True)]
+    """Return what the model reads for each of n parts of a batch, or of fewer if it has fewer rows."""
+    return [
+        map_inputs(lambda tensor, i=i: tensor.chunk(n)[i], inputs)  # type: ignore[misc]  # i of this part
+        for i in range(len(first_of(inputs).chunk(n)))
+    ]
+
+
+def first_of(inputs: Inputs) -> Tensor:
+    """Return the first argument of a model."""
+    return inputs if isinstance(inputs, Tensor) else next(iter(arguments_of(inputs).values()))
+
+
+def arguments_of(inputs: Inputs) -> dict[str, Tensor]:
+    """Return the arguments of a model by name, for inputs that are not one tensor."""
+    return inputs if isinstance(inputs, dict) else inputs._asdict()  # type: ignore[union-attr]  # a named tuple
 
 
 def call_model(model: nn.Module, inputs: Inputs, device: torch.device) -> Any:
     """Return what a model makes of its inputs, moved to its device."""
-    if isinstance(inputs, Tensor):
-        return model(inputs.to(device, non_blocking=True))
-    given: dict[str, Tensor] = inputs._asdict()  # type: ignore[attr-defined]  # a named tuple
-    return model(**{name: tensor.to(device, non_blocking=True) for name, tensor in given.items()})
+    moved = map_inputs(lambda tensor: tensor.to(device, non_blocking=True), inputs)
+    return model(moved) if isinstance(moved, Tensor) else model(**arguments_of(moved))
 
 
 def zero_loss(outputs: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from ...models import LM, Block
 from ...parallel import context_parallel, sum_gradients
 from ..data.sampler import MASK, mix64
 from .config import RunConfig
-from .task import Inputs, Task
+from .task import Inputs, Task, map_inputs
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -122,6 +122,8 @@ class Joined(World):
         rows = train.batch_size // train.accumulate
         if device.type != "cpu":
             _refuse(self, f"compute on CPUs, got device={device.type!r}; set --train.device cpu")
+        if train.precision == "fp16" and self.sharded:
+            _refuse(self, "with sharded weights have no scaled loss; set --train.precision bf16")
         if train.compile:
             _refuse(self, "do not compile; set --train.compile false")
         if optim.one_hot or train.teacher is not None:
@@ -155,9 +157,7 @@ class Joined(World):
                 each.reshard()
 
     def share(self, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor]:
-        if isinstance(inputs, Tensor):
-            return self._part(inputs), self._part(targets)
-        return type(inputs)(*(self._part(each) for each in inputs)), self._part(targets)
+        return map_inputs(self._part, inputs), self._part(targets)
 
     def _part(self, batch: Tensor) -> Tensor:
         rows = batch.tensor_split(self.dp)[self.rank // self.cp]
