@@ -191,6 +191,7 @@ class Parts:
             found = self.batches[step % len(self.batches)]
         else:
             found = next(self._stream)
+        inputs: Any
         inputs, targets = found if isinstance(found, (tuple, list)) and len(found) == 2 else (None, None)
         if not isinstance(targets, Tensor) or not (isinstance(inputs, (Tensor, dict)) or hasattr(inputs, "_asdict")):
             raise MixerError(
