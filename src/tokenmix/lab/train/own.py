@@ -96,7 +96,7 @@ class Parts:
                     f"{path}: its {name} has no name to import (a lambda, or an object made inside a function); call "
                     "train(config, out, resume=True, ...) with the same objects, or define it at the top of a file."
                 )
-            found[name] = import_object(marks["name"], "resume", f"{name} of {path}")
+            found[name] = import_object(marks["name"], str(path), f"its {name}")
         callbacks = [found.pop(name) for name in list(found) if name.startswith("callbacks.")]
         return cls(**found, callbacks=callbacks)
 
