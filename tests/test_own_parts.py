@@ -231,7 +231,9 @@ def test_reports_never_import_and_resume_only_when_allowed(tmp_path, monkeypatch
     assert main(["report", "--watch", "--once", run]) == 0
     assert not Path("imported").exists()
     assert main(["resume", run, "--train.steps", "30"]) == 2
-    assert "--allow-code" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"error: {run}: the module 'own_data' of its model is not imported" in said
+    assert "--allow-code" in said
     assert not Path("imported").exists()
     assert main(["resume", run, "--train.steps", "30", "--allow-code"]) == 0
     assert "30 steps" in capsys.readouterr().out

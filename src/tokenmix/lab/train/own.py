@@ -96,7 +96,7 @@ class Parts:
                     f"{path}: its {name} has no name to import (a lambda, or an object made inside a function); call "
                     "train(config, out, resume=True, ...) with the same objects, or define it at the top of a file."
                 )
-            found[name] = import_object(marks["name"], "resume", f"{name} of {path}")
+            found[name] = import_object(marks["name"], str(path), f"its {name}")
         callbacks = [found.pop(name) for name in list(found) if name.startswith("callbacks.")]
         return cls(**found, callbacks=callbacks)
 
@@ -191,6 +191,7 @@ class Parts:
             found = self.batches[step % len(self.batches)]
         else:
             found = next(self._stream)
+        inputs: Any
         inputs, targets = found if isinstance(found, (tuple, list)) and len(found) == 2 else (None, None)
         if not isinstance(targets, Tensor) or not (isinstance(inputs, (Tensor, dict)) or hasattr(inputs, "_asdict")):
             raise MixerError(
