@@ -5,11 +5,16 @@ Adversarial keys and weights, odd sizes, factors, masks, strides, half precision
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from kernel_checks import adversarial, both, worst
 from tokenmix import functional
+from tokenmix.kernels.cpu import aft_full
+from tokenmix.testing.measure import Measure, adversarial_cases
+from tokenmix.testing.subject import roles
 
 TOL = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
@@ -64,6 +69,62 @@ def test_weights_above_300_count_as_300():
 @pytest.mark.parametrize("T", [511, 512, 513, 1029])
 def test_lengths_around_a_block(T, causal):
     assert worst(both(functional.aft_full, qkvw(1, T, T, 3), {"causal": causal})) < 1e-5
+
+
+@pytest.fixture(params=["float32", "pairs", "tiles"])
+def route(request, monkeypatch):
+    """Take each product for bfloat16 tensors that this processor has, the fastest or not."""
+    number = ["float32", "pairs", "tiles"].index(request.param)
+    if number > aft_full.half_products():
+        pytest.skip(f"this processor has no product of {request.param}")
+    monkeypatch.setattr(aft_full, "half_products", lambda: number)
+    return request.param
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("B", "T", "D"), [(2, 40, 5), (1, 1100, 40), (8, 130, 150)])
+def test_products_of_bfloat16(B, T, D, causal, route):
+    """Check squares and blocks that are not whole, and strips that are worked on together or alone."""
+    q, k, v, w = qkvw(B, T, T, D, torch.bfloat16)
+    mask = torch.rand(B, T, generator=torch.Generator().manual_seed(1)) > 0.2
+    assert worst(both(functional.aft_full, (q, 4 * k, v, w), {"causal": causal, "key_mask": mask})) < 2e-2
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_products_of_bfloat16_on_adversarial_keys(causal, route):
+    """Check keys of +-100, late spikes and log-weights of +-60 by the contract's measure, gradients too."""
+    form = partial(functional.aft_full, causal=causal)
+
+    def call_eager(args, options):
+        return form(*args, **{**options, "backend": "eager"})
+
+    measure = Measure(partial(form, backend="cpu"), call_eager, roles(form), lambda *_: 0.0, torch.bfloat16)
+    for label, case, options in adversarial_cases(qkvw(1, 200, 200, 40), {}, roles(form)):
+        found = measure.compare(case, options)
+        assert max(part.error for part in found.parts) <= found.tolerance, label
+
+
+def test_wide_keys_meet_wide_weights_in_bfloat16(route):
+    """Check that groups of rows which no product can do exactly stand beside others in one square."""
+    q, k, v, w = qkvw(2, 300, 300, 35, torch.bfloat16)
+    k, w = k * 4, w * 10
+    k[0, 133, :5], k[1, 210, 20:] = 100.0, -300.0
+    w[:100], w[200:220] = w[:100] / 50, w[200:220] * 2
+    for causal in (False, True):
+        assert worst(both(functional.aft_full, (q, k, v, w), {"causal": causal})) < 2e-2
+
+
+def test_products_of_bfloat16_differ_in_the_order_of_sums_only(monkeypatch):
+    args, options = qkvw(2, 700, 700, 70, torch.bfloat16), {"causal": True}
+    if aft_full.half_products() < 2:
+        pytest.skip("this processor has one such product")
+    first = both(functional.aft_full, args, options)
+    monkeypatch.setattr(aft_full, "half_products", lambda: 1)
+    second = both(functional.aft_full, args, options)
+    last_place = 2.0**-8
+    assert worst([(a, b) for (a, _), (b, _) in zip(first, second, strict=True)]) <= last_place
+    pairs = [(a.float(), b.float()) for (a, _), (b, _) in zip(first, second, strict=True)]
+    assert max(float((a != b).float().mean()) for a, b in pairs) < 0.1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -1,6 +1,6 @@
 """Run AFT-full on the C library, on tensors and without autograd.
 
-Rows are processed in blocks of ``ROWS``: of the (T, S) weights, only the log-weights of one block and their
+Rows are processed in blocks: of the (T, S) weights, only the log-weights of one block and their
 exponentials are ever held.
 """
 
@@ -28,27 +28,28 @@ from .nonfinite import (
     without_weights,
 )
 
-ROWS, RANGE, GROUP, STRIP, TILE, PANEL = 512, 48, 48, 32, 6, 64  # as in aft_full.c; PANEL is the widest
-GROUPS = -(-ROWS // GROUP)
+ROWS, HALF_ROWS = 512, 1024  # in a block: of float32, and of bfloat16
+RANGE, GROUP, STRIP, STEPS, PANEL = 48, 48, 32, 32, 64  # as in aft_full.c; PANEL is the widest
+GROUPS = -(-HALF_ROWS // GROUP)
 FLOAT = 16.0  # factors whose product may be larger than this are multiplied in float64
 
 _ranges = function("full_ranges", "i" + "p" * 4 + "l" * 5 + "i")
-_pack = function("full_pack", "iii" + "p" * 6 + "l" * 6 + "i")
-_forward = function("full_forward", "iiii" + "p" * 14 + "l" * 14 + "ip")
-_backward_keys = function("full_backward_keys", "iiii" + "p" * 21 + "l" * 16 + "i")
-_backward_weights = function("full_backward_weights", "iii" + "p" * 12 + "l" * 13 + "i")
+_pack = function("full_pack", "iiii" + "p" * 6 + "l" * 6 + "i")
+_forward = function("full_forward", "iiiii" + "p" * 14 + "l" * 14 + "ip")
+_backward_keys = function("full_backward_keys", "iiiii" + "p" * 21 + "l" * 16 + "i")
+_backward_weights = function("full_backward_weights", "iiii" + "p" * 12 + "l" * 13 + "i")
 
-_pairs = function("full_pairs", "p")
+_half = function("full_half", "p")
 
 Saved = tuple[Tensor, Tensor]
 
 
 @cache
-def pairs() -> bool:
-    """Say whether this processor multiplies bfloat16 tensors in bfloat16, with sums in float32."""
+def half_products() -> int:
+    """Say how this processor multiplies bfloat16 tensors, with sums in float32: 2 by tiles (AMX), 1 by pairs, 0 not."""
     found = torch.zeros(1, dtype=torch.int32, device="cpu")
-    _pairs(*pointers(found))
-    return bool(found)
+    _half(*pointers(found))
+    return int(found)
 
 
 def saved_shapes(
@@ -159,9 +160,10 @@ def _forward_part(
     for block in part.blocks(keys=False):
         fixed = (
             DTYPES[k.dtype],
+            DTYPES[block.w.dtype],
             int(q is not None),
             int(part.causal),
-            int(part.half),
+            part.half,
             *pointers(q, k, v, mask, *block.packed, y, y0, den),
         )
         _forward(*fixed, *part.sizes, *block.sizes, *strides(q, k, v), torch.get_num_threads(), alarm_address(alarm))
@@ -192,13 +194,13 @@ def backward(
     )
     dq = empty_result((0,) if q is None else q.shape, k.dtype)
     dk, dv = (empty_result(k.shape).zero_() for _ in range(2))
-    dw, dw2 = empty_result(w.shape).zero_(), empty_result((0,) if w2 is None else w2.shape).zero_()
+    dw, dw2 = empty_result(w.shape, w.dtype).zero_(), empty_result((0,) if w2 is None else w2.shape).zero_()
     for part in _parts(w, w2, k, mask, causal, g, q, k, v, mask, y0, den, None if q is None else dq, dk, dv):
         rest = _rest(part)
         for block in part.blocks(keys=True):
             _backward_block(part, block, rest, causal)
             part.spread(block, dw, dw2)
-    return dq, dk.to(k.dtype), dv.to(k.dtype), dw.to(w.dtype), dw2.to(k.dtype if w2 is None else w.dtype)
+    return dq, dk.to(k.dtype), dv.to(k.dtype), dw, dw2.to(k.dtype if w2 is None else w.dtype)
 
 
 def _backward_without(
@@ -227,21 +229,21 @@ def _rest(part: _Part) -> list[Tensor]:
     These are Z, rates, exponents, and which groups of rows took the literal form.
     """
     B, T, _, D = part.sizes
-    n, strips = min(T, ROWS), -(-D // STRIP)
-    floats = [empty_result(shape) for shape in ((B, -(-n // PANEL) * PANEL, strips * 2 * STRIP), (B, n, D), (B, n, D))]
-    return [*floats, empty_result((B, strips, GROUPS), torch.uint8)]
+    n, strips = min(T, part.most), -(-D // STRIP)
+    z = empty_result((B, -(-n // PANEL) * PANEL, strips * 2 * STRIP), torch.bfloat16 if part.half else torch.float32)
+    return [z, *(empty_result((B, n, D)) for _ in range(2)), empty_result((B, strips, GROUPS), torch.uint8)]
 
 
 def _backward_block(part: _Part, block: _Block, rest: list[Tensor], causal: bool) -> None:
     g, q, k, v, mask, y0, den, dq, dk, dv = part.tensors
     assert k is not None
-    dtype, threads = DTYPES[k.dtype], torch.get_num_threads()
+    dtypes, threads = (DTYPES[k.dtype], DTYPES[block.w.dtype]), torch.get_num_threads()
     arrays = pointers(q, k, v, g, mask, *block.packed, y0, den, dq, dk, dv, *rest)
     _backward_keys(
-        dtype,
+        *dtypes,
         int(q is not None),
         int(causal),
-        int(part.half),
+        part.half,
         *arrays,
         *part.sizes,
         *block.sizes,
@@ -250,9 +252,9 @@ def _backward_block(part: _Part, block: _Block, rest: list[Tensor], causal: bool
     )
     arrays = pointers(k, v, mask, block.w, block.packed[1], part.kmax, y0, *rest, block.dw)
     _backward_weights(
-        dtype,
+        *dtypes,
         int(causal),
-        int(part.half),
+        part.half,
         *arrays,
         *part.sizes,
         *block.sizes,
@@ -262,9 +264,9 @@ def _backward_block(part: _Part, block: _Block, rest: list[Tensor], causal: bool
     )
 
 
-def _even_block(T: int) -> int:
+def _even_block(T: int, most: int) -> int:
     """Return the rows in a block, so that all blocks have about as many, in whole panels."""
-    blocks = -(-T // ROWS)
+    blocks = -(-T // most)
     return -(-T // (blocks * PANEL)) * PANEL
 
 
@@ -307,7 +309,7 @@ def _parts(
             mask if mask is None else mask[cut],
             S,
             causal,
-            pairs() and k.dtype == torch.bfloat16,
+            half_products() if k.dtype == torch.bfloat16 else 0,
             _cut(tensors, cut),
             before,
         )
@@ -329,7 +331,7 @@ class _Part:
     mask: Tensor | None
     S: int
     causal: bool
-    half: bool  # E, X and Z in bfloat16
+    half: int  # E, X and Z in bfloat16: half_products()
     tensors: list[Any]
     before: int = 0
 
@@ -341,6 +343,11 @@ class _Part:
             self.w, self.w2 = (u.double(), v.double()) if wide else (u, v)
 
     @property
+    def most(self) -> int:
+        """Return the most rows in a block."""
+        return HALF_ROWS if self.half else ROWS
+
+    @property
     def sizes(self) -> tuple[int, int, int, int]:
         """Return B, T, S, D."""
         return self.kmax.shape[0], self.before + self.w.shape[0], self.S, self.kmax.shape[2]
@@ -349,16 +356,19 @@ class _Part:
         """Yield one block of rows after another, E packed by rows or by keys; scratch memory is reused."""
         B, _, S, _ = self.sizes
         T = self.w.shape[0]
-        top, span, slack = empty_result((ROWS,)), empty_result((GROUPS,)), empty_result((B, GROUPS))
-        e = empty_result([(min(T, ROWS) + TILE) * (S + TILE)])
-        step = _even_block(T)
+        top, span, slack = empty_result((self.most,)), empty_result((GROUPS,)), empty_result((B, GROUPS))
+        size = (min(T, self.most) + STEPS) * (S + STEPS)
+        e = empty_result([size], torch.bfloat16 if self.half else torch.float32)
+        step = _even_block(T, self.most)
         for t0 in range(0, T, step):
             n, hi = min(step, T - t0), min(S, self.before + t0 + step) if self.causal else S
-            w = rows(self.w[t0 : t0 + n, :hi] if self.w2 is None else self.w[t0 : t0 + n] @ self.w2[:hi].T).float()
+            w = rows(self.w[t0 : t0 + n, :hi] if self.w2 is None else self.w[t0 : t0 + n] @ self.w2[:hi].T)
+            w = w if w.dtype in DTYPES else w.float()
             sizes = self.before + t0, n, hi, w.stride(0)
             _pack(
+                DTYPES[w.dtype],
                 int(keys),
-                int(self.half),
+                self.half,
                 int(self.causal),
                 *pointers(w, self.mask, top, span, slack, e),
                 B,
