@@ -1,12 +1,13 @@
 """Look for shapes at which `auto` is far slower than the better of its two paths, or than fused attention.
 
-    python -m benchmarks.cliffs                    # shapes at which it once was, and a grid of 240 others, one thread
-    python -m benchmarks.cliffs --record           # and keep both in results/cliffs.json
-    python -m benchmarks.cliffs --rows --budget 4  # the former alone, longer
+    python -m benchmarks.cliffs                          # every part, one thread
+    python -m benchmarks.cliffs --record                 # and keep them in results/cliffs.json
+    python -m benchmarks.cliffs --parts rows --budget 4  # one part, longer; with --record the others stay as they are
 
-The former have few tokens, wide heads, or heads of one feature. The grid is drawn from 1 to 16,384 tokens, 8 to 2,048
-features, 1 to 64 rows, heads of 8 to 256 features, float32 and bfloat16, causal or not, with and without the backward
-pass; a cell is left out if its tensors or its work would be too large (``LARGEST``, ``MOST``). Each cell times `auto`,
+The parts are ``rows``, shapes at which it once was: few tokens, wide heads, or heads of one feature; ``half``, AFT-full
+in bfloat16 over 1,024 and 4,096 tokens; and ``grid``, 240 others, drawn from 1 to 16,384 tokens, 8 to 2,048 features, 1
+to 64 rows, heads of 8 to 256 features, float32 and bfloat16, causal or not, with and without the backward pass; a cell
+is left out if its tensors or its work would be too large (``LARGEST``, ``MOST``). Each cell times `auto`,
 the eager form and the C kernel by name in turns, in one process, by the thread's processor time, which other programs
 disturb less. Which of the two `auto` takes is looked up, and its time is the less of both, so that one path is not
 compared with itself; the share is the time of the better path over that. Fused attention takes its turns too; where it
@@ -35,6 +36,7 @@ from tokenmix.testing.tolerances import BY_DTYPE
 
 RECORD = Path(__file__).parent / "results" / "cliffs.json"
 BACKENDS = ("auto", "eager", "cpu")
+PARTS = ("rows", "half", "grid")
 ROWS: dict[str, tuple[str, tuple[int, int, int, int], bool]] = {
     "linear, one token": ("linear", (64, 1, 512, 8), False),
     "linear, one token, causal": ("linear", (64, 1, 512, 8), True),
@@ -107,6 +109,17 @@ def row(
         return [q, k, v, w], lambda backend: functional.aft_full(q, k, v, w, **how, backend=backend)
     k, w = k[..., :heads].contiguous(), draw(heads, 31)
     return [q, k, v, w], lambda backend: functional.aft_conv(q, k, v, w, **how, backend=backend)
+
+
+def list_half() -> list[Cell]:
+    """List AFT-full in bfloat16: batch, tokens, features and heads, causal or not, with and without backward."""
+    sizes = [(1, 1024, 512, 8), (4, 1024, 512, 8), (1, 1024, 64, 1), (1, 4096, 512, 8), (1, 4096, 64, 1)]
+    return [
+        Cell("aft_full", size, causal, "bfloat16", b)
+        for size in sizes
+        for causal in (True, False)
+        for b in (False, True)
+    ]
 
 
 def draw_cells(number: int) -> list[Cell]:
@@ -221,7 +234,7 @@ def main() -> int:
     """Measure the cells and print them, the slow ones once more at the end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", action="store_true", help=f"write {RECORD.name}")
-    parser.add_argument("--rows", action="store_true", help="without the grid")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--cells", type=int, default=CELLS, help="of the grid")
     parser.add_argument("--budget", type=float, default=1.5, help="seconds for each cell")
     args = parser.parse_args()
@@ -230,16 +243,22 @@ def main() -> int:
         "rows": [
             (t, Cell(op, sizes, causal, "float32", b)) for t, (op, sizes, causal) in ROWS.items() for b in (False, True)
         ],
-        "grid": [] if args.rows else [(cell.op, cell) for cell in draw_cells(args.cells)],
+        "half": [(cell.op, cell) for cell in list_half()],
+        "grid": [(cell.op, cell) for cell in draw_cells(args.cells)],
     }
     print(f"{'':100}{'auto':>10}{'eager':>10}{'kernel':>10}{'attention':>10}{'share':>7}{'of att.':>8}")
     found: dict[str, Any] = {"machine": machine(), "unit": "milliseconds of the thread, minimum"}
+    if len(args.parts) < len(PARTS) and RECORD.is_file():
+        kept = json.loads(RECORD.read_text())
+        if args.record and kept["machine"]["device"] != found["machine"]["device"]:
+            raise SystemExit(f"{RECORD.name} is of another machine, {kept['machine']['device']}: record all parts.")
+        found = kept
     slow = []
-    for part, cells in parts.items():
+    for part in args.parts:
         found[part] = []
-        for title, cell in cells:
+        for title, cell in parts[part]:
             check_equal(cell)
-            found[part].append({"row": title, **compare(cell, args.budget, part == "grid")})
+            found[part].append({"row": title, **compare(cell, args.budget, part != "rows")})
             line = write_line(title, found[part][-1])
             print(line, flush=True)
             if min(found[part][-1]["share_of_better"], found[part][-1].get("share_of_attention", 1.0)) < LOW:

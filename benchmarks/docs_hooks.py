@@ -251,7 +251,7 @@ def onnx_speed(results: Path) -> str:
 def cliffs(results: Path) -> str:
     """Return the findings of ``benchmarks/cliffs.py``: how many cells were timed, and a line for each slow one."""
     found = json.loads(results.read_text())
-    cells = found["rows"] + found["grid"]
+    cells = found["rows"] + found["half"] + found["grid"]
     paths = [c for c in cells if c["share_of_better"] < LOW]
     beside = [c for c in cells if c.get("share_of_attention", 1.0) < LOW]
     said = (

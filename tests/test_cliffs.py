@@ -5,6 +5,8 @@ One key, heads of one feature, heads wider than their tokens are many.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -13,6 +15,8 @@ from tokenmix import functional
 from tokenmix.functional import linear
 from tokenmix.functional.sums import features as sums
 from tokenmix.lab.bench.correctness import _Seen
+from tokenmix.lab.bench.roofline import machine
+from tokenmix.system.machine import torch_threads
 
 PATHS = {
     "linear, one token": set(),
@@ -123,3 +127,24 @@ def test_short_forms_have_the_gradients_of_the_long_ones():
         torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((2, 3, 2), (2, 1, 2), (2, 1, 2), (3, 1))
     )
     assert torch.autograd.gradcheck(functional.aft_full, (q, k, v, w))
+
+
+def test_a_part_measured_alone_leaves_the_others_in_the_record(monkeypatch, tmp_path, capsys):
+    record = tmp_path / "cliffs.json"
+    record.write_text(json.dumps({"machine": {"device": machine()["device"]}, "rows": ["kept"], "grid": ["kept too"]}))
+
+    def compare(cell, *_):
+        return {**cell._asdict(), **dict.fromkeys(cliffs.BACKENDS, 1.0), "share_of_better": 1.0}
+
+    for name, value in {"RECORD": record, "compare": compare, "check_equal": lambda _: None}.items():
+        monkeypatch.setattr(cliffs, name, value)
+    monkeypatch.setattr("sys.argv", ["cliffs", "--parts", "half", "--record"])
+    with torch_threads(torch.get_num_threads()):
+        assert cliffs.main() == 0
+    found = json.loads(record.read_text())
+    assert (found["rows"], found["grid"]) == (["kept"], ["kept too"])
+    assert {(cell["op"], cell["dtype"]) for cell in found["half"]} == {("aft_full", "bfloat16")}
+    assert {tuple(cell["sizes"])[1] for cell in found["half"]} == {1024, 4096}
+    record.write_text(json.dumps({"machine": {"device": "another"}}))
+    with pytest.raises(SystemExit, match="another machine"), torch_threads(torch.get_num_threads()):
+        cliffs.main()

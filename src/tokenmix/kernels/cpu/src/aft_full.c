@@ -876,8 +876,9 @@ TM_INLINE void full_units(const float *kmax, float *m, int64_t B, int64_t S, int
 
 /* dw (rows, lddw) of a block of rows, summed over the B batch rows given. */
 TM_EXPORT(full_backward_weights)(int dtype, int wdtype, int causal, int half, const void *k, const void *v, const uint8_t *mask, const void *w,
-                                 const float *top, const float *kmax, const float *y0, void *z, float *rate, float *to, uint8_t *literal, float *dw, int64_t B, int64_t T, int64_t S, int64_t D,
-                                 int64_t t0, int64_t rows, int64_t hi, int64_t ldw, int64_t kb, int64_t kt, int64_t vb, int64_t vt, int64_t lddw, int threads) {
+                                 const float *top, const float *kmax, const float *y0, void *z, float *rate, float *to, uint8_t *literal, float *dw,
+                                 int64_t B, int64_t T, int64_t S, int64_t D, int64_t t0, int64_t rows, int64_t hi, int64_t ldw, int64_t kb,
+                                 int64_t kt, int64_t vb, int64_t vt, int64_t lddw, int threads) {
     full_in a = {.dtype = dtype, .wdtype = wdtype, .causal = causal, .half = half, .k = k, .v = v, .mask = mask, .w = w, .top = top, .B = B, .T = T, .S = S,
         .D = D, .t0 = t0, .rows = rows, .hi = hi, .ldw = ldw, .kb = kb, .kt = kt, .vb = vb, .vt = vt};
     full_rest rest = {z, rate, to, literal};
