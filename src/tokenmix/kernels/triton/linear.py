@@ -693,7 +693,6 @@ class Cut(NamedTuple):
 
     chunk: int  # tokens of the causal form that share their units, and of a program
     wide: int  # features of a program's outputs and gradients
-    state: int  # features, of keys and of values, of a program that walks the chunks
     step: int  # the contracted features of one step, or tokens where those are contracted
     warps: int
     drop: int  # bits of a float32 that a product ignores
@@ -702,10 +701,11 @@ class Cut(NamedTuple):
 
 
 CUTS = {
-    torch.float32: Cut(64, 32, 32, 16, 8, 0, 1, torch.float32),
-    torch.bfloat16: Cut(64, 64, 64, 32, 8, 16, 2, torch.bfloat16),
-    torch.float16: Cut(64, 32, 64, 32, 8, 13, 2, torch.float32),
+    torch.float32: Cut(64, 16, 16, 8, 0, 1, torch.float32),
+    torch.bfloat16: Cut(64, 64, 32, 8, 16, 2, torch.bfloat16),
+    torch.float16: Cut(64, 32, 32, 8, 13, 2, torch.float32),
 }
+STATE = {"BI": 64, "BJ": 16}  # features of keys and of values of a program that walks the chunks or sums a segment
 EXACT = 32  # features of a program's outputs and gradients that go pair by pair
 STRIP = {"BI": 16, "BJ": 32, "warps": 1}  # of a program that joins segments
 
@@ -733,9 +733,9 @@ class _Call:
         (self.B, self.T, D), self.S, self.H = q.shape, k.shape[1], heads
         self.e, self.lead = D // heads, self.B * heads
         self.size = self.use.chunk if causal else SEGMENT
-        self.wide, self.state = self.at_most(self.use.wide), self.at_most(self.use.state)
+        self.wide = self.at_most(self.use.wide)
         self.tiles = -(-self.e // self.wide)
-        self.states = -(-self.e // self.state) * -(-self.e // (self.state // 2))
+        self.states = -(-self.e // STATE["BI"]) * -(-self.e // STATE["BJ"])
         self.fixed = {
             "DROP": self.use.drop,
             "ELU": elu,
@@ -743,9 +743,8 @@ class _Call:
             "warps": self.use.warps,
             "stages": self.use.stages,
         }
-        self.strip = {"BI": self.state, "BJ": self.state // 2}
-        self.walk = {**self.fixed, **self.strip} | ({"warps": 4} if self.use.drop == 16 else {})
-        self.summed = {**self.fixed, "L": self.use.step, "SIZE": self.size, **self.strip}
+        self.walk = {**self.fixed, **STATE}
+        self.summed = {**self.walk, "L": self.use.step, "SIZE": self.size}
 
     def at_most(self, features: int) -> int:
         """Return how many features a program takes: no more than a head has, rounded up to a power of two."""
@@ -808,7 +807,6 @@ class _Call:
         products: tuple[int, int],
         *,
         marks: bool = False,
-        registers: int = 0,
     ) -> None:
         """Launch a kernel for each chunk and, in the causal form, the one that looks for the chunks it got wrong.
 
@@ -821,12 +819,12 @@ class _Call:
         with_marks = (*tensors[:at], slow, *tensors[at:])
         grid = (self.lead * n * self.tiles,)
         given = with_marks if marks else tensors
-        launch(kernel, grid, *given, *sizes, CAUSAL=self.causal, flops=flops, registers=registers, **options)
+        launch(kernel, grid, *given, *sizes, CAUSAL=self.causal, flops=flops, **options)
         if self.causal:
             tiles = -(-e // EXACT)
             total = self.lead * n * tiles
             sizes = (*sizes[:4], total, *sizes[4:])
-            options |= {wide: EXACT, "TILES": tiles, "LOOK": LOOK, "BK": 16, "registers": 144, "warps": 8}
+            options |= {wide: EXACT, "TILES": tiles, "LOOK": LOOK, "BK": 16, "registers": 255, "warps": 8}
             launch(exact, looking(total), *with_marks, *sizes, **options)
 
 
@@ -884,8 +882,7 @@ def backward(
     c.over_chunks(back_queries, back_queries_exact, slow, tensors, 11, sizes, "BI", (1, 2))
     sizes = (c.S, heads, c.e, m, *steps, *more)
     tensors = (g, q, k, v, mask, tops, R, ZR, *own, dk)
-    room = 128 if c.use.kept == torch.bfloat16 else 0  # ptxas takes 132
-    c.over_chunks(back_keys, back_keys_exact, slow, tensors, 11, sizes, "BI", (1, 2), registers=room)
+    c.over_chunks(back_keys, back_keys_exact, slow, tensors, 11, sizes, "BI", (1, 2))
     given = (g, q, k, mask, tops, R, den, unit, dv)
     c.over_chunks(back_values, back_values_exact, slow, given, 8, (c.S, heads, c.e, m, *steps), "BJ", (1, 2))
     return dq, dk, dv
@@ -918,4 +915,8 @@ def _sample(x: Tensor, mask: Tensor | None, options: Options) -> None:
 EXCEPTIONS = dict.fromkeys(
     ("outputs_exact", "back_queries_exact", "back_keys_exact"),
     {"room": "works only where a chunk is marked; with the registers of two programs one of them spills"},
-)
+) | {
+    "back_keys": {"room": "132 registers; with 128 it spills on sm_80"},
+    "states": {"room": "157 registers; with four warps its gradient's twin spills"},
+    "back_states": {"room": "144 registers; with four warps it spills"},
+}
