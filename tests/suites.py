@@ -21,6 +21,7 @@ FILES = {
     "test_dynamic.py": "compiles every mixer for any length",
     "test_fuzz.py": "fuzz",
     "test_fuzz_core.py": "fuzz",
+    "test_gpu_minutes.py": "interprets the Triton kernels",
     "test_huggingface_trainer.py": "trains, also in two processes",
     "test_hybrid_export.py": "exports hybrids of transformers",
     "test_inductor.py": "compiles C++",

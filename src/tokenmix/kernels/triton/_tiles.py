@@ -106,6 +106,25 @@ def sigmoid(q):
     return 1.0 / (1.0 + tl.exp(-q))
 
 
+@triton.jit
+def marked(MARKS, start, total, EACH: tl.constexpr, LOOK: tl.constexpr):
+    """Load the marks of the next LOOK tiles of this program, of which EACH share one; 0 beyond the end."""
+    at = start + tl.program_id(0) + tl.num_programs(0) * tl.arange(0, LOOK)
+    return tl.load(MARKS + at // EACH, mask=at < total, other=0)
+
+
+@triton.jit
+def is_marked(marks, n, LOOK: tl.constexpr):
+    """Say whether the tile n of ``marked`` has a mark."""
+    return tl.sum(tl.where(tl.arange(0, LOOK) == n, marks, 0), 0) != 0
+
+
+@triton.jit
+def tile_of(start, n):
+    """Return the number of the tile n of ``marked``."""
+    return start + tl.program_id(0) + tl.num_programs(0) * n
+
+
 class Tiles(NamedTuple):
     """Hold the sizes by which the work is cut, and how to multiply."""
 
@@ -132,6 +151,14 @@ BY_DTYPE = {
     torch.float16: Tiles(128, 64, 32, 1024, 2048, 8, torch.float32, "tf32", True, 13, False),
     torch.float32: Tiles(64, 32, 16, 256, 2048, 4, torch.float32, "ieee", False, 0, True, 168),
 }
+
+
+PROGRAMS, LOOK = 528, 64  # four for each multiprocessor of an H200 look for marks, among so many tiles at once
+
+
+def looking(tiles: int) -> tuple[int]:
+    """Return the grid of a kernel that looks for marks among so many tiles."""
+    return (min(PROGRAMS, -(-tiles // LOOK)),)
 
 
 def round_up(n: int, to: int) -> int:

@@ -376,6 +376,18 @@ def samples() -> Iterator[tuple[str, Callable[[], object]]]:
             yield label, partial(_sample, x if gate else None, x, flags)
 
 
+def benchmark(B: int, T: int, D: int, heads: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield the forms at the benchmark's shape, causal and in bfloat16, as calls on meta tensors."""
+    x = torch.empty(B, T, D, dtype=torch.bfloat16, device="meta")
+    yield "aft_forget", partial(_sample, x, x, None)
+
+
 def _sample(q: Tensor | None, x: Tensor, mask: Tensor | None) -> None:
     saved = forward(q, x, x, x, mask, heads=0, eps=1e-6, save=True)[1]
     backward(x, q, x, x, x, mask, saved, heads=0, eps=1e-6)
+
+
+EXCEPTIONS = dict.fromkeys(
+    ("totals", "outputs", "back_replay", "gradients"),
+    {"wide": "a thread owns whole columns, two features in bfloat16, so that sums along time stay in its registers"},
+)

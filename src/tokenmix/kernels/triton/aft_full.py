@@ -31,10 +31,14 @@ from ._tiles import (
     BY_DTYPE,
     CAP,
     LIMIT,
+    LOOK,
     NONE,
+    PROGRAMS,
     Tiles,
     constants,
+    is_marked,
     key,
+    looking,
     operand,
     plus,
     power,
@@ -43,6 +47,7 @@ from ._tiles import (
     sigmoid,
     span,
     strides,
+    tile_of,
     units,
     valid_keys,
     weights,
@@ -208,51 +213,75 @@ def _logit(w_at, k_at, MASK, b, s, S, t, inside, CAUSAL: tl.constexpr, BASE2: tl
 
 @triton.jit
 def row_exact(
-    W, K_, V, MASK, FLAG, Q, Y, Y0, DEN, TOP, row0, n, T, S, D, k_batch, k_row, v_batch, v_row, q_batch, q_row,
+    W, K_, V, MASK, FLAG, Q, Y, Y0, DEN, TOP, row0, n, B, T, S, D, k_batch, k_row, v_batch, v_row, q_batch, q_row,
     w_batch, w_row,
     CAUSAL: tl.constexpr, BASE2: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FM: tl.constexpr, FN: tl.constexpr,
+    LOOK: tl.constexpr,
 ):  # fmt: skip
-    """Recompute marked tiles, every row and feature under its own maximum; if Y is None, only these maxima, TOP."""
-    pn, pm, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    if tl.load(FLAG + (b * tl.cdiv(T, FM) + (row0 + pm * M) // FM) * tl.cdiv(D, FN) + pn * N // FN) != 0:
-        i, c = pm * M + tl.arange(0, M), pn * N + tl.arange(0, N)
-        t = tl.where(i < n, row0 + i, -1)
-        w_at, k_at, v_at = W + b * w_batch + i * w_row, K_ + b * k_batch + c, V + b * v_batch + c
-        top = tl.full([M, N], NONE, tl.float32)
-        end = S
-        if CAUSAL:
-            end = tl.minimum(S, row0 + (pm + 1) * M)
-        for s in span(end):
-            w, k, ok = _logit(w_at + s, k_at + s * k_row, MASK, b, s, S, t, c < D, CAUSAL, BASE2)
-            top = tl.maximum(top, tl.where(ok, w + k, NONE))
-        inside = (i < n)[:, None] & (c < D)[None, :]
-        at = (b * T + row0 + i[:, None]) * D + c[None, :]
-        if TOP is not None:
-            tl.store(TOP + at, top, mask=inside)
-        if Y is not None:
-            num, den = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
-            for s0 in span(0, end, 32):
-                part_num, part_den = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
-                for s in span(s0, tl.minimum(end, s0 + 32)):
-                    w, k, ok = _logit(w_at + s, k_at + s * k_row, MASK, b, s, S, t, c < D, CAUSAL, BASE2)
-                    v = tl.load(
-                        v_at + s * v_row, mask=(c < D) & valid_keys(MASK, b, s + tl.arange(0, 1), S), other=0.0
-                    ).to(tl.float32)[None, :]
-                    e = tl.where(ok, power(plus(w, k, top, BASE2), BASE2), 0.0)
-                    part_num += tl.where(ok, e * v, 0.0)
-                    part_den += e
-                num, den = num + part_num, den + part_den
-            y = num / tl.where(den > 0, den, 1.0)
-            if Y0 is not None:
-                tl.store(Y0 + at, y, mask=inside)
-                tl.store(DEN + at, -den, mask=inside)
-            if Q is not None:
-                y = y * sigmoid(
-                    tl.load(Q + b * q_batch + (row0 + i)[:, None] * q_row + c[None, :], mask=inside, other=0.0).to(
-                        tl.float32
-                    )
+    """Look for marked tiles and recompute them, every row and feature under its own maximum.
+
+    If Y is None, compute only these maxima, TOP.
+    """
+    across, down = tl.cdiv(D, N), tl.cdiv(n, M)
+    total = across * down * B
+    for start in span(0, total, tl.num_programs(0) * LOOK):
+        at = tile_of(start, tl.arange(0, LOOK))
+        row = at // across // down * tl.cdiv(T, FM) + (row0 + at // across % down * M) // FM
+        marks = tl.load(FLAG + row * tl.cdiv(D, FN) + at % across * N // FN, mask=at < total, other=0)
+        for one in span(tl.where(tl.max(marks, 0) != 0, LOOK, 0)):
+            if is_marked(marks, one, LOOK):
+                tile = tile_of(start, one)
+                _row_exact(
+                    W, K_, V, MASK, Q, Y, Y0, DEN, TOP, tile % across, tile // across % down,
+                    (tile // across // down).to(tl.int64), row0, n, T, S, D, k_batch, k_row, v_batch, v_row,
+                    q_batch, q_row, w_batch, w_row, CAUSAL, BASE2, M, N,
+                )  # fmt: skip
+
+
+@triton.jit
+def _row_exact(
+    W, K_, V, MASK, Q, Y, Y0, DEN, TOP, pn, pm, b, row0, n, T, S, D, k_batch, k_row, v_batch, v_row, q_batch, q_row,
+    w_batch, w_row, CAUSAL: tl.constexpr, BASE2: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """Compute one tile of ``row_exact``."""
+    i, c = pm * M + tl.arange(0, M), pn * N + tl.arange(0, N)
+    t = tl.where(i < n, row0 + i, -1)
+    w_at, k_at, v_at = W + b * w_batch + i * w_row, K_ + b * k_batch + c, V + b * v_batch + c
+    top = tl.full([M, N], NONE, tl.float32)
+    end = S
+    if CAUSAL:
+        end = tl.minimum(S, row0 + (pm + 1) * M)
+    for s in span(end):
+        w, k, ok = _logit(w_at + s, k_at + s * k_row, MASK, b, s, S, t, c < D, CAUSAL, BASE2)
+        top = tl.maximum(top, tl.where(ok, w + k, NONE))
+    inside = (i < n)[:, None] & (c < D)[None, :]
+    at = (b * T + row0 + i[:, None]) * D + c[None, :]
+    if TOP is not None:
+        tl.store(TOP + at, top, mask=inside)
+    if Y is not None:
+        num, den = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
+        for s0 in span(0, end, 32):
+            part_num, part_den = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
+            for s in span(s0, tl.minimum(end, s0 + 32)):
+                w, k, ok = _logit(w_at + s, k_at + s * k_row, MASK, b, s, S, t, c < D, CAUSAL, BASE2)
+                v = tl.load(v_at + s * v_row, mask=(c < D) & valid_keys(MASK, b, s + tl.arange(0, 1), S), other=0.0).to(
+                    tl.float32
+                )[None, :]
+                e = tl.where(ok, power(plus(w, k, top, BASE2), BASE2), 0.0)
+                part_num += tl.where(ok, e * v, 0.0)
+                part_den += e
+            num, den = num + part_num, den + part_den
+        y = num / tl.where(den > 0, den, 1.0)
+        if Y0 is not None:
+            tl.store(Y0 + at, y, mask=inside)
+            tl.store(DEN + at, -den, mask=inside)
+        if Q is not None:
+            y = y * sigmoid(
+                tl.load(Q + b * q_batch + (row0 + i)[:, None] * q_row + c[None, :], mask=inside, other=0.0).to(
+                    tl.float32
                 )
-            tl.store(Y + at, y, mask=inside)
+            )
+        tl.store(Y + at, y, mask=inside)
 
 
 @triton.jit
@@ -362,24 +391,52 @@ def _row_of(G, Q, Y0, DEN, TOP, at, g_at, q_at, ok):
 
 @triton.jit
 def key_exact(
-    W, K_, V, MASK, G, Q, Y0, DEN, TOP, FLAG, DK, DV, row0, n, T, S, D,
+    W, K_, V, MASK, G, Q, Y0, DEN, TOP, FLAG, DK, DV, row0, n, B, T, S, D,
+    k_batch, k_row, v_batch, v_row, g_batch, g_row, q_batch, q_row, w_batch, w_row,
+    CAUSAL: tl.constexpr, BASE2: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FM: tl.constexpr, FN: tl.constexpr,
+    LOOK: tl.constexpr,
+):  # fmt: skip
+    """Look for marked tiles, and add to dk and dv of the keys before them what their rows give, term by term."""
+    across, down = tl.cdiv(D, N), tl.cdiv(S, M)
+    total = across * down * B
+    for begin in span(0, total, tl.num_programs(0) * LOOK):
+        at = tile_of(begin, tl.arange(0, LOOK))
+        marks = tl.zeros([LOOK], tl.int32)
+        for f in span(row0 // FM, tl.cdiv(row0 + n, FM)):
+            ok = at < total
+            if CAUSAL:
+                ok = ok & (f >= at // across % down * M // FM)
+            row = at // across // down * tl.cdiv(T, FM) + f
+            flag = tl.load(FLAG + row * tl.cdiv(D, FN) + at % across * N // FN, mask=ok, other=0)
+            marks = tl.maximum(marks, flag)
+        for one in span(tl.where(tl.max(marks, 0) != 0, LOOK, 0)):
+            if is_marked(marks, one, LOOK):
+                tile = tile_of(begin, one)
+                _key_exact(
+                    W, K_, V, MASK, G, Q, Y0, DEN, TOP, FLAG, DK, DV, tile % across, tile // across % down,
+                    (tile // across // down).to(tl.int64), row0, n, T, S, D, k_batch, k_row, v_batch, v_row,
+                    g_batch, g_row, q_batch, q_row, w_batch, w_row, CAUSAL, BASE2, M, N, FM, FN,
+                )  # fmt: skip
+
+
+@triton.jit
+def _key_exact(
+    W, K_, V, MASK, G, Q, Y0, DEN, TOP, FLAG, DK, DV, pn, pm, b, row0, n, T, S, D,
     k_batch, k_row, v_batch, v_row, g_batch, g_row, q_batch, q_row, w_batch, w_row,
     CAUSAL: tl.constexpr, BASE2: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FM: tl.constexpr, FN: tl.constexpr,
 ):  # fmt: skip
-    """Add to dk and dv what the rows of marked tiles give, term by term."""
-    pn, pm, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    """Compute one tile of ``key_exact``."""
     s, c = pm * M + tl.arange(0, M), pn * N + tl.arange(0, N)
     ok = valid_keys(MASK, b, s, S)[:, None] & (c < D)[None, :]
     k, live = key(K_ + b * k_batch + s[:, None] * k_row + c[None, :], ok, BASE2)
     ok = ok & live
     v = tl.load(V + b * v_batch + s[:, None] * v_row + c[None, :], mask=ok, other=0.0).to(tl.float32)
     dk, dv = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
-    marked, start = 0, row0 // FM
+    start = row0 // FM
     if CAUSAL:
         start = tl.maximum(start, pm * M // FM)
     for f in span(start, tl.cdiv(row0 + n, FM)):
         flag = tl.load(FLAG + (b * tl.cdiv(T, FM) + f) * tl.cdiv(D, FN) + pn * N // FN)
-        marked = tl.maximum(marked, flag)
         for t in span(f * FM, tl.where(flag != 0, tl.minimum(row0 + n, f * FM + FM), 0)):
             at = (b * T + t) * D + c
             z, y, top = _row_of(G, Q, Y0, DEN, TOP, at, b * g_batch + t * g_row + c, b * q_batch + t * q_row + c, c < D)
@@ -388,26 +445,27 @@ def key_exact(
             a = tl.where(pair, power(plus(w[:, None], k, top[None, :], BASE2), BASE2), 0.0) * z[None, :]
             dv += a
             dk += a * (v - y[None, :])
-    if marked != 0:
-        inside = (s < S)[:, None] & (c < D)[None, :]
-        at = (b * S + s[:, None]) * D + c[None, :]
-        tl.store(DV + at, tl.load(DV + at, mask=inside, other=0.0).to(tl.float32) + dv, mask=inside)
-        tl.store(DK + at, tl.load(DK + at, mask=inside, other=0.0).to(tl.float32) + dk, mask=inside)
+    inside = (s < S)[:, None] & (c < D)[None, :]
+    at = (b * S + s[:, None]) * D + c[None, :]
+    tl.store(DV + at, tl.load(DV + at, mask=inside, other=0.0).to(tl.float32) + dv, mask=inside)
+    tl.store(DK + at, tl.load(DK + at, mask=inside, other=0.0).to(tl.float32) + dk, mask=inside)
 
 
 @triton.jit
 def pair_sums(
-    W, R, Z, X, REF, DW, row0, n, B, S, SP, TP, DP, RP, NSEG, w_batch, w_row, d_batch, d_row,
+    W, R, Z, X, REF, DW, row0, n, B, EACH, S, SP, TP, DP, RP, NSEG, w_batch, w_row, d_share, d_batch, d_row,
     CAUSAL: tl.constexpr, SHARED: tl.constexpr, BASE2: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
     SEG: tl.constexpr, DROP: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Compute dw = E * (Z X^T), summed over features and, where the batch shares its weights, over the batch."""
+    """Compute dw = E * (Z X^T), summed over features and, where the batch shares its weights, over EACH of its rows."""
     ps, pm, first = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     i, s = pm * M + tl.arange(0, M), ps * N + tl.arange(0, N)
     count, seg, row_seg = 1, 0, 0
+    DW += first * (d_share if SHARED else d_batch)
     if SHARED:
-        count = B
+        count = tl.minimum(EACH, B - first * EACH).to(tl.int32)
+        first *= EACH
     if CAUSAL:
         count = tl.where(ps * N > row0 + pm * M + M - 1, 0, count)
         seg, row_seg = ps * N // SEG, tl.minimum((row0 + pm * M) // SEG, NSEG - 1)
@@ -438,23 +496,48 @@ def pair_sums(
                     z = operand(z.to(tl.float32) * scale[None, :], Z, DROP)
                 total = tl.dot(z, tl.load(x_at + c), total, input_precision=PRECISION)
     inside = (i < n)[:, None] & (s < S)[None, :]
-    raw = tl.load(W + first * w_batch + i[:, None] * w_row + s[None, :], mask=inside, other=0.0).to(tl.float32)
-    e = power(units(raw, BASE2) - tl.load(R + first * RP + i)[:, None], BASE2)
+    own = first * 0 if SHARED else first
+    raw = tl.load(W + own * w_batch + i[:, None] * w_row + s[None, :], mask=inside, other=0.0).to(tl.float32)
+    e = power(units(raw, BASE2) - tl.load(R + own * RP + i)[:, None], BASE2)
     ok = inside & (raw <= CAP)
     if CAUSAL:
         ok = ok & (s[None, :] <= (row0 + i)[:, None])
-    tl.store(DW + first * d_batch + i[:, None] * d_row + s[None, :], tl.where(ok, e * total, 0.0), mask=inside)
+    tl.store(DW + i[:, None] * d_row + s[None, :], tl.where(ok, e * total, 0.0), mask=inside)
 
 
 @triton.jit
 def pair_exact(
-    W, K_, V, MASK, G, Q, Y0, DEN, TOP, FLAG, DW, row0, n, B, T, S, D,
+    W, K_, V, MASK, G, Q, Y0, DEN, TOP, FLAG, MARKS, DW, row0, n, B, Bw, T, S, D,
+    k_batch, k_row, v_batch, v_row, g_batch, g_row, q_batch, q_row, w_batch, w_row, d_batch, d_row,
+    CAUSAL: tl.constexpr, SHARED: tl.constexpr, BASE2: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    FM: tl.constexpr, FN: tl.constexpr, LOOK: tl.constexpr,
+):  # fmt: skip
+    """Look for marked rows of tiles, MARKS (Bw, tiles), and add to dw what they give, term by term."""
+    across, down = tl.cdiv(S, N), tl.cdiv(n, M)
+    total = across * down * Bw
+    for start in span(0, total, tl.num_programs(0) * LOOK):
+        at = tile_of(start, tl.arange(0, LOOK))
+        row = at // across // down * tl.cdiv(T, FM) + (row0 + at // across % down * M) // FM
+        marks = tl.load(MARKS + row, mask=at < total, other=0)
+        for one in span(tl.where(tl.max(marks, 0) != 0, LOOK, 0)):
+            if is_marked(marks, one, LOOK):
+                tile = tile_of(start, one)
+                _pair_exact(
+                    W, K_, V, MASK, G, Q, Y0, DEN, TOP, FLAG, DW, tile % across, tile // across % down,
+                    (tile // across // down).to(tl.int64), row0, n, B, T, S, D, k_batch, k_row, v_batch, v_row,
+                    g_batch, g_row, q_batch, q_row, w_batch, w_row, d_batch, d_row,
+                    CAUSAL, SHARED, BASE2, M, N, FM, FN,
+                )  # fmt: skip
+
+
+@triton.jit
+def _pair_exact(
+    W, K_, V, MASK, G, Q, Y0, DEN, TOP, FLAG, DW, ps, pm, first, row0, n, B, T, S, D,
     k_batch, k_row, v_batch, v_row, g_batch, g_row, q_batch, q_row, w_batch, w_row, d_batch, d_row,
     CAUSAL: tl.constexpr, SHARED: tl.constexpr, BASE2: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     FM: tl.constexpr, FN: tl.constexpr,
 ):  # fmt: skip
-    """Add to dw what marked tiles give, term by term."""
-    ps, pm, first = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    """Compute one tile of ``pair_exact``."""
     i, s = pm * M + tl.arange(0, M), ps * N + tl.arange(0, N)
     t, inside = row0 + i, (i < n)[:, None] & (s < S)[None, :]
     at = W + first * w_batch + i[:, None] * w_row + s[None, :]
@@ -462,7 +545,7 @@ def pair_exact(
     pairs = inside & open_
     if CAUSAL:
         pairs = pairs & (s[None, :] <= t[:, None])
-    marked, count, total = 0, 1, tl.zeros([M, N], tl.float32)
+    count, total = 1, tl.zeros([M, N], tl.float32)
     if SHARED:
         count = B
     if CAUSAL:
@@ -471,7 +554,6 @@ def pair_exact(
         b = first + j
         for f in span(tl.cdiv(D, FN)):
             flag = tl.load(FLAG + (b * tl.cdiv(T, FM) + (row0 + pm * M) // FM) * tl.cdiv(D, FN) + f)
-            marked = tl.maximum(marked, flag)
             part = tl.zeros([M, N], tl.float32)
             for c in span(f * FN, tl.where(flag != 0, tl.minimum(D, f * FN + FN), 0)):
                 z, y, top = _row_of(
@@ -491,9 +573,8 @@ def pair_exact(
                 a = tl.where(pairs & live[None, :], power(plus(w, k[None, :], top[:, None], BASE2), BASE2), 0.0)
                 part += a * z[:, None] * (v[None, :] - y[:, None])
             total += part
-    if marked != 0:
-        out = DW + first * d_batch + i[:, None] * d_row + s[None, :]
-        tl.store(out, tl.load(out, mask=inside, other=0.0).to(tl.float32) + total, mask=inside)
+    out = DW + first * d_batch + i[:, None] * d_row + s[None, :]
+    tl.store(out, tl.load(out, mask=inside, other=0.0).to(tl.float32) + total, mask=inside)
 
 
 EXACT: dict[str, int] = {
@@ -501,6 +582,7 @@ EXACT: dict[str, int] = {
     "N": 32,
     "warps": 8,
     "registers": 128,
+    "LOOK": LOOK,
 }  # the tiles of the kernels that sum term by term
 
 
@@ -600,9 +682,18 @@ class _Call:
         )
         return E, R
 
+    def flops(self, row0: int, n: int) -> float:
+        """Return what the products of a block of rows take with every feature of the keys that it sees."""
+        seen = row0 + (n + 1) / 2 if self.causal else self.S
+        return 4.0 * self.B * n * seen * self.D
+
     def batch(self, a: Tensor) -> int:
         """Return the batch stride of something made from the weights."""
         return 0 if self.shared else a.stride(0)
+
+    def exact_tiles(self, across: int, down: int, count: int) -> int:
+        """Return the tiles of a kernel that sums term by term."""
+        return -(-across // EXACT["N"]) * -(-down // EXACT["M"]) * count
 
     def exact(
         self,
@@ -617,10 +708,11 @@ class _Call:
     ) -> None:
         """Compute the marked tiles of a block of rows term by term; without y only their maxima."""
         t, n = self.tiles, w.shape[1]
-        grid = -(-self.D // EXACT["N"]), -(-n // EXACT["M"]), self.B
+        grid = looking(self.exact_tiles(self.D, n, self.B))
         sizes = (
             row0,
             n,
+            self.B,
             self.T,
             self.S,
             self.D,
@@ -690,6 +782,7 @@ def forward(
             warps=t.warps,
             registers=t.registers,
             stages=4,
+            flops=c.flops(row0, block.shape[1]),
             **fixed,
         )
         c.exact(row0, block, flag, q, y, *kept, None)
@@ -764,6 +857,7 @@ class _Backward:
         )
         tensors = E, self.z, c.ref, self.acc, c.k, c.v, c.bytes, self.dk, self.dv
         ends = {"BEGIN": row0 + n == c.T, "END": row0 == 0}
+        flops = c.flops(row0, n)
         launch(
             key_sums,
             (c.strips, c.SP // t.rows, c.B),
@@ -773,41 +867,37 @@ class _Backward:
             registers=t.registers,
             M=t.rows,
             N=t.features,
+            flops=flops,
             **ends,
             **fixed,
         )
         out = w.new_empty(c.Bw, n, c.S, dtype=torch.float32) if dw is None else dw[:, row0 : row0 + n]
-        sizes = row0, n, c.B, c.S, c.SP, c.TP, c.DP, RP, c.segments, *strides(w), *strides(out)
-        grid, shared = (c.SP // t.rows, RP // t.rows, c.Bw), {"SHARED": c.shared}
+        tiles = (c.SP // t.rows) * (RP // t.rows)
+        each = -(-c.B // min(c.B, -(-PROGRAMS // tiles)))
+        shares = -(-c.B // each) if c.shared else c.Bw
+        parts = out if shares == c.Bw else w.new_empty(shares, n, c.S, dtype=torch.float32)
+        sizes = row0, n, c.B, each, c.S, c.SP, c.TP, c.DP, RP, c.segments, *strides(w)
+        sizes = *sizes, parts.stride(0), *strides(parts)
         launch(
-            pair_sums,
-            grid,
-            w,
-            R,
-            self.z,
-            c.x,
-            c.ref,
-            out,
-            *sizes,
-            warps=t.warps,
-            registers=t.registers,
-            M=t.rows,
-            N=t.rows,
-            DROP=t.drop,
-            **shared,
-            **fixed,
-        )
+            pair_sums, (c.SP // t.rows, RP // t.rows, shares), w, R, self.z, c.x, c.ref, parts, *sizes, SHARED=c.shared,
+            warps=t.warps, registers=t.registers, M=t.rows, N=t.rows, DROP=t.drop, flops=flops, **fixed,
+        )  # fmt: skip
+        if parts is not out:
+            out.copy_(parts.sum(0, keepdim=True))
         c.exact(row0, w, self.flag, None, None, None, None, self.top)
-        grid = -(-c.S // EXACT["N"]), -(-n // EXACT["M"]), c.Bw
-        sizes = row0, n, c.B, c.T, c.S, c.D, *self._strides(), *strides(w), *strides(out)
-        launch(pair_exact, grid, *self._inputs(w), out, *sizes, **shared, **self._constants())
+        marks = self.flag.amax(2)
+        marks = marks.amax(0) if c.shared else marks
+        grid = looking(c.exact_tiles(c.S, n, c.Bw))
+        sizes = row0, n, c.B, c.Bw, c.T, c.S, c.D, *self._strides(), *strides(w), *strides(out)
+        more = {"SHARED": c.shared, **self._constants()}
+        launch(pair_exact, grid, *self._inputs(w), marks, out, *sizes, **more)
         return out
 
     def keys_exact(self, row0: int, w: Tensor) -> None:
         """Add what the marked tiles of a block of rows give to dk and dv."""
         c = self.c
-        grid = -(-c.D // EXACT["N"]), -(-c.S // EXACT["M"]), c.B
-        sizes = row0, w.shape[1], c.T, c.S, c.D, *self._strides(), c.batch(w), w.stride(1)
+        grid = looking(c.exact_tiles(c.D, c.S, c.B))
+        sizes = row0, w.shape[1], c.B, c.T, c.S, c.D, *self._strides(), c.batch(w), w.stride(1)
         launch(key_exact, grid, *self._inputs(w), self.dk, self.dv, *sizes, **self._constants())
 
     def _inputs(self, w: Tensor) -> tuple[Tensor | None, ...]:
@@ -825,13 +915,23 @@ class _Backward:
 def _sample(dtype: torch.dtype, causal: bool, masked: bool, gate: bool, factors: bool, batched: bool) -> None:
     B, T, D, r = 4, 4096, 512, 128
     S = T if causal else 2 * T
-    q, k, v = (torch.empty(B, n, D, dtype=dtype, device="meta") for n in (T, S, S))
+    q, k = (torch.empty(B, n, D, dtype=dtype, device="meta") for n in (T, S))
     w = torch.empty(B if batched else 1, T, r if factors else S, dtype=dtype, device="meta")
     w2 = torch.empty(B if batched else 1, S, r, dtype=dtype, device="meta") if factors else None
     mask = torch.empty(B, S, dtype=torch.bool, device="meta") if masked else None
-    y, y0, den = forward(q if gate else None, k, v, w, w2, mask, causal=causal, save=True)
-    forward(q if gate else None, k, v, w, w2, mask, causal=causal, save=False)
-    backward(y, q if gate else None, k, v, w, w2, mask, y0, den, causal=causal)
+    forward(q if gate else None, k, k, w, w2, mask, causal=causal, save=False)
+    _both(q if gate else None, k, w, w2, mask, causal)
+
+
+def _both(q: Tensor | None, k: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, causal: bool) -> None:
+    y, y0, den = forward(q, k, k, w, w2, mask, causal=causal, save=True)
+    backward(y, q, k, k, w, w2, mask, y0, den, causal=causal)
+
+
+def benchmark(B: int, T: int, D: int, heads: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield the forms at the benchmark's shape, causal and in bfloat16, as calls on meta tensors."""
+    x = torch.empty(B, T, D, dtype=torch.bfloat16, device="meta")
+    yield "aft_full", partial(_both, x, x, x.new_empty(1, T, T), None, None, True)
 
 
 def samples() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -843,3 +943,11 @@ def samples() -> Iterator[tuple[str, Callable[[], None]]]:
             yield what, partial(_sample, dtype, causal, False, True, False, False)
             yield f"{what} mask", partial(_sample, dtype, causal, True, False, False, True)
         yield f"{name} factors", partial(_sample, dtype, True, True, True, True, False)
+
+
+EXCEPTIONS = {
+    "row_weights": dict.fromkeys(("wide", "grid"), "4 MB of log-weights, once for the whole batch"),
+    "row_sums": {"room": "tiles of 128 x 64 for two sums at four loads ahead; to be products of cuBLAS"},
+    "key_sums": {"room": "tiles of 128 x 64 for two sums; to be products of cuBLAS"},
+    "pair_sums": {"room": "a tile of 128 x 128; to be a product of cuBLAS"},
+}

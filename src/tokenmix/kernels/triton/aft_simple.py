@@ -744,6 +744,18 @@ def samples() -> Iterator[tuple[str, Callable[[], object]]]:
                 yield f"{'causal ' * causal}{label}", partial(_sample, *given, causal)
 
 
+def benchmark(B: int, T: int, D: int, heads: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield the forms at the benchmark's shape, causal and in bfloat16, as calls on meta tensors."""
+    x = torch.empty(B, T, D, dtype=torch.bfloat16, device="meta")
+    yield "aft_simple", partial(_sample, x, x, x, None, None, True)
+
+
 def _sample(q, k, v, mask, start, causal) -> None:
     saved = forward(q, k, v, mask, T=k.shape[1], causal=causal, save=True, start=start)[1]
     backward(k, q, k, v, mask, saved, T=k.shape[1], causal=causal, start=start)
+
+
+EXCEPTIONS = dict.fromkeys(
+    ("totals", "outputs", "back_totals", "gradients"),
+    {"wide": "a thread owns whole columns, two features in bfloat16, so that sums along time stay in its registers"},
+)

@@ -53,6 +53,8 @@ COUNTS = {
 COUNTS |= {
     "LDG": r"\bLDG\.",
     "LDGSTS": r"\bLDGSTS",
+    "LDGSTS.128": r"LDGSTS\.E\S*\.128",
+    "UTMALDG": r"\bUTMALDG",
     "SHFL": r"\bSHFL",
     "LDL": r"\bLDL",
     "STL": r"\bSTL",
@@ -81,6 +83,8 @@ class Compiled(NamedTuple):
     shared: int
     counts: dict[str, int]
     broken: tuple[str, ...]
+    ttir: str = ""
+    ttgir: str = ""
 
 
 def stems() -> list[str]:
@@ -174,11 +178,13 @@ def compile_configuration(c: Configuration, arch: int) -> Compiled:
     counts = {name: len(re.findall(pattern, code)) for name, pattern in COUNTS.items()}
     said = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     registers, stack = (int(n) for n in said.groups())  # type: ignore[union-attr]  # it always names both
-    row = Compiled(c.label, arch, registers, stack, built.metadata.shared, counts, ())
-    return row._replace(broken=tuple(_broken_rules(row, built.asm["ttir"])))
+    row = Compiled(
+        c.label, arch, registers, stack, built.metadata.shared, counts, (), built.asm["ttir"], built.asm["ttgir"]
+    )
+    return row._replace(broken=tuple(_broken_rules(row)))
 
 
-def _broken_rules(row: Compiled, ttir: str) -> list[str]:
+def _broken_rules(row: Compiled) -> list[str]:
     """List the rules this row breaks."""
     n, found = row.counts, []
     if row.stack:
@@ -187,7 +193,7 @@ def _broken_rules(row: Compiled, ttir: str) -> list[str]:
         found.append(f"{n['LDL'] + n['STL']} spill instructions")
     if row.shared > SHARED_LIMIT.get(row.arch, SHARED_LIMIT[80]):
         found.append(f"{row.shared} bytes of shared memory")
-    if re.search(r"tt\.dot .*x(bf16|f16)>.* ->", ttir) and not (n["HGMMA"] if row.arch == 90 else n["HMMA"]):
+    if re.search(r"tt\.dot .*x(bf16|f16)>.* ->", row.ttir) and not (n["HGMMA"] if row.arch == 90 else n["HMMA"]):
         found.append("no tensor core instructions")
     if not n["SASS"]:
         found.append("no machine code found")

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 
 class Launch(NamedTuple):
-    """Hold one launch: the kernel, its arguments by name (constants included), and the compiler's options."""
+    """Hold one launch: the kernel, its arguments by name (constants included), the compiler's options, and its size."""
 
     kernel: JITFunction
     args: Options
     options: dict[str, int]
+    grid: tuple[int, ...]
+    flops: float
 
 
 class _Notes(threading.local):
@@ -45,17 +47,20 @@ def launch(
     warps: int = 4,
     stages: int = 3,
     registers: int = 0,
+    flops: float = 0.0,
     **constants: object,
 ) -> None:
     """Launch ``kernel[grid](*args, **constants)``; an empty grid launches nothing.
 
-    ``registers`` limits what each thread may use, for kernels in which ptxas would otherwise spill.
+    ``registers`` limits what each thread may use, for kernels in which ptxas would otherwise spill. ``flops`` is what
+    the kernel's matrix products take, a multiplication and an addition counted as two; it is only recorded.
     """
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True} | (
         {"maxnreg": registers} if registers else {}
     )
     if _notes.made is not None:
-        _notes.made.append(Launch(kernel, dict(zip(kernel.arg_names, args, strict=False)) | constants, options))
+        given = dict(zip(kernel.arg_names, args, strict=False)) | constants
+        _notes.made.append(Launch(kernel, given, options, grid, flops))
     elif 0 not in grid:
         with _device(args):
             kernel[grid](*args, **constants, **options)

@@ -1,0 +1,62 @@
+"""Test the rules for the Triton kernels at the benchmark's shape."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tokenmix.kernels.triton.aot import COUNTS, Compiled
+from tokenmix.kernels.triton.limits import broken_rules
+
+ROOT = Path(__file__).parent.parent
+COPIED = """
+scf.for %i = %a to %b {
+  %x = tt.load %p : tensor<64x64x!tt.ptr<bf16>, #blocked>
+  %y = ttng.warp_group_dot %e, %x, %y : tensor<64x64xbf16> * tensor<64x64xbf16> -> tensor<64x64xf32>
+}
+"""
+STORE = "tt.store %p, %x : tensor<64x64x!tt.ptr<bf16>>\n"
+DOT = "%y = tt.dot %a, %b, %c, inputPrecision = tf32 : tensor<64x64xf32> * tensor<64x64xf32> -> tensor<64x64xf32>\n"
+
+
+def compiled(ttir: str = STORE, ttgir: str = "", registers: int = 64, shared: int = 0, **counts: int) -> Compiled:
+    return Compiled("k", 90, registers, 0, shared, dict.fromkeys(COUNTS, 0) | {"STG.128": 1} | counts, (), ttir, ttgir)
+
+
+@pytest.mark.parametrize(
+    ("rule", "row", "programs"),
+    [
+        ("wide", compiled(**{"STG.128": 0}), 264),
+        ("wide", compiled("%x = tt.load %p : tensor<64x64x!tt.ptr<bf16>>\n"), 264),
+        ("room", compiled(registers=136), 264),
+        ("room", compiled(shared=131072), 264),
+        ("products", compiled(DOT + STORE), 264),
+        ("copies", compiled(ttgir=COPIED), 264),
+        ("grid", compiled(), 263),
+        ("marks", compiled(f"scf.if %marked {{\n{STORE}}}\n"), 529),
+    ],
+)
+def test_each_rule_is_broken_by_what_it_forbids_alone(rule, row, programs):
+    assert broken_rules(row, programs, 256, half=True) == [rule]
+
+
+def test_what_the_rules_allow_breaks_none():
+    ahead = COPIED.replace("tt.load", "ttg.async_copy_global_to_local")
+    row = compiled(
+        DOT.replace("xf32> *", "xbf16> *").replace(": tensor<64x64xf32>", ": tensor<64x64xbf16>") + STORE, ahead
+    )
+    assert broken_rules(row, 264, 256, half=True) == []
+    assert broken_rules(compiled(f"scf.if %marked {{\n{STORE}}}\n", **{"STG.128": 0}), 12, 256, half=True) == []
+    assert broken_rules(compiled(DOT + STORE), 264, 256, half=False) == []
+
+
+def test_a_gpu_is_offered_only_what_has_beaten_attention_on_one():
+    page = (ROOT / "docs/how-to-choose-a-mixer.md").read_text()
+    offered = next(row for row in page.splitlines() if "an NVIDIA GPU" in row).split("|")[2].split("`")[1::2]
+    rows = json.loads((ROOT / "benchmarks/results/nvidia_h200.json").read_text())["times"]
+    times = {row["form"]: row["both x SDPA causal"] for row in rows if row["T"] == 4096 and "both x SDPA causal" in row}
+    faster = {name.removesuffix(" causal") for name, ratio in times.items() if ratio > 1}
+    assert "aft_simple" in offered
+    assert set(offered) - {"attention"} <= faster
