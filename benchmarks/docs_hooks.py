@@ -29,6 +29,7 @@ GENERATION = "<!-- generation service -->"
 CONFORMANCE = "<!-- conformance -->"
 CLIFFS = "<!-- cliffs -->"
 DECODER = "<!-- decoder -->"
+KERNEL_LIMITS = "<!-- kernel limits -->"
 HYBRIDS = "<!-- hybrids -->"
 SWEEP = re.compile(r"<!-- sweep (\w+) -->")
 """A page asks for the table of a sweep by the name of its plan under benchmarks/sweeps."""
@@ -291,6 +292,33 @@ def decoder(results: Path) -> str:
     return "\n".join([*lines, "", said])
 
 
+def kernel_limits(results: Path) -> str:
+    """Return what ``tokenmix.kernels.triton.limits`` computes: a line for each kernel of a form, and one for all."""
+    rows = json.loads(results.read_text())["rows"]
+    heads = ["kernel", "launches", "MB", "GFLOP", "limit, us", "programs", "at once", "waves", "excepted from"]
+    lines = _head(heads)
+    for form in dict.fromkeys(row["form"] for row in rows):
+        own = [row for row in rows if row["form"] == form]
+        lines.append(_row([f"**{form}**", *_work(own, len(own)), "", "", "", ""]))
+        for kernel in dict.fromkeys(row["kernel"] for row in own):
+            same = [row for row in own if row["kernel"] == kernel]
+            last, why = same[-1], {rule for row in same for rule in row["excepted"]}
+            shape = [f"{last['programs']:,}", str(last["blocks"]), f"{last['waves']:,.1f}", ", ".join(sorted(why))]
+            lines.append(_row([f"`{kernel}`", *_work(same, len(same)), *shape]))
+    reasons = {(row["form"], row["kernel"], why): rule for row in rows for rule, why in row["excepted"].items()}
+    said = {}
+    for form, kernel, why in reasons:
+        said.setdefault(why, []).append(f"`{kernel}` of {form}")
+    return "\n".join([*lines, "", *(f"- {', '.join(dict.fromkeys(who))}: {why}." for why, who in said.items())])
+
+
+def _work(rows: list[dict[str, Any]], launches: int) -> list[str]:
+    """Return the cells of launches together: how many, bytes, FLOPs, and the least time."""
+    limit = sum(row["limit_us"] for row in rows)
+    moved, flops = (sum(row[name] for row in rows) for name in ("bytes", "flops"))
+    return [str(launches), f"{moved / 1e6:,.0f}", f"{flops / 1e9:,.0f}", f"{limit:,.0f}"]
+
+
 def hybrids(results: Path) -> str:
     """Return the findings of ``benchmarks/cpu_kernels.py``: a line for each layer, pass and length; a model."""
     found = json.loads(results.read_text())
@@ -391,6 +419,7 @@ TABLES = {
     SIGNALS: (signals, "signals.json"),
     CLIFFS: (cliffs, "cliffs.json"),
     DECODER: (decoder, "decoder.json"),
+    KERNEL_LIMITS: (kernel_limits, "triton_limits.json"),
     HYBRIDS: (hybrids, "cpu_kernels.json"),
 }
 """Mark -> what builds the table in its place, and from which file."""

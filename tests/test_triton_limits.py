@@ -1,4 +1,4 @@
-"""Test the rules for the Triton kernels at the benchmark's shape."""
+"""Test the rules for the Triton kernels at the benchmark's shape, and that the recorded limits are the code's."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tokenmix.kernels.triton.aot import COUNTS, Compiled
-from tokenmix.kernels.triton.limits import broken_rules
+from tokenmix.kernels.triton.limits import LENGTHS, benchmark_work, broken_rules, describe
 
 ROOT = Path(__file__).parent.parent
+RECORDED = json.loads((ROOT / "benchmarks/results/triton_limits.json").read_text())["rows"]
 COPIED = """
 scf.for %i = %a to %b {
   %x = tt.load %p : tensor<64x64x!tt.ptr<bf16>, #blocked>
@@ -50,6 +51,21 @@ def test_what_the_rules_allow_breaks_none():
     assert broken_rules(row, 264, 256, half=True) == []
     assert broken_rules(compiled(f"scf.if %marked {{\n{STORE}}}\n", **{"STG.128": 0}), 12, 256, half=True) == []
     assert broken_rules(compiled(DOT + STORE), 264, 256, half=False) == []
+
+
+def test_the_recorded_limits_are_those_of_the_code_and_keep_the_rules():
+    work = [describe(w) for w in benchmark_work(LENGTHS[0])]
+    assert [{name: row[name] for name in work[0]} for row in RECORDED] == work, (
+        "python -m tokenmix.kernels.triton.limits --out benchmarks/results/triton_limits.json"
+    )
+    assert not [row for row in RECORDED if row["broken"] or row["wrong"]]
+
+
+def test_no_form_at_four_times_the_length_has_a_grid_too_small():
+    """Grids follow from sizes: what is right for rows of 1,024 tokens is for 4,096."""
+    small = {(row["form"], row["kernel"]) for row in RECORDED if row["programs"] < 264}
+    found = {(w.form, w.kernel) for w in benchmark_work(LENGTHS[1]) if w.programs < 264}
+    assert found <= small
 
 
 def test_a_gpu_is_offered_only_what_has_beaten_attention_on_one():

@@ -14,7 +14,7 @@ If a denominator comes out below 2^-60, a term that counts may have been lost to
 kernel of few programs that look for marks computes it again under the maximum of every row and feature. Such
 denominators are saved with a minus sign, and their part of the gradients is summed term by term too.
 
-Backward: Z_t = [g_t / D_t | -g_t y_t / D_t], where y before the gate is y / sigmoid(q); near keys get E^T Z, far ones
+Backward: Z_t = [g_t / D_t | -g_t y_t / D_t], with y before the gate in float32; near keys get E^T Z, far ones
 the sums of Z over whole blocks of rows, in units that only ever grow, so that every factor is at most 1; with X again,
 dv = X_den G and dk = X_num G + X_den P. dw is the band of E * (Z X^T). The order of sums is fixed.
 """
@@ -207,11 +207,11 @@ def _maximum(ST, PAST, FUTURE, b, i, NB, D, c, inside, NL, NR, CAUSAL: tl.conste
 
 @triton.jit
 def band_rows(
-    E, R, X, ST, PAST, FUTURE, FIRST, Q, Y, DEN, FLAG, T, D, NB, NL, NR, e_batch, e_head, e_block, q_batch, q_row,
+    E, R, X, ST, PAST, FUTURE, FIRST, Q, Y, Y0, DEN, FLAG, T, D, NB, NL, NR, e_batch, e_head, e_block, q_batch, q_row,
     CAUSAL: tl.constexpr, HW: tl.constexpr, BASE2: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr,
     BLK: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Compute a block of rows; DEN (B, T, D) receives the denominators."""
+    """Compute a block of rows; Y0 and DEN (B, T, D) receive y before the gate and the denominators."""
     head, c, inside = _features(tl.program_id(0), HW, N)
     i, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     r, x = tl.arange(0, BLK), tl.arange(0, K)
@@ -243,6 +243,7 @@ def band_rows(
     y = num / tl.where(den > 0, den, 1.0)
     at = (b * T + t[:, None]) * D + c[None, :]
     if DEN is not None:
+        tl.store(Y0 + at, y, mask=ok)
         tl.store(DEN + at, den, mask=ok)
     if Q is not None:
         y = y * sigmoid(tl.load(Q + b * q_batch + t[:, None] * q_row + c[None, :], mask=ok, other=0.0).to(tl.float32))
@@ -258,7 +259,7 @@ def _place(one, strips, NB, PARTS: tl.constexpr):
 
 @triton.jit
 def band_rows_exact(
-    W, PAST, FUTURE, K_, V, MASK, Q, Y, DEN, TOP, FLAG, B, T, D, L, NB, NL, NR, LOW, strips, w_batch, w_head, w_row,
+    W, PAST, FUTURE, K_, V, MASK, Q, Y, Y0, DEN, TOP, FLAG, B, T, D, L, NB, NL, NR, LOW, strips, w_batch, w_head, w_row,
     k_batch, k_row, v_batch, v_row, q_batch, q_row,
     CAUSAL: tl.constexpr, PER_HEAD: tl.constexpr, HW: tl.constexpr, BASE2: tl.constexpr, BLK: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, LOOK: tl.constexpr,
@@ -275,7 +276,7 @@ def band_rows_exact(
             if is_marked(marks, n, LOOK):
                 part, strip, i, b = _place(tile_of(start, n), strips, NB, PARTS)
                 _tile_exact(
-                    W, PAST, FUTURE, K_, V, MASK, Q, Y, DEN, TOP, b, i, part, strip, T, D, L, NB, NL, NR, LOW,
+                    W, PAST, FUTURE, K_, V, MASK, Q, Y, Y0, DEN, TOP, b, i, part, strip, T, D, L, NB, NL, NR, LOW,
                     w_batch, w_head, w_row, k_batch, k_row, v_batch, v_row, q_batch, q_row,
                     CAUSAL, PER_HEAD, HW, BASE2, BLK, M, N,
                 )  # fmt: skip
@@ -283,8 +284,8 @@ def band_rows_exact(
 
 @triton.jit
 def _tile_exact(
-    W, PAST, FUTURE, K_, V, MASK, Q, Y, DEN, TOP, b, i, part, strip, T, D, L, NB, NL, NR, LOW, w_batch, w_head, w_row,
-    k_batch, k_row, v_batch, v_row, q_batch, q_row,
+    W, PAST, FUTURE, K_, V, MASK, Q, Y, Y0, DEN, TOP, b, i, part, strip, T, D, L, NB, NL, NR, LOW,
+    w_batch, w_head, w_row, k_batch, k_row, v_batch, v_row, q_batch, q_row,
     CAUSAL: tl.constexpr, PER_HEAD: tl.constexpr, HW: tl.constexpr, BASE2: tl.constexpr, BLK: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
@@ -332,6 +333,7 @@ def _tile_exact(
             num, den = num + e * v, den + e
         y = num / tl.where(den > 0, den, 1.0)
         if DEN is not None:
+            tl.store(Y0 + at, y, mask=here)
             tl.store(DEN + at, -den, mask=here)
         if Q is not None:
             q = tl.load(Q + b * q_batch + t[:, None] * q_row + c[None, :], mask=here, other=0.0)
@@ -343,14 +345,13 @@ def _tile_exact(
 def _row(G, Q, Y, DEN, b, t, T, D, c, ok, g_batch, g_row, q_batch, q_row):
     """Load what rows give to the backward pass: g times the gate, y before the gate, the signed denominator, dq."""
     at = (b * T + t) * D + c
-    y, den = tl.load(Y + at, mask=ok, other=0.0).to(tl.float32), tl.load(DEN + at, mask=ok, other=0.0)
+    y, den = tl.load(Y + at, mask=ok, other=0.0), tl.load(DEN + at, mask=ok, other=0.0)
     g = tl.load(G + b * g_batch + t * g_row + c, mask=ok, other=0.0).to(tl.float32)
     dq = g
     if Q is not None:
         q = tl.load(Q + b * q_batch + t * q_row + c, mask=ok, other=0.0).to(tl.float32)
-        gate = sigmoid(q)
+        g = g * sigmoid(q)
         dq = g * y * sigmoid(-q)
-        g, y = g * gate, tl.where(gate > 0, y / tl.where(gate > 0, gate, 1.0), 0.0)
     return g, y, den, dq
 
 
@@ -685,15 +686,15 @@ class _Call:
         self.dots |= {"flops": 4.0 * self.B * self.T * self.width * self.D}
         self.near = self.NB, self.NL, self.NR
         sizes = _sizes(k, v, w, causal, t, (self.BLK, self.N))
-        sizes[0] *= save
+        sizes[:2] = (n * save for n in sizes[:2])
         self.saved = v.new_empty(sum(sizes), dtype=torch.float32) if saved is None else saved
         parts = self.saved.split(sizes)
         of_blocks = (self.B, self.NB, 3, self.D)
-        self.den = self._part(parts[0], v.shape) if save else None
-        self.flag = self._part(parts[1], (self.B, self.NB, self.strips))
-        self.st, self.past = (self._part(a, of_blocks) for a in parts[2:4])
-        self.future = None if causal else self._part(parts[4], of_blocks)
-        self.x = self._part(parts[5].view(t.operand), (self.B, self.NB * self.BLK, 2, self.D))
+        self.y0, self.den = (self._part(a, v.shape) if save else None for a in parts[:2])
+        self.flag = self._part(parts[2], (self.B, self.NB, self.strips))
+        self.st, self.past = (self._part(a, of_blocks) for a in parts[3:5])
+        self.future = None if causal else self._part(parts[5], of_blocks)
+        self.x = self._part(parts[6].view(t.operand), (self.B, self.NB * self.BLK, 2, self.D))
         self._weights()
         if saved is None:
             self._keys()
@@ -737,9 +738,9 @@ class _Call:
             carry, (-(-self.D // 32), self.B), *states, self.NB, self.D, CAUSAL=self.causal, BASE2=base2, N=32, warps=1
         )
 
-    def exact(self, q: Tensor | None, y: Tensor | None, den: Tensor | None, top: Tensor | None) -> None:
+    def exact(self, q: Tensor | None, y: Tensor | None, top: Tensor | None) -> None:
         """Compute the marked tiles term by term; without y only their maxima."""
-        tensors = self.w, self.past, self.future, self.k, self.v, self.bytes, q, y, den, top, self.flag
+        tensors = self.w, self.past, self.future, self.k, self.v, self.bytes, q, y, self.y0, self.den, top, self.flag
         sizes = self.B, self.T, self.D, self.L, *self.near, self.low, self.strips, *self.w_strides
         launch(
             band_rows_exact, self.looking, *tensors, *sizes, *self.strides(q),
@@ -780,11 +781,11 @@ def saved_shapes(
 
 
 def _sizes(k: Tensor, v: Tensor, w: Tensor, causal: bool, t: Tiles, block: tuple[int, int]) -> list[int]:
-    """Return how many float32 hold denominators, marks, the sums of blocks, of those before and after each, and X."""
+    """Return how many float32 hold y, denominators, marks, sums of blocks, of those before and after each, and X."""
     (B, T, D), (BLK, N) = v.shape, block
     NB, strips = -(-T // BLK), _strips(k, v, w, N)
     sums, x = 3 * B * NB * D, B * NB * BLK * 2 * D * t.operand.itemsize // 4
-    return [round_up(n, 32) for n in (B * T * D, B * NB * strips, sums, sums, 0 if causal else sums, x)]
+    return [round_up(n, 32) for n in (B * T * D, B * T * D, B * NB * strips, sums, sums, 0 if causal else sums, x)]
 
 
 def _strips(k: Tensor, v: Tensor, w: Tensor, N: int) -> int:
@@ -812,16 +813,16 @@ def forward(
         mask: (B, T), True = may be attended.
 
     Returns:
-        (B, T, D), and a vector of what the backward pass needs: signed denominators, marks of tiles, sums of blocks and
-        X; empty unless ``save``.
+        (B, T, D), and a vector of what the backward pass needs: y before the gate, signed denominators, marks of
+        tiles, sums of blocks and X; empty unless ``save``.
     """
     c = _Call(q, k, v, w, mask, causal, tiles, block, save=save)
     y = v.new_empty(v.shape)
-    tensors = c.E, c.R, c.x, c.st, c.past, c.future, c.first(), c.q, y, c.den, c.flag
+    tensors = c.E, c.R, c.x, c.st, c.past, c.future, c.first(), c.q, y, c.y0, c.den, c.flag
     sizes = c.T, c.D, *c.near, *c.e_strides, *strides(c.q)
     constant = c.fixed | c.dots | {"CAUSAL": causal, "K": min(c.BLK, c.step[0])}
     launch(band_rows, c.grid, *tensors, *sizes, warps=c.warps, **constant)
-    c.exact(c.q, y, c.den, None)
+    c.exact(c.q, y, None)
     return y, c.saved if save else c.saved.new_empty(0)
 
 
@@ -829,9 +830,9 @@ def backward(
     g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, y: Tensor, saved: Tensor, *,
     causal: bool, tiles: Tiles | None = None, block: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return dq (empty without q), dk, dv, and dw shaped like w; ``y`` and ``saved`` are those of ``forward``."""
-    c, g, y = _Call(q, k, v, w, mask, causal, tiles, block, saved), rows(g), y.contiguous()
-    b = _Backward(c, g, y)
+    """Return dq (empty without q), dk, dv, and dw shaped like w; ``saved`` is that of ``forward``, its y unused."""
+    c, g = _Call(q, k, v, w, mask, causal, tiles, block, saved), rows(g)
+    b = _Backward(c, g)
     dk = v.new_empty(v.shape, dtype=torch.float32 if c.per_head else v.dtype)
     dv = v.new_empty(v.shape)
     sizes: tuple[int, ...] = c.T, c.D, *c.near, *c.e_strides
@@ -849,15 +850,15 @@ def backward(
 class _Backward:
     """Hold what rows give to the backward pass of a call: Z, the far sums, the maxima of marked tiles."""
 
-    def __init__(self, c: _Call, g: Tensor, y: Tensor):
+    def __init__(self, c: _Call, g: Tensor):
         self.c, self.g, self.z = c, g, torch.empty_like(c.x)
         self.dq = g.new_empty((0,) if c.q is None else g.shape)
         self.most, u, self.out = (g.new_empty(c.B, c.NB, n, c.D, dtype=torch.float32) for n in (1, 4, 2))
         top = g.new_empty(g.shape, dtype=torch.float32)  # touched only where sums were taken term by term
-        self.inputs = c.w, c.k, c.v, c.bytes, g, c.q, y, c.den, top, c.flag
-        c.exact(None, None, None, top)
+        self.inputs = c.w, c.k, c.v, c.bytes, g, c.q, c.y0, c.den, top, c.flag
+        c.exact(None, None, top)
         dq = None if c.q is None else self.dq
-        tensors = g, c.q, y, c.den, top, c.R, c.st, c.past, c.future, self.z, dq, self.most
+        tensors = g, c.q, c.y0, c.den, top, c.R, c.st, c.past, c.future, self.z, dq, self.most
         sizes = c.T, c.D, *c.near, *c.e_strides, *strides(g), *strides(c.q)
         more = c.fixed | {"CAUSAL": c.causal, "DROP": c.t.drop, "M": 16, "warps": 4}
         launch(band_terms, c.grid, *tensors, u, *sizes, **more)
