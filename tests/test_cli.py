@@ -484,7 +484,7 @@ def test_the_help_of_a_recipe_lists_its_rows_and_the_fields_with_their_values(ca
     assert "rows of text, of which aft_local is the default" in said
     assert "  --row hydra: Hydra attention, cosine kernel" in said
     assert "fields of the config, with their values in row hybrid at size smoke" in said
-    assert "  --optim.lr 0.003: highest learning rate of AdamW, above 0." in said
+    assert "  --optim.lr 0.003: highest learning rate of AdamW or SGD, above 0." in said
     assert "  --model.mixers.3.name attention" in said
     assert "  --train.max_seconds none: seconds of training time" in said
     assert "  --data.seq_len 256: " in said

@@ -86,9 +86,9 @@ def test_memory_that_ends_in_a_run_says_what_is_saved(tmp_path: Path, monkeypatc
     fields |= {"model.layers": 1, "train.steps": 4, "train.eval_every": 2, "train.save_every": 2, "train.batch_size": 2}
     usual = loop.update
 
-    def update(model: Any, optimizers: Any, optim: Any, step: int, steps: int) -> None:
+    def update(model: Any, optimizers: Any, optim: Any, step: int, *more: Any) -> None:
         torch.empty(2**50 if step == 2 else 1)
-        usual(model, optimizers, optim, step, steps)
+        usual(model, optimizers, optim, step, *more)
 
     monkeypatch.setattr(loop, "update", update)
     with pytest.raises(MixerError) as found:

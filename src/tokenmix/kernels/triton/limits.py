@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import multiprocessing
 import re
 import sys
@@ -37,6 +36,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ...system.files import write_json
 from .aot import Compiled, Configuration, compile_configuration, configuration, stems
 from .launch import Launch, record_launches
 
@@ -238,7 +238,7 @@ def main(argv: list[str] | None = None) -> int:
             flush=True,
         )
     if args.out:
-        args.out.write_text(json.dumps({"shape": [TOKENS, DIM, HEADS, LENGTHS[0]], "rows": rows}, indent=1) + "\n")
+        write_json(args.out, {"shape": [TOKENS, DIM, HEADS, LENGTHS[0]], "rows": rows})
     return int(not rows or any(row["broken"] or row["wrong"] for row in rows))
 
 

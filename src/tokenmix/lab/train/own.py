@@ -21,7 +21,7 @@ from ..data.pair_sampler import IGNORED
 from .config import RunConfig
 from .optim import learning_rate
 from .own_objects import digest, fingerprint, import_object, name_of, pack_state, unpack_state
-from .registry import OwnModel, TaskData, register_task
+from .registry import OwnModel, TaskData
 from .rundir import plain_numbers
 from .task import Inputs, Task, call_model
 
@@ -232,7 +232,6 @@ def _has_state(each: object) -> bool:
     return all(callable(getattr(each, name, None)) for name in WITH_STATE)
 
 
-@register_task
 class OwnTask(Task):
     """Batches and a loss that the caller of ``train`` gives."""
 

@@ -82,7 +82,8 @@ def find_task(data: TaskData, model: ModelConfig | OwnModel) -> type[Any]:
     """
     found = next((task for task in TASKS.get(data.kind, []) if model.kind in task.models), None)
     if found is None:
-        wanted = dict.fromkeys(task.config.kind for task in all_tasks() if model.kind in task.models)
+        kinds = dict.fromkeys(task.config.kind for task in all_tasks() if model.kind in task.models)
+        wanted = [kind for kind in kinds if kind != OwnModel.kind] or kinds  # batches of one's own fit any model
         raise MixerError(
             f"config: a model of kind {model.kind!r} is trained on data of kind "
             + f"{' or '.join(map(repr, wanted))}, got {data.kind!r}."

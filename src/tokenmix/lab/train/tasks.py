@@ -10,6 +10,7 @@ from .flow_task import FlowTask
 from .image_tasks import ClassifyTask, DensityTask
 from .label_task import LabelTask
 from .masked_image_task import MaskedImageTask
+from .own import OwnTask
 from .pair_task import PairTask
 from .point_task import PartTask, PointClassTask
 from .registry import find_task, register_task
@@ -20,7 +21,7 @@ from .text_task import TextTask
 
 OWN: tuple[type[Task], ...] = (
     *(TextTask, ClassifyTask, DensityTask, FlowTask, MaskedImageTask, SyntheticTask, PairTask),
-    *(NextTask, MaskedTask, SpanTask, LabelTask, PointClassTask, PartTask, SegmentationTask),
+    *(NextTask, MaskedTask, SpanTask, LabelTask, PointClassTask, PartTask, SegmentationTask, OwnTask),
 )
 """In the order in which messages list their kinds of data; the first is the default."""
 for _task in OWN:
