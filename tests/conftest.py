@@ -94,10 +94,16 @@ def pytest_terminal_summary(terminalreporter):
 
 
 @pytest.fixture
-def controls():
-    """The mixers of the controls, registered for one test only."""
+def registry():
+    """Forget the mixers that a test registers, which other tests would find."""
     before = dict(MIXERS)
     yield
     for name in set(MIXERS) - set(before):
         del MIXERS[name]
+
+
+@pytest.fixture
+def controls(registry):
+    """The mixers of the controls, registered for one test only."""
+    yield
     sys.modules.pop("controls", None)

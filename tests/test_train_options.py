@@ -175,7 +175,7 @@ def test_data_means_the_same_to_train_sweep_and_eval(run, texts, tmp_path, capsy
     assert lines(found)
 
 
-def test_check_and_train_take_the_same_classes(texts, tmp_path, monkeypatch, capsys):
+def test_check_and_train_take_the_same_classes(texts, tmp_path, monkeypatch, capsys, registry):
     monkeypatch.chdir(tmp_path)
     own = Path(__file__).with_name("own_mixer.py").read_text()
     plain = "\n\nclass Plain(nn.Module):\n    def __init__(self, dim):\n        super().__init__()\n"
