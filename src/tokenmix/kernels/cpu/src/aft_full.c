@@ -317,18 +317,21 @@ TM_INLINE void full_pack_rows(const full_in *a, int64_t group, const float *top,
     }
 }
 
+/* HALF numbers of a row of E from key s on, in halves; zeros from key n on. */
+TM_INLINE void half_line(const full_in *a, int64_t row, int64_t s, int64_t n, const float *top, uint16_t *out) {
+    float line[HALF], buffer[HALF];
+    int64_t m = tm_max(0, tm_min(HALF, n - s));
+    if (m) full_exp(full_weights(a, row, s, buffer, m), top[row], m, line);
+    for (int64_t i = m; i < HALF; i++) line[i] = 0.0f;
+    full_round(line, HALF, out);
+}
+
 /* In halves: a square of rows and keys after the other. */
 TM_INLINE void half_pack_rows(const full_in *a, int64_t group, const float *top, uint16_t *e) {
-    float line[HALF], buffer[HALF];
     int64_t squares = half_squares(full_seen(a, tm_min(group * HALF + HALF, a->rows) - 1));
     for (int64_t r = 0; r < HALF; r++) {
         int64_t row = group * HALF + r, n = full_seen(a, row);
-        for (int64_t i = 0; i < squares; i++) {
-            int64_t m = tm_max(0, tm_min(HALF, n - i * HALF));
-            if (m) full_exp(full_weights(a, row, i * HALF, buffer, m), top[row], m, line);
-            for (int64_t s = m; s < HALF; s++) line[s] = 0.0f;
-            full_round(line, HALF, e + ((group * half_squares(a->hi) + i) * HALF + r) * HALF);
-        }
+        for (int64_t i = 0; i < squares; i++) half_line(a, row, i * HALF, n, top, e + ((group * half_squares(a->hi) + i) * HALF + r) * HALF);
     }
 }
 
@@ -348,16 +351,12 @@ TM_INLINE void full_pack_keys(const full_in *a, int64_t group, const float *top,
 
 /* In halves: squares of keys and rows. */
 TM_INLINE void half_pack_keys(const full_in *a, int64_t group, const float *top, uint16_t *e) {
-    float line[HALF], buffer[HALF];
     uint16_t halves[HALF];
     int64_t squares = half_squares(full_seen(a, tm_min(group * HALF + HALF, a->rows) - 1));
     for (int64_t r = 0; r < HALF; r++) {
         int64_t row = group * HALF + r, n = full_seen(a, row);
         for (int64_t i = 0; i < squares; i++) {
-            int64_t m = tm_max(0, tm_min(HALF, n - i * HALF));
-            if (m) full_exp(full_weights(a, row, i * HALF, buffer, m), top[row], m, line);
-            for (int64_t s = m; s < HALF; s++) line[s] = 0.0f;
-            full_round(line, HALF, halves);
+            half_line(a, row, i * HALF, n, top, halves);
             for (int64_t s = 0; s < HALF; s++) e[((i * half_squares(a->rows) + group) * HALF + s) * HALF + r] = halves[s];
         }
     }
