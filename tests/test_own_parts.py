@@ -47,7 +47,7 @@ def loss(outputs, targets):
     return F.cross_entropy(outputs, targets, label_smoothing=0.1)
 
 
-def falling(step):
+def lower_rate(step):
     return 1 - step / 12
 
 
@@ -93,7 +93,7 @@ class Counter:
 
 
 def all_parts(logged) -> dict:
-    own = {"model": model, "batches": Stream(), "valid": [batch(99)], "loss": loss, "schedule": falling}
+    own = {"model": model, "batches": Stream(), "valid": [batch(99)], "loss": loss, "schedule": lower_rate}
     own |= {"optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9), "callbacks": [Counter()]}
     return own | {"on_log": logged.append}
 
@@ -104,7 +104,7 @@ def test_every_part_is_ones_own_and_goes_on_to_the_bit(tmp_path, monkeypatch):
     assert [line["step"] for line in logged] == [3, 6, 6, 9, 12, 12]
     assert [line["calls"] for line in logged if line["kind"] == "eval"] == [6, 12]
     assert [round(line["lr"], 6) for line in logged if line["kind"] == "train"] == [
-        round(0.1 * falling(step - 1), 6) for step in (3, 6, 9, 12)
+        round(0.1 * lower_rate(step - 1), 6) for step in (3, 6, 9, 12)
     ]
     monkeypatch.setattr(Counter, "stop_at", 7)
     with pytest.raises(RuntimeError):
@@ -146,7 +146,7 @@ def test_other_code_and_other_data_are_one_clear_error(run):
         ({"loss": F.cross_entropy}, "the code of its loss"),
         ({"batches": lambda step: batch(step + 1)}, "the code of its batches"),
         ({"optimizer": None}, "began with optimizer= of its own; give it again"),
-        ({"schedule": falling}, "began without schedule=; leave it out"),
+        ({"schedule": lower_rate}, "began without schedule=; leave it out"),
     ):
         with pytest.raises(MixerError, match=said):
             again(**changed)
@@ -155,7 +155,7 @@ def test_other_code_and_other_data_are_one_clear_error(run):
     with pytest.raises(MixerError, match=r"optim\.lr cannot change in the middle"):
         train(config, run, resume=True, **own)
     parts = Parts(batches=lambda step: batch(step))
-    recorded = parts.record()
+    recorded = parts.record
     with pytest.raises(MixerError, match="the first batch of its batches"):
         parts.check_same({"batches": recorded["batches"] | {"first": "0"}}, run)
 

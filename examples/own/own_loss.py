@@ -6,7 +6,7 @@ from tokenmix.lab.train import DataConfig, OptimConfig, RunConfig, TrainConfig, 
 from tokenmix.models import LMConfig
 
 
-def smoothed(logits, targets):
+def smooth_labels(logits, targets):
     """Label smoothing over all bytes but spaces, which indent Python and teach little."""
     nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten().long(), reduction="none", label_smoothing=0.1)
     mask = (targets != ord(" ")).flatten().float()
@@ -20,4 +20,4 @@ if __name__ == "__main__":
         OptimConfig(lr=3e-3, warmup=10),
         TrainConfig(steps=100, batch_size=8, eval_every=50, eval_bytes=4000, save_every=10, threads=1),
     )
-    print(train(config, "runs/own_loss", resume=True, loss=smoothed))
+    print(train(config, "runs/own_loss", resume=True, loss=smooth_labels))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, get_type_hints
 
 from ...errors import MixerError
 from ...system.config import nearest
-from ..train.config import MEANT
 from .output import wrap_text
 
 if TYPE_CHECKING:
@@ -66,8 +65,7 @@ def meant_field(argv: list[str], options: Iterable[str]) -> str:
         name = short[1].replace("-", "_")
         if name in OF_MIXERS:
             return f"there is no option --{short[1]}; a mixer is a row, --row NAME, or a spec, --model.mixers NAME."
-        found = [field for field in _known_fields(argv) if field.endswith("." + name)]
-        found = found or ([MEANT[name]] if name in MEANT else [])
+        found = [field for field in _known_fields(argv) if field.endswith("." + name)] or _other_names(name)
         if found:
             wanted = " or ".join(f"--{field}" for field in found[:3])
             return f"there is no option --{short[1]}; did you mean {wanted}?"
@@ -113,6 +111,13 @@ def _chosen_values(argv: list[str]) -> dict[str, str]:
         if item.startswith("--") and name in CHOICES:
             found[name] = value if equals else next(iter(argv[i + 1 : i + 2]), "")
     return {name: value for name, value in found.items() if not value.startswith("-")}
+
+
+def _other_names(name: str) -> list[str]:
+    """Return the field that a name of another trainer means."""
+    from ..train.config import MEANT  # not before it is needed: training imports much
+
+    return [MEANT[name]] if name in MEANT else []
 
 
 def _known_fields(argv: list[str]) -> list[str]:

@@ -67,8 +67,9 @@ class Parts:
         given |= {f"callbacks.{i}": each for i, each in enumerate(self.callbacks)}
         return {name: each for name, each in given.items() if each is not None}
 
+    @cached_property
     def record(self) -> dict[str, Any]:
-        """Return what config.json holds of the parts: the names to import, None where there is none, and fingerprints.
+        """What config.json holds of the parts: the names to import, None where there is none, and fingerprints.
 
         Of batches the first one counts too, where it can be asked for.
         """
@@ -102,7 +103,7 @@ class Parts:
 
     def check_same(self, recorded: dict[str, Any], path: Path | str) -> None:
         """Refuse parts that are not those a run began with; the logger may change."""
-        now = self.record()
+        now = self.record
         names = {name for name in {**recorded, **now} if name != "on_log"}
         for name in sorted(names):
             then, given = recorded.get(name), now.get(name)
@@ -118,7 +119,7 @@ class Parts:
     def place_in(self, config: RunConfig) -> RunConfig:
         """Return the config of a run with these parts."""
         data = config.data if self.batches is None else OwnData()
-        config = replace(config, data=data, own=self.record())
+        config = replace(config, data=data, own=self.record)
         for name in ("model", "loss", "batches"):
             needed = isinstance(config.model if name == "model" else config.data, (OwnModel, OwnData))
             if needed and getattr(self, name) is None:

@@ -196,7 +196,7 @@ class TextTask(Task):
         trained = cast(DataConfig, config.data).seq_len
         check_beyond(lengths, trained, "data.seq_len")
         with torch.device("meta"):
-            longest: Any = build_model(config.model).max_len  # type: ignore[arg-type]  # one of ours
+            longest: Any = build_model(config.model).max_len  # type: ignore[arg-type]  # an LMConfig
         if longest is not None and longest < max(lengths):
             return {"beyond": None}
         parts = evaluate(by_context=True, seq_len=max(lengths), max_bytes=test_bytes).by_context
