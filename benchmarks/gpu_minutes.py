@@ -134,7 +134,7 @@ def _spread(run: Callable[[Any], Any], jobs: list[Any], processes: int, until: f
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         results = pool.imap_unordered(run, jobs, chunksize=1)
         try:
-            for done in range(1, len(jobs) + 1):  # noqa: B007  (counted)
+            for done in range(1, len(jobs) + 1):  # noqa: B007  (read after a time-out)
                 yield results.next(timeout=max(0.01, until - time.monotonic()))
         except multiprocessing.TimeoutError:
             yield [{"not reached": len(jobs) - done + 1}]
@@ -211,7 +211,7 @@ def graphs(sizes: Sizes, until: float) -> Rows:
             return [y, *torch.autograd.grad(y, leaves, torch.ones_like(y))]
 
         try:
-            replay, found = _captured(run)
+            replay, found = _capture(run)
         except Exception as why:  # what cannot be captured is a result too
             yield {"form": name, "failed": _reason(why)}
             continue
@@ -222,7 +222,7 @@ def graphs(sizes: Sizes, until: float) -> Rows:
         yield {"form": name, "equal": all(torch.equal(a, b) for a, b in zip(found, run(), strict=True))}
 
 
-def _captured(run: Callable[[], list[Tensor]]) -> tuple[Callable[[], None], list[Tensor]]:
+def _capture(run: Callable[[], list[Tensor]]) -> tuple[Callable[[], None], list[Tensor]]:
     """Return what replays a call, and the tensors it writes; in a rehearsal the call is simply repeated."""
     if DEVICE == "cpu":
         found = run()
@@ -347,7 +347,7 @@ def _clock(run: Callable[[], object]) -> float:
     return float(do_bench(run, return_mode="median"))
 
 
-def timed(run: Callable[..., Tensor], leaves: list[Tensor]) -> dict[str, Any]:
+def time_passes(run: Callable[..., Tensor], leaves: list[Tensor]) -> dict[str, Any]:
     """Return median milliseconds of forward and of forward and backward; if either fails, what went wrong."""
     try:
         with torch.no_grad():
@@ -380,11 +380,11 @@ def times(sizes: Sizes, until: float) -> Rows:
 
 def _timed_peer(run: Callable[..., Tensor], B: int, T: int, D: int, heads: int) -> dict[str, Any]:
     like = partial(torch.randn, B, heads, T, D // heads, dtype=torch.bfloat16, device=DEVICE, requires_grad=True)
-    return timed(run, [like() for _ in range(3)])
+    return time_passes(run, [like() for _ in range(3)])
 
 
 def _timed_kernel(name: str, T: int, sizes: Sizes) -> dict[str, Any]:
-    return timed(*timed_form(name, T, sizes))
+    return time_passes(*timed_form(name, T, sizes))
 
 
 def _shares(
@@ -410,12 +410,12 @@ def training(sizes: Sizes, until: float) -> Rows:
         if time.monotonic() > until:
             yield {"compiled": compiled, "not reached": True}
             continue
-        row, digest = _trained(sizes, compiled)
+        row, digest = _train_once(sizes, compiled)
         digests += [] if compiled else [digest]
         yield row | ({"equal to the bit": digests[0] == digests[1]} if len(digests) == 2 and not compiled else {})
 
 
-def _trained(sizes: Sizes, compiled: bool) -> tuple[dict[str, Any], str]:
+def _train_once(sizes: Sizes, compiled: bool) -> tuple[dict[str, Any], str]:
     """Train from one seed; return milliseconds of a step, the losses, and a digest of the weights."""
     torch.manual_seed(0)
     T = sizes.lengths[0]

@@ -102,7 +102,7 @@ def test_three_seeds_say_the_same(machine):
     assert orders == {"attention, no difference to aft_forget, no difference to aft_local, then hybrid"}
 
 
-def falsified(shown, *, ms=None, state=None, bits=None) -> list[str]:
+def falsify(shown, *, ms=None, state=None, bits=None) -> list[str]:
     """The sentences, with other numbers of one kind: by model, then by context."""
     runs = {name: read_run(shown[0] / name) for name in demo.MODELS}
     constant = ("aft_local", "aft_forget")
@@ -115,7 +115,7 @@ def falsified(shown, *, ms=None, state=None, bits=None) -> list[str]:
 
 
 def test_each_sentence_changes_when_its_number_is_falsified(shown):
-    take, memory, speed, quality, setup = falsified(shown)
+    take, memory, speed, quality, setup = falsify(shown)
     assert "constant state (aft_local, aft_forget) keeps the same memory" in take
     assert "the same time for each byte, while attention takes ever longer" in take
     assert "aft_local and aft_forget learned as well as attention from the same text" in take
@@ -124,21 +124,21 @@ def test_each_sentence_changes_when_its_number_is_falsified(shown):
         "as after 16 for attention; about as long after 64 bytes as after 16 for aft_local, aft_forget."
     )
     assert ": aft_forget, no difference to aft_local, no difference to attention, no difference to hybrid" in quality
-    slow = falsified(shown, ms={"aft_local": (1.0, 1.1 * GROWS)})
+    slow = falsify(shown, ms={"aft_local": (1.0, 1.1 * GROWS)})
     assert "takes the same time" not in slow[0]
     assert "as after 16 for attention, aft_local; about as long" in slow[2]
     between = (STAYS + GROWS) / 2
-    assert falsified(shown, ms={"attention": (1.0, between)})[2] == (
+    assert falsify(shown, ms={"attention": (1.0, between)})[2] == (
         "Time for the next byte: about as long after 64 bytes as after 16 for aft_local, aft_forget."
     )
-    grown = falsified(shown, state={"aft_local": (9, 10)})
+    grown = falsify(shown, state={"aft_local": (9, 10)})
     assert "constant state (aft_forget) keeps" in grown[0]
     assert grown[1] != memory
-    worse = falsified(shown, bits={"aft_local": 2.0 + 1.1 * SPREAD})
+    worse = falsify(shown, bits={"aft_local": 2.0 + 1.1 * SPREAD})
     assert "; at this size and with one seed aft_forget learned as well" in worse[0]
     assert ", then aft_local. One seed" in worse[3]
-    assert "all of them learned less" in falsified(shown, bits={"attention": 2.0 - 1.1 * SPREAD})[0]
-    assert "To take away: nothing" in falsified(shown, state=dict.fromkeys(demo.MODELS, (1, 2)))[0]
+    assert "all of them learned less" in falsify(shown, bits={"attention": 2.0 - 1.1 * SPREAD})[0]
+    assert "To take away: nothing" in falsify(shown, state=dict.fromkeys(demo.MODELS, (1, 2)))[0]
     assert setup == slow[4] == worse[4]
 
 

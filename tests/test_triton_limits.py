@@ -22,21 +22,21 @@ STORE = "tt.store %p, %x : tensor<64x64x!tt.ptr<bf16>>\n"
 DOT = "%y = tt.dot %a, %b, %c, inputPrecision = tf32 : tensor<64x64xf32> * tensor<64x64xf32> -> tensor<64x64xf32>\n"
 
 
-def compiled(ttir: str = STORE, ttgir: str = "", registers: int = 64, shared: int = 0, **counts: int) -> Compiled:
+def compile_text(ttir: str = STORE, ttgir: str = "", registers: int = 64, shared: int = 0, **counts: int) -> Compiled:
     return Compiled("k", 90, registers, 0, shared, dict.fromkeys(COUNTS, 0) | {"STG.128": 1} | counts, (), ttir, ttgir)
 
 
 @pytest.mark.parametrize(
     ("rule", "row", "programs"),
     [
-        ("wide", compiled(**{"STG.128": 0}), 264),
-        ("wide", compiled("%x = tt.load %p : tensor<64x64x!tt.ptr<bf16>>\n"), 264),
-        ("room", compiled(registers=136), 264),
-        ("room", compiled(shared=131072), 264),
-        ("products", compiled(DOT + STORE), 264),
-        ("copies", compiled(ttgir=COPIED), 264),
-        ("grid", compiled(), 263),
-        ("marks", compiled(f"scf.if %marked {{\n{STORE}}}\n"), 529),
+        ("wide", compile_text(**{"STG.128": 0}), 264),
+        ("wide", compile_text("%x = tt.load %p : tensor<64x64x!tt.ptr<bf16>>\n"), 264),
+        ("room", compile_text(registers=136), 264),
+        ("room", compile_text(shared=131072), 264),
+        ("products", compile_text(DOT + STORE), 264),
+        ("copies", compile_text(ttgir=COPIED), 264),
+        ("grid", compile_text(), 263),
+        ("marks", compile_text(f"scf.if %marked {{\n{STORE}}}\n"), 529),
     ],
 )
 def test_each_rule_is_broken_by_what_it_forbids_alone(rule, row, programs):
@@ -45,12 +45,12 @@ def test_each_rule_is_broken_by_what_it_forbids_alone(rule, row, programs):
 
 def test_what_the_rules_allow_breaks_none():
     ahead = COPIED.replace("tt.load", "ttg.async_copy_global_to_local")
-    row = compiled(
+    row = compile_text(
         DOT.replace("xf32> *", "xbf16> *").replace(": tensor<64x64xf32>", ": tensor<64x64xbf16>") + STORE, ahead
     )
     assert broken_rules(row, 264, 256, half=True) == []
-    assert broken_rules(compiled(f"scf.if %marked {{\n{STORE}}}\n", **{"STG.128": 0}), 12, 256, half=True) == []
-    assert broken_rules(compiled(DOT + STORE), 264, 256, half=False) == []
+    assert broken_rules(compile_text(f"scf.if %marked {{\n{STORE}}}\n", **{"STG.128": 0}), 12, 256, half=True) == []
+    assert broken_rules(compile_text(DOT + STORE), 264, 256, half=False) == []
 
 
 def test_the_recorded_limits_are_those_of_the_code_and_keep_the_rules():

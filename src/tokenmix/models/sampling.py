@@ -132,7 +132,7 @@ def not_finite(who: str, what: str, row: int) -> str:
 
 
 def keep_top(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """Set logits (..., V) to -inf outside the k most likely tokens, then outside the fewest of probability p together.
+    """Keep of logits (..., V) the k most likely tokens, then the fewest whose probabilities reach p; others become -inf.
 
     None leaves the respective limit out.
     """

@@ -107,7 +107,7 @@ def sigmoid(q):
 
 
 @triton.jit
-def marked(MARKS, start, total, EACH: tl.constexpr, LOOK: tl.constexpr):
+def load_marks(MARKS, start, total, EACH: tl.constexpr, LOOK: tl.constexpr):
     """Load the marks of the next LOOK tiles of this program, of which EACH share one; 0 beyond the end."""
     at = start + tl.program_id(0) + tl.num_programs(0) * tl.arange(0, LOOK)
     return tl.load(MARKS + at // EACH, mask=at < total, other=0)
@@ -115,13 +115,13 @@ def marked(MARKS, start, total, EACH: tl.constexpr, LOOK: tl.constexpr):
 
 @triton.jit
 def is_marked(marks, n, LOOK: tl.constexpr):
-    """Say whether the tile n of ``marked`` has a mark."""
+    """Say whether the tile n of ``load_marks`` has a mark."""
     return tl.sum(tl.where(tl.arange(0, LOOK) == n, marks, 0), 0) != 0
 
 
 @triton.jit
 def tile_of(start, n):
-    """Return the number of the tile n of ``marked``."""
+    """Return the number of the tile n of ``load_marks``."""
     return start + tl.program_id(0) + tl.num_programs(0) * n
 
 
@@ -153,11 +153,12 @@ BY_DTYPE = {
 }
 
 
-PROGRAMS, LOOK = 528, 64  # four for each multiprocessor of an H200 look for marks, among so many tiles at once
+PROGRAMS = 528  # at most these look for marks: four for each multiprocessor of an H200
+LOOK = 64  # the tiles whose marks a program loads at once
 
 
-def looking(tiles: int) -> tuple[int]:
-    """Return the grid of a kernel that looks for marks among so many tiles."""
+def marks_grid(tiles: int) -> tuple[int]:
+    """Return the grid of a kernel that looks for the marked ones of ``tiles`` tiles."""
     return (min(PROGRAMS, -(-tiles // LOOK)),)
 
 

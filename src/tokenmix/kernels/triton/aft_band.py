@@ -42,8 +42,8 @@ from ._tiles import (
     Tiles,
     is_marked,
     key,
-    looking,
-    marked,
+    load_marks,
+    marks_grid,
     operand,
     plus,
     power,
@@ -271,7 +271,7 @@ def band_rows_exact(
     PARTS: tl.constexpr = BLK // M
     total = B * NB * strips * PARTS
     for start in span(0, total, tl.num_programs(0) * LOOK):
-        marks = marked(FLAG, start, total, PARTS, LOOK)
+        marks = load_marks(FLAG, start, total, PARTS, LOOK)
         for n in span(tl.where(tl.max(marks, 0) != 0, LOOK, 0)):
             if is_marked(marks, n, LOOK):
                 part, strip, i, b = _place(tile_of(start, n), strips, NB, PARTS)
@@ -600,7 +600,7 @@ def band_pairs_exact(
     PARTS: tl.constexpr = (BLK // M) * (WIDTH // M)
     total = heads * GROUPS * PARTS
     for start in span(0, total, tl.num_programs(0) * LOOK):
-        marks = marked(MARKS, start, total, PARTS, LOOK)
+        marks = load_marks(MARKS, start, total, PARTS, LOOK)
         for n in span(tl.where(tl.max(marks, 0) != 0, LOOK, 0)):
             if is_marked(marks, n, LOOK):
                 one = tile_of(start, n)
@@ -743,14 +743,14 @@ class _Call:
         tensors = self.w, self.past, self.future, self.k, self.v, self.bytes, q, y, self.y0, self.den, top, self.flag
         sizes = self.B, self.T, self.D, self.L, *self.near, self.low, self.strips, *self.w_strides
         launch(
-            band_rows_exact, self.looking, *tensors, *sizes, *self.strides(q),
+            band_rows_exact, self.marks_grid, *tensors, *sizes, *self.strides(q),
             CAUSAL=self.causal, **self.single,
         )  # fmt: skip
 
     @property
-    def looking(self) -> tuple[int]:
+    def marks_grid(self) -> tuple[int]:
         """Return the grid of a kernel that looks for marked rows or keys."""
-        return looking(self.flag.numel() * (self.BLK // self.small))
+        return marks_grid(self.flag.numel() * (self.BLK // self.small))
 
     def strides(self, *more: Tensor | None) -> tuple[int, ...]:
         """Return the strides of keys, values, and more tensors."""
@@ -840,7 +840,7 @@ def backward(
     launch(band_keys, c.grid, c.E, b.z, c.x, c.st, b.most, b.out, dk, dv, *sizes, warps=c.warps, **product)
     sizes = c.B, c.T, c.D, c.L, *c.near, c.low, c.strips, *c.w_strides
     more = c.strides(g, c.q)
-    launch(band_keys_exact, c.looking, *b.inputs, dk, dv, *sizes, *more, CAUSAL=causal, **c.single)
+    launch(band_keys_exact, c.marks_grid, *b.inputs, dk, dv, *sizes, *more, CAUSAL=causal, **c.single)
     dw = _band_of(c, b.pairs())
     if dw.shape[1] != w.shape[1]:
         dw = dw.sum(1, keepdim=True)
@@ -893,7 +893,7 @@ class _Backward:
         marks = marks.unflatten(1, (groups, count)).amax(2).mT.contiguous()
         parts = c.BLK // 16 * (c.width // 16)
         launch(
-            band_pairs_exact, looking(marks.numel() * parts), *self.inputs, marks, de, batch, *sizes, G,
+            band_pairs_exact, marks_grid(marks.numel() * parts), *self.inputs, marks, de, batch, *sizes, G,
             *c.w_strides, *c.strides(self.g, c.q), PER_HEAD=c.per_head, WIDTH=c.width, M=16, LOOK=LOOK, warps=2,
             registers=128, **constant,
         )  # fmt: skip

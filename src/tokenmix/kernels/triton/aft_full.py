@@ -38,7 +38,7 @@ from ._tiles import (
     constants,
     is_marked,
     key,
-    looking,
+    marks_grid,
     operand,
     plus,
     power,
@@ -708,7 +708,7 @@ class _Call:
     ) -> None:
         """Compute the marked tiles of a block of rows term by term; without y only their maxima."""
         t, n = self.tiles, w.shape[1]
-        grid = looking(self.exact_tiles(self.D, n, self.B))
+        grid = marks_grid(self.exact_tiles(self.D, n, self.B))
         sizes = (
             row0,
             n,
@@ -887,7 +887,7 @@ class _Backward:
         c.exact(row0, w, self.flag, None, None, None, None, self.top)
         marks = self.flag.amax(2)
         marks = marks.amax(0) if c.shared else marks
-        grid = looking(c.exact_tiles(c.S, n, c.Bw))
+        grid = marks_grid(c.exact_tiles(c.S, n, c.Bw))
         sizes = row0, n, c.B, c.Bw, c.T, c.S, c.D, *self._strides(), *strides(w), *strides(out)
         more = {"SHARED": c.shared, **self._constants()}
         launch(pair_exact, grid, *self._inputs(w), marks, out, *sizes, **more)
@@ -896,7 +896,7 @@ class _Backward:
     def keys_exact(self, row0: int, w: Tensor) -> None:
         """Add what the marked tiles of a block of rows give to dk and dv."""
         c = self.c
-        grid = looking(c.exact_tiles(c.D, c.S, c.B))
+        grid = marks_grid(c.exact_tiles(c.D, c.S, c.B))
         sizes = row0, w.shape[1], c.B, c.T, c.S, c.D, *self._strides(), c.batch(w), w.stride(1)
         launch(key_exact, grid, *self._inputs(w), self.dk, self.dv, *sizes, **self._constants())
 

@@ -2,7 +2,8 @@
 
     python -m tokenmix.kernels.triton.limits --out benchmarks/results/triton_limits.json
 
-The shape is that of ``benchmarks/gpu.py``: 65,536 tokens of 2,048 features in rows of T, 16 heads, causal, bfloat16.
+The shape is that of ``benchmarks/gpu_minutes.py``: 65,536 tokens of 2,048 features in rows of T, 16 heads, causal,
+bfloat16.
 Launches are recorded on meta tensors and compiled for sm_90, without a GPU. The rules:
 
     wide        a kernel that loads (stores) blocks of two dimensions has 128-bit loads (stores)
@@ -10,7 +11,7 @@ Launches are recorded on meta tensors and compiled for sm_90, without a GPU. The
     products    matrix products take bfloat16, never float32 as tf32 or as ieee
     copies      loops around matrix products load their blocks by asynchronous copies alone
     grid        at least two programs for each multiprocessor
-    marks       programs that write only where a mark says so are few, and each looks for marks among many tiles
+    marks       a kernel that works on marked tiles alone has few programs, each of which looks through many tiles
 
 A kernel that only looks for marks and works where it finds one is free of ``wide``, ``copies`` and ``grid``.
 
@@ -109,9 +110,12 @@ def _operations(ttir: str) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def broken_rules(row: Compiled, programs: int, threads: int, *, half: bool) -> list[str]:
-    """List the rules that a compiled kernel breaks, of ``programs`` programs of so many threads.
+    """List the rules that a compiled kernel breaks.
 
-    ``half`` says whether it reads or writes bfloat16.
+    Args:
+        programs: of its grid.
+        threads: of each program.
+        half: whether it reads or writes bfloat16.
     """
     n, lines = row.counts, list(_operations(row.ttir))
     dots = [(text, inside) for text, inside in lines if text.startswith("%") and "= tt.dot " in text]
@@ -160,12 +164,12 @@ def blocks_at_once(row: Compiled, threads: int) -> int:
     return min(REGISTERS // registers, SHARED // (row.shared + 1024), THREADS // threads, BLOCKS)
 
 
-def _configured(w: Work) -> Configuration:
+def _configure(w: Work) -> Configuration:
     return configuration(f"{w.form}: {w.kernel}", w.launch)
 
 
-def _compiled(index: int) -> Compiled:
-    return compile_configuration(_configured(benchmark_work(LENGTHS[0])[index]), 90)
+def _compile(index: int) -> Compiled:
+    return compile_configuration(_configure(benchmark_work(LENGTHS[0])[index]), 90)
 
 
 def report(keep: str = "", jobs: int = 2) -> Iterator[dict[str, Any]]:
@@ -175,7 +179,7 @@ def report(keep: str = "", jobs: int = 2) -> Iterator[dict[str, Any]]:
     for i, w in work:  # launches of one configuration are compiled once
         known.setdefault(_identity(w), i)
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
-        made = {name: pool.submit(_compiled, i) for name, i in known.items()}
+        made = {name: pool.submit(_compile, i) for name, i in known.items()}
         rows = [_row(w, made[_identity(w)].result()) for _, w in work]
     needed = {(row["form"], row["kernel"], rule) for row in rows for rule in row["excepted"]}
     for row, (_, w) in zip(rows, work, strict=True):
@@ -190,13 +194,13 @@ def _forms_of(w: Work, work: list[tuple[int, Work]]) -> set[str]:
 
 
 def _identity(w: Work) -> str:
-    c = _configured(w)
+    c = _configure(w)
     return f"{w.module} {w.kernel} {[str(x) for x in c[2:]]}"
 
 
 def _row(w: Work, row: Compiled) -> dict[str, Any]:
     threads = 32 * w.launch.options["num_warps"]
-    half = "*bf16" in _configured(w).signature.values()
+    half = "*bf16" in _configure(w).signature.values()
     broken = broken_rules(row, w.programs, threads, half=half) if row.counts else []
     excepted = _of_module(w.module, "EXCEPTIONS").get(w.kernel, {})
     blocks = blocks_at_once(row, threads) if row.counts else 0

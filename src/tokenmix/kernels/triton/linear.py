@@ -33,7 +33,20 @@ from torch import Tensor
 
 from ...types import Options
 from . import INTERPRETED
-from ._tiles import LOOK, NONE, is_marked, looking, marked, operand, plus, rows, span, strides, tile_of, valid_keys
+from ._tiles import (
+    LOOK,
+    NONE,
+    is_marked,
+    load_marks,
+    marks_grid,
+    operand,
+    plus,
+    rows,
+    span,
+    strides,
+    tile_of,
+    valid_keys,
+)
 from .launch import bytes_of, launch
 
 SEGMENT = 512  # tokens of the bidirectional form that are summed in one program
@@ -336,7 +349,7 @@ def outputs_exact(
 ):  # fmt: skip
     """Look for marked chunks, and compute the same of them pair by pair."""
     for start in span(0, total, tl.num_programs(0) * LOOK):
-        marks = marked(FLAG, start, total, TILES, LOOK)
+        marks = load_marks(FLAG, start, total, TILES, LOOK)
         for one in span(tl.where(tl.max(marks, 0) != 0, LOOK, 0)):
             if is_marked(marks, one, LOOK):
                 _outputs(
@@ -494,7 +507,7 @@ def back_queries_exact(
 ):  # fmt: skip
     """Look for marked chunks, and compute dq of them pair by pair."""
     for start in span(0, total, tl.num_programs(0) * LOOK):
-        marks = marked(FLAG, start, total, TILES, LOOK)
+        marks = load_marks(FLAG, start, total, TILES, LOOK)
         for one in span(tl.where(tl.max(marks, 0) != 0, LOOK, 0)):
             if is_marked(marks, one, LOOK):
                 _back_queries(
@@ -570,7 +583,7 @@ def back_keys_exact(
 ):  # fmt: skip
     """Look for marked chunks, and compute dk of them pair by pair."""
     for start in span(0, total, tl.num_programs(0) * LOOK):
-        marks = marked(FLAG, start, total, TILES, LOOK)
+        marks = load_marks(FLAG, start, total, TILES, LOOK)
         for one in span(tl.where(tl.max(marks, 0) != 0, LOOK, 0)):
             if is_marked(marks, one, LOOK):
                 _back_keys(
@@ -644,7 +657,7 @@ def back_values_exact(
 ):  # fmt: skip
     """Look for marked chunks, and compute dv of them pair by pair."""
     for start in span(0, total, tl.num_programs(0) * LOOK):
-        marks = marked(FLAG, start, total, TILES, LOOK)
+        marks = load_marks(FLAG, start, total, TILES, LOOK)
         for one in span(tl.where(tl.max(marks, 0) != 0, LOOK, 0)):
             if is_marked(marks, one, LOOK):
                 _back_values(
@@ -825,7 +838,7 @@ class _Call:
             total = self.lead * n * tiles
             sizes = (*sizes[:4], total, *sizes[4:])
             options |= {wide: EXACT, "TILES": tiles, "LOOK": LOOK, "BK": 16, "registers": 255, "warps": 8}
-            launch(exact, looking(total), *with_marks, *sizes, **options)
+            launch(exact, marks_grid(total), *with_marks, *sizes, **options)
 
 
 def saved_shapes(
