@@ -132,7 +132,7 @@ def not_finite(who: str, what: str, row: int) -> str:
 
 
 def keep_top(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """Keep of logits (..., V) the k most likely tokens, then the fewest whose probabilities reach p; others become -inf.
+    """Keep of logits (..., V) the k most likely tokens, then the fewest whose probabilities reach p; others are -inf.
 
     None leaves the respective limit out.
     """
