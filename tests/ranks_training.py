@@ -47,7 +47,7 @@ BAD: dict[str, dict[str, Any]] = {
     "rows": {"train.batch_size": 1, "train.accumulate": 1},
     "penalty": {"optim.one_hot": 0.1, **FSDP, "model.mixers": [{"name": "aft_conv", "heads": 2, "kernel_size": 3}]},
     "compile": {"train.compile": True, **TOKENS},
-    "norms": {"model.mixers": [{"name": "lambda", "heads": 2, "window": 3}], **TOKENS},
+    "moments": {"model.mixers": [{"name": "lambda", "heads": 2, "window": 3}], **TOKENS},
     "unlike": {},
     "redrawn": {"model.mixers": [{"name": "performer", "heads": 2, "redraw_interval": 2}]},
 }

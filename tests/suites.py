@@ -262,8 +262,8 @@ def is_more(file: str, test: str, params: dict[str, object]) -> bool:
         return test == "test_eager" or case not in {FIRST[name] for name in MIXERS if MIXERS[name].facts.kernels.whole}
     if file == "test_kernels_hybrids.py":
         return params.get("name") not in (None, *FAMILIES)
-    if file == "test_ranks_training.py" and str(params.get("job")).startswith("compiled"):
-        return True
+    if file == "test_ranks_training.py" and {"job", "layout"} & params.keys():
+        return f"{params.get('job', 'parts')} {params.get('layout', '')}" in FURTHER_RANKS
     if test == "test_guesses_leave_the_text_as_it_is":
         return params["rows"] != 1
     if test == "test_a_planted_bug_is_noticed" and getattr(params.get("bug"), "name", "") in LONG_BUGS:
@@ -275,6 +275,16 @@ def is_more(file: str, test: str, params: dict[str, object]) -> bool:
 
 FAMILIES = ("qwen3_next", "kimi_linear", "falcon_h1", "lfm2", "nemotron_h")
 """Hybrids of transformers that `make test` puts on the kernels: one of each kind of layer, one with limits of steps."""
+
+FURTHER_RANKS = {
+    "fp16 float32 whole",
+    "bf16 float32 fsdp",
+    "penalty float32 whole",
+    "compiled float32 whole",
+    "compiled float32 fsdp",
+    "parts whole",
+}
+"""Jobs of several processes and their layouts that repeat what another does in `make test`, or compile."""
 
 LONG_BUGS = ("compiled code computes something else",)
 """Planted bugs that take a compiler to notice."""

@@ -20,9 +20,9 @@ from tokenmix import MixerError
 from tokenmix.lab.train import load_run, world
 from tokenmix.models.saved import read_weights_of
 
-CLOSE = {"adamw float64": 1e-10, "adamw float32": 1e-5, "muon float32": 1e-3, "average float32": 1e-5}
-CLOSE |= {"fp16 float32": 1e-2, "bf16 float32": 1e-2, "penalty float32": 1e-5, "norms float32": 1e-5}
-CLOSE |= {"compiled float32": 1e-5}
+CLOSE = {"adamw float64": 1e-10, "adamw float32": 1e-6, "muon float32": 1e-5, "average float32": 1e-6}
+CLOSE |= {"penalty float32": 1e-6, "norms float32": 1e-6, "compiled float32": 1e-6}
+CLOSE |= {"fp16 float32": 1e-3, "bf16 float32": 1e-3}
 FOUR = ("adamw float64", "adamw float32", "muon float32", "fp16 float32")
 LIMIT = 280
 """Seconds for a group of ranks, as each exchange has a limit of its own."""
@@ -56,7 +56,7 @@ def two(request, tmp_path_factory):
     work += [f"parts|{folder}/parts {layout}|{layout}" for layout in ("whole", "fsdp") if f"own[{layout}]" in asked]
     further = {"a_rank_without_a_row": "short", "batch_norms": "norms", "overflow": "overflow", "held": "reduced"}
     work += [f"{verb}|{folder}/{verb}" for name, verb in further.items() if name in asked]
-    return folder, at_ranks.run(folder, 2, *work, compute=jobs.computed)
+    return folder, at_ranks.run(folder, 2, *work, compute=jobs.computed, limit=LIMIT)
 
 
 def equal(one, many, job: str) -> None:
@@ -113,7 +113,7 @@ def test_parts_of_ones_own(two, tmp_path, layout):
     """A loss, a schedule, a callback with a state and a logger, of which only the first rank's is called."""
     jobs.parts(tmp_path / "one")
     one, many = tmp_path / "one", two[0] / f"parts {layout}"
-    assert jobs.losses(many) == pytest.approx(jobs.losses(one), rel=1e-5)
+    assert jobs.losses(many) == pytest.approx(jobs.losses(one), rel=1e-6)
     assert [rank[f"parts {layout}"] for rank in two[1]] == [jobs.STEPS + 2, 0]
     shutil.copytree(many, tmp_path / "on")
     jobs.parts(tmp_path / "on", **{"train.steps": jobs.STEPS + 1})
@@ -194,7 +194,7 @@ def test_only_the_first_rank_writes(two):
         ("rows", "train: 2 processes need a row each, got 1 rows"),
         ("penalty", "train: 2 processes have no optim.one_hot where weights are sharded"),
         ("compile", "train: 2 processes do not compile what shares tokens"),
-        ("norms", "train: 2 processes share no tokens of batch norms, got blocks.0.mixer."),
+        ("moments", "train: 2 processes share no tokens of batch norms, got blocks.0.mixer."),
         ("unlike", "train: 2 processes need one config, got another optim.lr on rank 1 than on rank 0"),
         ("redrawn", "train: 2 processes cannot train what learns beside its gradient, got blocks.0.mixer."),
     ],

@@ -167,7 +167,7 @@ class Joined(World):
 
     def spread(self, model: nn.Module) -> None:
         with torch.no_grad():
-            for tensor in [*model.parameters(), *model.buffers()]:
+            for tensor in (each for each in [*model.parameters(), *model.buffers()] if each.numel()):
                 sent = tensor.detach().reshape(-1).clone()
                 dist.broadcast(sent.view(torch.uint8), 0)
                 tensor.copy_(sent.view_as(tensor))
