@@ -23,6 +23,7 @@ from tokenmix.models.saved import read_weights_of
 CLOSE = {"adamw float64": 1e-10, "adamw float32": 1e-6, "muon float32": 1e-5, "average float32": 1e-6}
 CLOSE |= {"penalty float32": 1e-6, "norms float32": 1e-6, "compiled float32": 1e-6}
 CLOSE |= {"fp16 float32": 1e-3, "bf16 float32": 1e-3}
+CLOSE |= {"adamw float32 on four": 1e-5}  # with shared tokens: 20 steps of AdamW drift apart by 1.5e-6
 FOUR = ("adamw float64", "adamw float32", "muon float32", "fp16 float32")
 LIMIT = 280
 """Seconds for a group of ranks, as each exchange has a limit of its own."""
@@ -59,10 +60,10 @@ def two(request, tmp_path_factory):
     return folder, at_ranks.run(folder, 2, *work, compute=jobs.computed, limit=LIMIT)
 
 
-def equal(one, many, job: str) -> None:
+def equal(one, many, job: str, on: str = "") -> None:
     a, b = jobs.losses(one), jobs.losses(many)
     assert len(a) == len(b) == jobs.STEPS + 2
-    assert b == pytest.approx(a, rel=CLOSE[job], abs=0)
+    assert b == pytest.approx(a, rel=CLOSE.get(job + on, CLOSE[job]), abs=0)
 
 
 @pytest.mark.parametrize(("job", "layout"), PAIRS)
@@ -216,7 +217,7 @@ def four(tmp_path_factory):
 
 @pytest.mark.parametrize("job", FOUR)
 def test_four_ranks_train_as_one_process(four, alone, job):
-    equal(alone(job), four / job, job)
+    equal(alone(job), four / job, job, " on four")
 
 
 def test_batch_norms_of_four_ranks(four, tmp_path):
