@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,19 @@ from torch.distributed.fsdp import fully_shard
 
 from tokenmix import MixerError
 from tokenmix.lab.recipes import RECIPES
-from tokenmix.lab.train import DataConfig, OptimConfig, RunConfig, TrainConfig, match_data, resume, train
+from tokenmix.lab.train import (
+    DataConfig,
+    ImageDataConfig,
+    OptimConfig,
+    RunConfig,
+    TrainConfig,
+    match_data,
+    resume,
+    train,
+)
 from tokenmix.lab.train.optim import update
 from tokenmix.mixers.parts.token_norm import LBR
-from tokenmix.models import LMConfig
+from tokenmix.models import LMConfig, ViTConfig
 from tokenmix.parallel import sum_gradients
 from tokenmix.system.checkpoint import list_steps
 
@@ -73,10 +83,14 @@ def config(**changes: Any) -> RunConfig:
     return RunConfig(model, data, optim, loop).override({**few, **changes})
 
 
-def train_losses(out: Path) -> list[float]:
-    """The losses of a run's steps."""
+def logged(out: Path) -> list[dict[str, Any]]:
+    """The lines of a run's steps."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [x["loss"] for x in lines if x["kind"] == "train"]
+    return [x for x in lines if x["kind"] == "train"]
+
+
+def train_losses(out: Path) -> list[float]:
+    return [x["loss"] for x in logged(out)]
 
 
 def last_step(out: Path) -> int:
@@ -181,6 +195,18 @@ def parts(out: Path, **changes: Any) -> int:
     return len(logged)
 
 
+def taught(out: Path) -> None:
+    """Train a classifier of images whose layers learn from those of another, with rows that ranks share unevenly."""
+    sizes: dict[str, Any] = {"image_size": (8, 8), "patch": 2, "channels": 1, "classes": 10, "pool": "mean"}
+    model = ViTConfig(8, 2, ({"name": "hydra"},), **sizes)
+    loop = TrainConfig(steps=10, batch_size=6, accumulate=2, log_every=1, eval_every=5, threads=1, device="cpu")
+    first = RunConfig(model, ImageDataConfig(), OptimConfig(lr=3e-3, warmup=2), replace(loop, eval_images=40))
+    teacher = out.parent / f"{out.name} teacher"
+    train(first.override({"train.steps": 2}), teacher, verbose=False)
+    changes = {"train.teacher": str(teacher), "train.distill": 10.0, "train.seed": 1}
+    train(first.override(changes), out, verbose=False)
+
+
 def local(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -232,6 +258,7 @@ def computed(rank: int, ranks: int, work: tuple[str, ...]) -> dict:
         "refuse": lambda name, out: refused(rank, name, out),
         "short": lambda out: short(Path(out)),
         "norms": lambda out: norms(Path(out), number=rank),
+        "taught": lambda out: taught(Path(out)),
         "parts": lambda out, layout: parts(Path(out), **LAYOUTS[layout]),
         "overflow": lambda out: [overflowed(rank, sharded) for sharded in (False, True)],
         "reduced": lambda out: reduced(Path(out)),

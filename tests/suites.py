@@ -186,6 +186,7 @@ TESTS = {
     ),
     "test_ranks_training.py": (
         "test_batch_norms_of_four_ranks",
+        "test_each_rank_adds_its_share_of_what_a_teacher_says",
         "test_four_ranks_train_as_one_process",
         "test_what_four_ranks_began_others_go_on_with",
         "test_what_four_ranks_began_one_process_goes_on_with",

@@ -56,6 +56,7 @@ def two(request, tmp_path_factory):
     work += [f"refuse|{name}|{folder}/{name}" for name in jobs.BAD if f"[{name}-" in asked]
     work += [f"parts|{folder}/parts {layout}|{layout}" for layout in ("whole", "fsdp") if f"own[{layout}]" in asked]
     further = {"a_rank_without_a_row": "short", "batch_norms": "norms", "overflow": "overflow", "held": "reduced"}
+    further["teacher"] = "taught"
     work += [f"{verb}|{folder}/{verb}" for name, verb in further.items() if name in asked]
     return folder, at_ranks.run(folder, 2, *work, compute=jobs.computed, limit=LIMIT)
 
@@ -119,6 +120,15 @@ def test_parts_of_ones_own(two, tmp_path, layout):
     shutil.copytree(many, tmp_path / "on")
     jobs.parts(tmp_path / "on", **{"train.steps": jobs.STEPS + 1})
     assert jobs.last_step(tmp_path / "on") == jobs.STEPS + 1
+
+
+def test_each_rank_adds_its_share_of_what_a_teacher_says(two, tmp_path):
+    """Losses and those of the layers, which are means over the rows of all ranks."""
+    jobs.taught(tmp_path / "one")
+    one, many = (jobs.logged(run) for run in (tmp_path / "one", two[0] / "taught"))
+    assert len(one) == 10
+    assert [x["loss"] for x in many] == pytest.approx([x["loss"] for x in one], rel=1e-6)
+    assert [x["aux"]["distill"] for x in many] == pytest.approx([x["aux"]["distill"] for x in one], rel=1e-5)
 
 
 def test_an_overflow_on_one_rank_holds_all(two):
