@@ -25,6 +25,7 @@ FILES = {
     "test_huggingface_trainer.py": "trains, also in two processes",
     "test_hybrid_export.py": "exports hybrids of transformers",
     "test_inductor.py": "compiles C++",
+    "test_launchers.py": "starts accelerate and submitit",
     "test_kernels_build.py": "compiles the kernels, and starts the doctor",
     "test_kernels_fuzz.py": "fuzz",
     "test_kernels_hub.py": "starts a process with other functions in transformers",
@@ -184,6 +185,8 @@ TESTS = {
         "test_torchrun_runs_the_example",
     ),
     "test_ranks_training.py": (
+        "test_batch_norms_of_four_ranks",
+        "test_each_rank_adds_its_share_of_what_a_teacher_says",
         "test_four_ranks_train_as_one_process",
         "test_what_four_ranks_began_others_go_on_with",
         "test_what_four_ranks_began_one_process_goes_on_with",
@@ -260,6 +263,8 @@ def is_more(file: str, test: str, params: dict[str, object]) -> bool:
         return test == "test_eager" or case not in {FIRST[name] for name in MIXERS if MIXERS[name].facts.kernels.whole}
     if file == "test_kernels_hybrids.py":
         return params.get("name") not in (None, *FAMILIES)
+    if file == "test_ranks_training.py" and {"job", "layout"} & params.keys():
+        return f"{params.get('job', 'parts')} {params.get('layout', '')}" in FURTHER_RANKS
     if test == "test_guesses_leave_the_text_as_it_is":
         return params["rows"] != 1
     if test == "test_a_planted_bug_is_noticed" and getattr(params.get("bug"), "name", "") in LONG_BUGS:
@@ -271,6 +276,16 @@ def is_more(file: str, test: str, params: dict[str, object]) -> bool:
 
 FAMILIES = ("qwen3_next", "kimi_linear", "falcon_h1", "lfm2", "nemotron_h")
 """Hybrids of transformers that `make test` puts on the kernels: one of each kind of layer, one with limits of steps."""
+
+FURTHER_RANKS = {
+    "fp16 float32 whole",
+    "bf16 float32 fsdp",
+    "penalty float32 whole",
+    "compiled float32 whole",
+    "compiled float32 fsdp",
+    "parts whole",
+}
+"""Jobs of several processes and their layouts that repeat what another does in `make test`, or compile."""
 
 LONG_BUGS = ("compiled code computes something else",)
 """Planted bugs that take a compiler to notice."""

@@ -263,6 +263,8 @@ def start_example(name: str, folder: Path) -> multiprocessing.process.BaseProces
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_is_short_killed_and_resumed_to_the_same_numbers(name, tmp_path):
     text = (OWN / f"{name}.py").read_text()
+    if "from datasets" in text:
+        pytest.importorskip("datasets")
     assert len(text.splitlines()) <= 40
     assert text.strip() in (ROOT / "docs" / "own-parts.md").read_text(), "the page shows another file"
     for folder in ("whole", "broken"):

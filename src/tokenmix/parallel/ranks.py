@@ -18,6 +18,8 @@ from .sharing import Method, forward_of, mixers_of, replace_methods
 
 TEXT = 400
 """Bytes of an error message that are sent to the other ranks."""
+TOGETHER = 2**25
+"""Numbers of gradients that are summed as one message, which is a copy of them."""
 
 
 class AgreedError(MixerError):
@@ -326,11 +328,25 @@ def sum_gradients(model: nn.Module, group: Group = None) -> None:
         used = torch.stack([each[:, 1] for each in every]).any(0).tolist()
         live = [p for p, wanted in zip(parameters, used, strict=True) if wanted]
         for dtype in dict.fromkeys(p.dtype for p in live):
-            kind = [p for p in live if p.dtype == dtype]
-            flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in kind])
-            dist.all_reduce(flat, group=ranks.group)
-            for p, total in zip(kind, flat.split([p.numel() for p in kind]), strict=True):
-                p.grad = total.view_as(p).clone()
+            for some in _messages_of([p for p in live if p.dtype == dtype]):
+                for p in some:
+                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                flat = torch.cat([p.grad.reshape(-1) for p in some])  # type: ignore[union-attr]  # set above
+                dist.all_reduce(flat, group=ranks.group)
+                for p, total in zip(some, flat.split([p.numel() for p in some]), strict=True):
+                    p.grad.copy_(total.view_as(p))  # type: ignore[union-attr]
+
+
+def _messages_of(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Yield the parameters whose gradients are sent together: at most ``TOGETHER`` numbers, or one parameter."""
+    found: list[nn.Parameter] = []
+    for p in parameters:
+        if found and sum(each.numel() for each in found) + p.numel() > TOGETHER:
+            yield found
+            found = []
+        found.append(p)
+    if found:
+        yield found
 
 
 class _Shared(torch.autograd.Function):

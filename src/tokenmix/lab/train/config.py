@@ -118,7 +118,8 @@ class TrainConfig:
         batch_size: sequences or images per step, at most 2^24.
         accumulate: equal parts in which a batch is processed to save memory; must divide ``batch_size``.
         seed: seed of initialisation and batches, from -2^63 to 2^64 - 1.
-        device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" and so on.
+        device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" and so on; with "auto" and "cuda", each of
+            several processes takes a GPU of its own.
         precision: "fp32", "bf16" for autocast to bfloat16, or "fp16" for autocast to float16 with a scaled loss.
         compile: whether to run the model through ``torch.compile``.
         threads: CPU threads of torch, at most 1024; None: torch's own choice.

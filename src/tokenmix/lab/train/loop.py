@@ -85,10 +85,10 @@ class Trainer:
         self.model = self.parts.build_model(config).to(device)
         if config.train.init is not None:
             start_from(self.model, config.train.init)
-        self.forward: Any = torch.compile(self.model) if config.train.compile else self.model
-        self.world.check(config, self.task, self.model, device)
+        self.world.check(config, self.task, self.model)
         self.facts = model_facts(self.model, self.task if self.parts.model is None else None) if new else {}
         self.world.spread(self.model)
+        self.forward: Any = self.world.compile(self.model) if config.train.compile else self.model
         self.optimizers = self._build_optimizers()
         scaled = config.train.precision == "fp16"
         self.scaler = torch.amp.GradScaler(device.type) if scaled else None  # type: ignore[attr-defined]  # of torch.amp
@@ -101,8 +101,6 @@ class Trainer:
         self.sinks: list[Sink] = []
 
     def _build_optimizers(self) -> list[torch.optim.Optimizer]:
-        if self.world.sharded and self.parts.objects():
-            raise MixerError("train: parts of one's own are not sharded; set --train.shard none.")
         if self.parts.optimizer is None:
             return build_optimizers(self.model, self.config.optim)
         return self.parts.build_optimizer(self.model)
@@ -142,7 +140,12 @@ class Trainer:
         opened: contextlib.AbstractContextManager[list[Sink]] = nullcontext([])
         if self.world.first:
             opened = open_sinks(self.run_dir, self.config.train, self.progress.step)
-        with opened as self.sinks, bar(self.verbose) as show, asked_to_stop(interrupts=True) as asked:
+        with (
+            opened as self.sinks,
+            bar(self.verbose) as show,
+            asked_to_stop(interrupts=True) as asked,
+            self.world.join(self.model),
+        ):
             self.task.units()  # what a task prepares of all its texts is no training time
             self.tick, self.logged_at = time.perf_counter(), self.progress.seconds
             if self.config.own and not self.progress.step:
@@ -198,13 +201,16 @@ class Trainer:
         inputs, targets = self.task.batch(self.progress.step)
         task_loss = self.parts.loss or self.task.loss
         parts, weight = config.train.accumulate, config.optim.aux_weight
-        self.aux = {}
         all_targets = self.task.count_targets(targets)
+        zero = torch.zeros_like(self.loss_sum)
+        loss_sum, aux = zero.clone(), dict.fromkeys(self.extra, zero)
         self.world.begin(self.model, config.train.seed, self.progress.step)
-        for part, of_part in zip(parts_of(inputs, parts), targets.chunk(parts), strict=True):
+        pieces = [*zip(parts_of(inputs, parts), targets.chunk(parts), strict=True)]
+        for i, (part, of_part) in enumerate(pieces):
+            self.world.hold_gradients(self.model, i + 1 < len(pieces))
             x, y = self.world.share(part, of_part)
             mine, of_all = self.task.count_targets(y), self.task.count_targets(of_part)
-            held = mine / max(of_all, 1)
+            held, share = mine / max(of_all, 1), y.numel() / of_part.numel()
             y = y.to(self.device, non_blocking=True)
             with (
                 aux_losses() as extra,
@@ -216,13 +222,17 @@ class Trainer:
             loss = task_loss(outputs, y) * (mine / all_targets) if mine else zero_loss(outputs)
             extra = {name: value if mine else torch.zeros_like(value) for name, value in extra.items()}
             total = loss + weight * held / parts * sum(extra.values()) if weight else loss
-            for name, penalty in self.extra.items():
-                scale, extra[name] = penalty(first_of(x))
-                total = total + scale / parts * extra[name]
+            extra = {name: value.detach() * held for name, value in extra.items()}
+            for name, penalty in self.extra.items() if share else ():
+                scale, value = penalty(first_of(x))
+                total = total + scale * share / parts * value
+                extra[name] = value.detach() * share
             for name, value in extra.items():
-                self.aux[name] = self.aux.get(name, 0) + self.world.total(value.detach() * held) / parts
+                aux[name] = aux.get(name, zero) + value / parts
             (total if self.scaler is None else self.scaler.scale(total)).backward()
-            self.loss_sum += self.world.total(loss.detach())
+            loss_sum += loss.detach()
+        loss_sum, *of_aux = self.world.total(torch.stack([loss_sum, *aux.values()]))
+        self.loss_sum, self.aux = self.loss_sum + loss_sum, dict(zip(aux, of_aux, strict=True))
         self.world.sum_gradients(self.model)
         step, steps = self.progress.step, config.train.steps
         update(self.model, self.optimizers, config.optim, step, steps, self.parts.rate(config, step), self.scaler)

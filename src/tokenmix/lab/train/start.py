@@ -17,7 +17,7 @@ from ...models.saved import pick_step
 from ...system.checkpoint import check_can_save, list_steps, remove_checkpoint, sweep
 from ...system.config import dotted_fields, nearest
 from ...system.files import check_free, write_json
-from ...system.machine import is_first_rank, pick_device, torch_threads
+from ...system.machine import is_first_rank, torch_threads
 from ...types import Options, Record
 from .config import ENDING, FIXED, RunConfig, TrainConfig
 from .idle_settings import idle_settings
@@ -82,7 +82,8 @@ def train(
             return _resume(world_of, out, verbose=verbose, limits=limits, parts=own)
         if resume and (Path(out) / "config.json").is_file():
             return _resume(world_of, out, verbose=verbose, limits=limits, parts=own, given=config)
-        world, device = world_of(config), pick_device(config.train.device)
+        world = world_of(config)
+        device = world.pick_device(config.train.device)
         check_free(out)
         with explain_interrupt(Path(out)), torch_threads(config.train.threads):
             trainer = Trainer(config, RunDir(out), device, verbose=verbose, limits=limits, world=world, parts=own)
@@ -152,7 +153,8 @@ def _resume(
     check_sinks(config.train)
     if moved := moved_schedule(run.config(), config):
         warnings.warn(f"resume: {moved}", stacklevel=4)
-    world, device = world_of(config), pick_device(config.train.device)
+    world = world_of(config)
+    device = world.pick_device(config.train.device)
     lock = run.lock() if world.first else nullcontext()
     with explain_interrupt(run.path), lock, torch_threads(config.train.threads or env.get("threads")):
         if world.first:

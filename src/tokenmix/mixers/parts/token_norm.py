@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -29,6 +31,22 @@ class RMSNorm(nn.RMSNorm):
         return rms_norm(x, self.weight.to(x.dtype), eps=self.eps)  # under autocast the weight is wider than x
 
 
+class Moments(NamedTuple):
+    """The number of valid tokens, a scalar, and the mean and the biased variance (features,) of their features."""
+
+    n: Tensor
+    mean: Tensor
+    var: Tensor
+
+
+def masked_moments(x: Tensor, valid: Tensor) -> Moments:
+    """Return the moments of the valid tokens of x (B, T, features); valid is (B, T, 1) bool."""
+    n = valid.sum().to(x.dtype)
+    count = n.clamp_min(1.0)
+    mean = torch.where(valid, x, 0.0).sum((0, 1)) / count
+    return Moments(n, mean, torch.where(valid, x - mean, 0.0).square().sum((0, 1)) / count)
+
+
 class TokenBatchNorm(nn.Module):
     """BatchNorm1d over (rows, tokens) that ignores masked tokens.
 
@@ -42,6 +60,8 @@ class TokenBatchNorm(nn.Module):
 
     running_mean: Tensor
     running_var: Tensor
+    measure = staticmethod(masked_moments)
+    """What returns the moments of a batch; ranks that share one replace it."""
 
     def __init__(self, features: int, *, momentum: float = 0.1, eps: float = 1e-5):
         super().__init__()
@@ -75,10 +95,7 @@ class TokenBatchNorm(nn.Module):
 
     def _measure_batch(self, x: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         valid = torch.ones_like(x[..., :1], dtype=torch.bool) if key_mask is None else key_mask[..., None]
-        n = valid.sum().to(x.dtype)
-        count = n.clamp_min(1.0)
-        mean = torch.where(valid, x, 0.0).sum((0, 1)) / count
-        var = torch.where(valid, x - mean, 0.0).square().sum((0, 1)) / count
+        n, mean, var = self.measure(x, valid)
         if is_recomputing():
             return mean, var
         with torch.no_grad():
@@ -86,7 +103,7 @@ class TokenBatchNorm(nn.Module):
             self.running_mean += step.to(self.running_mean.dtype) * (mean - self.running_mean).to(
                 self.running_mean.dtype
             )
-            unbiased = var * count / (count - 1).clamp_min(1.0)
+            unbiased = var * n / (n - 1).clamp_min(1.0)
             self.running_var += step.to(self.running_var.dtype) * (unbiased - self.running_var).to(
                 self.running_var.dtype
             )
