@@ -83,7 +83,8 @@ def unknown_option(argv: list[str], verb: type) -> str:
         given = re.match(r"--([^=]+)", item, re.DOTALL)
         if given is not None and given[1].replace("-", "_") not in own:
             options = ["--" + name.replace("_", "-") for name in sorted(own) if not name.startswith("no_")]
-            return f"there is no option --{given[1][:80]}; {nearest('--' + given[1], options)}."
+            instead = getattr(verb, "instead_of_data", "") if given[1] == "data" else ""
+            return f"there is no option --{given[1][:80]}; {instead or nearest('--' + given[1], options)}."
     return ""
 
 
