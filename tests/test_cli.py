@@ -16,6 +16,7 @@ import subprocess
 import sys
 import textwrap
 import types
+import warnings
 
 import pytest
 import tyro
@@ -23,7 +24,7 @@ import tyro
 import tokenmix
 from tokenmix import MIXERS, MixerError
 from tokenmix.lab import cli, data
-from tokenmix.lab.cli import output
+from tokenmix.lab.cli import entry, output
 from tokenmix.lab.cli.entry import take_overrides
 from tokenmix.lab.cli.extras import EXTRAS
 from tokenmix.lab.cli.look import LOOKS
@@ -613,3 +614,16 @@ def test_a_report_says_what_it_is_doing(run, tmp_path, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert out == f"{tmp_path / 'r.html'}\n"
     assert "report: run (1 of 1): effective attention of layer 0\n" in err
+
+
+def test_a_warning_is_said_once(monkeypatch, capsys):
+    """Data that is opened twice, for the sizes of the model and for training, would say twice what it leaves out."""
+
+    def warn_twice(argv, own_process):
+        warnings.warn("2 of 122 files are left out", stacklevel=1)
+        warnings.warn("2 of 122 files are left out", stacklevel=1)
+        return 0
+
+    monkeypatch.setattr(entry, "_dispatch", warn_twice)
+    assert cli.main(["train"]) == 0
+    assert capsys.readouterr().err == "warning: 2 of 122 files are left out\n"

@@ -144,6 +144,8 @@ def test_each_sentence_changes_when_its_number_is_falsified(shown):
     worse = falsify(shown, bits={"aft_local": 2.0 + 1.1 * SPREAD})
     assert "no difference between aft_forget and attention can be told" in worse[0]
     assert ", then aft_local. One seed" in worse[3]
+    ahead = falsify(shown, bits={"aft_forget": 2.0 - 1.1 * SPREAD})
+    assert "seed, aft_forget learned more than attention, and no difference between aft_local and attention" in ahead[0]
     assert "all of them learned less than attention" in falsify(shown, bits={"attention": 2.0 - 1.1 * SPREAD})[0]
     assert "To take away: nothing" in falsify(shown, state=dict.fromkeys(demo.MODELS, (1, 2)))[0]
     assert setup == slow[4] == worse[4]

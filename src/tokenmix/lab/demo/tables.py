@@ -124,18 +124,18 @@ def take_away(plan: Plan, scores: Scores, measured: Measured) -> str:
     first = scores.get(RIVAL)
     if not alike or first is None:
         return "To take away: nothing; no model here has a state of constant size."
-    near = [name for name in alike if scores[name] - first <= SPREAD]  # type: ignore[operator]  # not None
+    behind = {name: scores[name] - first for name in alike}  # type: ignore[operator]  # not None
+    ahead = [name for name in alike if behind[name] < -SPREAD]
+    near = [name for name in alike if abs(behind[name]) <= SPREAD]
     cheap = {name for name in alike if grows(plan, measured, name) is False} if grows(plan, measured, RIVAL) else set()
     what = "keeps the same memory however long the text is"
     what += f", and takes the same time for each byte, while {RIVAL} takes ever longer" if cheap >= set(alike) else ""
-    quality = (
-        f"no difference between {' and '.join(near)} and {RIVAL} can be told"
-        if near
-        else f"all of them learned less than {RIVAL}"
-    )
+    quality = [f"{' and '.join(ahead)} learned more than {RIVAL}"] * bool(ahead)
+    quality += [f"no difference between {' and '.join(near)} and {RIVAL} can be told"] * bool(near)
+    learned = ", and ".join(quality) or f"all of them learned less than {RIVAL}"
     return (
         f"To take away: a mixer of constant state ({', '.join(alike)}) {what}; from the same text, at this size and "
-        f"with one seed, {quality}. Larger models and longer training may differ: docs/quality.md has seeds of both."
+        f"with one seed, {learned}. Larger models and longer training may differ: docs/quality.md has seeds of both."
     )
 
 
