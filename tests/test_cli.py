@@ -252,7 +252,7 @@ def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
     [
         (["trian"], "there is no verb 'trian'; nearest: train"),
         (["train", "txt", "--out", "OUT"], "there is no recipe 'txt'; nearest: text"),
-        (["train", "images", "--out", "OUT"], "aft_imagenet; `tokenmix list` says what each is for"),
+        (["train", "images", "--out", "OUT"], "pvt_imagenet; `tokenmix list` says what each is for"),
         (["train", "text", "--row", "aft_locl", "--out", "OUT"], "nearest: aft_local"),
         (["train", "text", "--size", "big", "--out", "OUT"], "size"),
         (["train", "text", "--out", "OUT", "--rwo", "x"], "--rwo"),
@@ -289,6 +289,11 @@ def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
         (
             ["train", "text", "--out", "OUT", "--mixer", "hydra"],
             "a mixer is a row, --row NAME, or a spec, --model.mixers",
+        ),
+        (["sweep", "text", "--out", "OUT", "--mixer", "hydra"], "a mixer is a row, --rows NAME, or a spec"),
+        (
+            ["sweep", "text", "--out", "OUT", "--steps", "2"],
+            "rows is empty; give at least one, such as --rows attention",
         ),
         (["train", "text", "--out", "OUT", "--max-steps=9"], "did you mean --train.steps?"),
         (["train", "text", "--out", "OUT", "--optim.learning_rate", "1"], "did you mean optim.lr?"),
@@ -620,6 +625,7 @@ def test_a_warning_is_said_once(monkeypatch, capsys):
     """Data that is opened twice, for the sizes of the model and for training, would say twice what it leaves out."""
 
     def warn_twice(argv, own_process):
+        warnings.simplefilter("always")
         warnings.warn("2 of 122 files are left out", stacklevel=1)
         warnings.warn("2 of 122 files are left out", stacklevel=1)
         return 0
