@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -21,6 +22,49 @@ QUIET = [
     "--disable-component-update",
     "--disable-sync",
 ]
+
+MEASURE = """<!doctype html><body><script>
+const pages = PAGES, widths = WIDTHS, found = {};
+const name = e => e.tagName.toLowerCase() + "." + e.className + " " + e.textContent.trim().slice(0, 60);
+// What is wider than its room, while nothing around it scrolls.
+function spills(doc, width) {
+  const inside = e => { for (let p = e; p && p.tagName != "ROOM"; p = p.parentElement)
+    if (["auto", "scroll"].includes(doc.defaultView.getComputedStyle(p).overflowX)) return true;
+    return false; };
+  return [...doc.querySelectorAll("ROOM *")].filter(
+    e => e.getBoundingClientRect().right > width + 1 && !inside(e)).map(name).slice(0, 3);
+}
+async function look(page, width) {
+  const frame = document.createElement("iframe");
+  frame.style = `width: ${width}px; height: 900px; border: 0`;
+  const loaded = new Promise(done => frame.onload = done);
+  frame.src = "/" + page;
+  document.body.append(frame);
+  await loaded;
+  const doc = frame.contentDocument, view = frame.contentWindow;
+  await new Promise(done => setTimeout(done, 50));
+  const boxes = [...doc.querySelectorAll("ROOM .equation, ROOM table:not([class]), ROOM pre > code")];
+  const answer = {
+    inner: view.innerWidth,
+    wide: doc.documentElement.scrollWidth,
+    spills: spills(doc, width),
+    unrendered: [...doc.querySelectorAll("ROOM math")].filter(
+      e => e.getBoundingClientRect().width < 2 || e.getBoundingClientRect().height < 5).length,
+    equations: doc.querySelectorAll("ROOM .equation > math").length,
+    scrolling: boxes.filter(e => { for (let p = e; p && p.tagName != "ROOM"; p = p.parentElement)
+      if (["auto", "scroll"].includes(view.getComputedStyle(p).overflowX)) return true; return false; }).length,
+    boxes: boxes.length,
+    broken: [...doc.images].filter(i => i.complete && !i.naturalWidth).map(i => i.getAttribute("src")),
+  };
+  frame.remove();
+  return answer;
+}
+(async () => {
+  for (const width of widths) for (const page of pages) found[page + " " + width] = await look(page, width);
+  await fetch("/", {method: "POST", body: JSON.stringify(found)});
+})();
+</script></body>"""
+"""What a page looks like at some widths; all of it stands in an element ROOM."""
 
 
 def chromium(profile: Path, *arguments: str) -> list[str]:
@@ -48,6 +92,15 @@ def measured(site: Path, page: str, profile: Path, timeout: float) -> str:
         server.shutdown()
     assert answer, f"the page posted nothing in {timeout} seconds"
     return answer[0]
+
+
+def looks_of(
+    site: Path, pages: list[str], widths: tuple[int, ...], profile: Path, *, room: str = "article", timeout: float = 120
+) -> dict[str, dict]:
+    """Return how pages of a folder look at some widths, by page and width."""
+    page = MEASURE.replace("PAGES", json.dumps(pages)).replace("WIDTHS", json.dumps(widths))
+    page = page.replace('"ROOM"', json.dumps(room.upper())).replace("ROOM", room)
+    return json.loads(measured(site, page, profile, timeout=timeout))
 
 
 class _Handler(SimpleHTTPRequestHandler):

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import textwrap
 import types
+import warnings
 
 import pytest
 import tyro
@@ -23,7 +24,7 @@ import tyro
 import tokenmix
 from tokenmix import MIXERS, MixerError
 from tokenmix.lab import cli, data
-from tokenmix.lab.cli import output
+from tokenmix.lab.cli import entry, output
 from tokenmix.lab.cli.entry import take_overrides
 from tokenmix.lab.cli.extras import EXTRAS
 from tokenmix.lab.cli.look import LOOKS
@@ -251,6 +252,7 @@ def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
     [
         (["trian"], "there is no verb 'trian'; nearest: train"),
         (["train", "txt", "--out", "OUT"], "there is no recipe 'txt'; nearest: text"),
+        (["train", "images", "--out", "OUT"], "pvt_imagenet; `tokenmix list` says what each is for"),
         (["train", "text", "--row", "aft_locl", "--out", "OUT"], "nearest: aft_local"),
         (["train", "text", "--size", "big", "--out", "OUT"], "size"),
         (["train", "text", "--out", "OUT", "--rwo", "x"], "--rwo"),
@@ -288,6 +290,11 @@ def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
             ["train", "text", "--out", "OUT", "--mixer", "hydra"],
             "a mixer is a row, --row NAME, or a spec, --model.mixers",
         ),
+        (["sweep", "text", "--out", "OUT", "--mixer", "hydra"], "a mixer is a row, --rows NAME, or a spec"),
+        (
+            ["sweep", "text", "--out", "OUT", "--steps", "2"],
+            "rows is empty; give at least one, such as --rows attention",
+        ),
         (["train", "text", "--out", "OUT", "--max-steps=9"], "did you mean --train.steps?"),
         (["train", "text", "--out", "OUT", "--optim.learning_rate", "1"], "did you mean optim.lr?"),
         (["train", "text", "--out", "OUT", "--optim.name", "lion"], "tokenmix.lab.train(config, out, optimizer=...)"),
@@ -316,6 +323,7 @@ def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
         (["train", "text", "--row", "aft_locl", "--help"], "nearest: aft_local"),
         (["resume", "OUT"], "not a run directory"),
         (["resume", "RUN", "--from", "3"], "no checkpoint of step 3"),
+        (["resume", "RUN", "--train.steps", "1"], "error: resume: train.steps=1 is less than the"),
         (["resume", "RUN", "--model.dim", "3"], "model.dim cannot change"),
         (["eval", "RUN", "--split", "tset"], "there is no split 'tset'"),
         (["eval", "RUN", "--stride", "33"], "stride must be in 1..seq_len=32"),
@@ -348,6 +356,8 @@ def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
         (["look", "tokens"], "look tokens: Missing from tokenmix look tokens: MODEL"),
         (["look", "images", "RUN", "a.png"], "--out PATH Folder to write the pictures to; see `tokenmix look images"),
         (["look", "sentence", "RUN", "--txt", "a"], "look sentence: there is no option --txt; nearest: --text"),
+        (["look", "sentence", "RUN", "--data", "TEXT"], "no option --data; it shows one sentence, which --text gives"),
+        (["look", "tokens", "RUN", "--data", "digits"], "stands here after the model: look tokens RUN digits"),
         (["export-hf", "RUN", "OUT"], "error: `export-hf` is now `export`: tokenmix export RUN OUT."),
         (["explain", "RUN"], "`explain` is now `look sentence`: tokenmix look sentence RUN --text TEXT."),
     ],
@@ -609,3 +619,17 @@ def test_a_report_says_what_it_is_doing(run, tmp_path, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert out == f"{tmp_path / 'r.html'}\n"
     assert "report: run (1 of 1): effective attention of layer 0\n" in err
+
+
+def test_a_warning_is_said_once(monkeypatch, capsys):
+    """Data that is opened twice, for the sizes of the model and for training, would say twice what it leaves out."""
+
+    def warn_twice(argv, own_process):
+        warnings.simplefilter("always")
+        warnings.warn("2 of 122 files are left out", stacklevel=1)
+        warnings.warn("2 of 122 files are left out", stacklevel=1)
+        return 0
+
+    monkeypatch.setattr(entry, "_dispatch", warn_twice)
+    assert cli.main(["train"]) == 0
+    assert capsys.readouterr().err == "warning: 2 of 122 files are left out\n"

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,8 @@ def test_the_page_opens_with_one_picture_then_text_then_who_wins(shown):
     ]
     assert places == sorted(places)
     assert page.index("<img") < places[1] < page.index("<img", page.index("<img") + 1)
+    narrow = page.index('<source media="(max-width: 40rem)" srcset="data:image/png')
+    assert narrow < page.index("<img"), "on a telephone the first picture has a form of its own"
     for name in demo.MODELS:
         written = (shown[0] / name / "samples" / "after_training.txt").read_bytes()
         assert written.startswith(b"def ")
@@ -85,21 +88,25 @@ def test_a_difference_within_the_spread_is_none():
     assert best_names({"a": 1.0, "b": 1.04, "c": 1.06}, times=1.05) == {"a", "b"}
 
 
-PAGES = {
-    "slow": [(2.149, 2.175, 2.286, 2.358), (2.190, 2.208, 2.269, 2.363), (2.144, 2.197, 2.275, 2.336)],
-    "slow again": [(2.151, 2.173, 2.282, 2.359), (2.189, 2.190, 2.252, 2.368), (2.160, 2.217, 2.281, 2.363)],
-    "fast": [(2.047, 2.127, 2.168, 2.230), (2.085, 2.135, 2.164, 2.260), (2.040, 2.121, 2.137, 2.239)],
-    "fast again": [(2.027, 2.084, 2.123, 2.209), (2.048, 2.111, 2.147, 2.240), (2.028, 2.095, 2.114, 2.217)],
-}
-"""Bits per byte of attention, aft_forget, aft_local and the hybrid, three seeds each, on two machines (LOG.md)."""
+PAGE = {"attention": 2.191, "aft_forget": 2.202, "aft_local": 2.382, "hybrid": 2.437}
+"""Bits per byte of a whole demo, seed 0 (LOG.md, 2026-11-30)."""
+OF_SEEDS = 0.019
+"""The standard deviation of one score over seeds: that of the difference between two, 0.027, by the root of 2."""
 
 
-@pytest.mark.parametrize("machine", PAGES)
-def test_three_seeds_say_the_same(machine):
-    names = ("attention", "aft_forget", "aft_local", "hybrid")
-    pages = [dict(zip(names, scores, strict=True)) for scores in PAGES[machine]]
-    orders = {rank_names(page) for page in pages}
-    assert orders == {"attention, no difference to aft_forget, no difference to aft_local, then hybrid"}
+def test_another_seed_says_the_same():
+    """Every score is moved by a standard deviation, up or down, in all combinations."""
+    moved = [
+        {name: score + sign * OF_SEEDS for (name, score), sign in zip(PAGE.items(), signs, strict=True)}
+        for signs in product((-1, 1), repeat=len(PAGE))
+    ]
+    groups = {tuple(map(frozenset, groups_of(rank_names(page)))) for page in [PAGE, *moved]}
+    assert groups == {(frozenset({"attention", "aft_forget"}), frozenset({"aft_local", "hybrid"}))}
+
+
+def groups_of(said: str) -> list[list[str]]:
+    """The models between which a sentence sees no difference."""
+    return [group.split(", no difference to ") for group in said.split(", then ")]
 
 
 def falsify(shown, *, ms=None, state=None, bits=None) -> list[str]:
@@ -118,7 +125,7 @@ def test_each_sentence_changes_when_its_number_is_falsified(shown):
     take, memory, speed, quality, setup = falsify(shown)
     assert "constant state (aft_local, aft_forget) keeps the same memory" in take
     assert "the same time for each byte, while attention takes ever longer" in take
-    assert "aft_local and aft_forget learned as well as attention from the same text" in take
+    assert "with one seed, no difference between aft_local and aft_forget and attention can be told" in take
     assert memory.endswith("It is the same after 16 bytes for aft_local, aft_forget.")
     assert speed.endswith(
         "as after 16 for attention; about as long after 64 bytes as after 16 for aft_local, aft_forget."
@@ -135,11 +142,28 @@ def test_each_sentence_changes_when_its_number_is_falsified(shown):
     assert "constant state (aft_forget) keeps" in grown[0]
     assert grown[1] != memory
     worse = falsify(shown, bits={"aft_local": 2.0 + 1.1 * SPREAD})
-    assert "; at this size and with one seed aft_forget learned as well" in worse[0]
+    assert "no difference between aft_forget and attention can be told" in worse[0]
     assert ", then aft_local. One seed" in worse[3]
-    assert "all of them learned less" in falsify(shown, bits={"attention": 2.0 - 1.1 * SPREAD})[0]
+    ahead = falsify(shown, bits={"aft_forget": 2.0 - 1.1 * SPREAD})
+    assert "seed, aft_forget learned more than attention, and no difference between aft_local and attention" in ahead[0]
+    assert "all of them learned less than attention" in falsify(shown, bits={"attention": 2.0 - 1.1 * SPREAD})[0]
     assert "To take away: nothing" in falsify(shown, state=dict.fromkeys(demo.MODELS, (1, 2)))[0]
     assert setup == slow[4] == worse[4]
+
+
+def test_a_disturbed_measurement_is_made_again(monkeypatch):
+    """In each round but one, something else keeps the machine busy; the sentences are those of the quiet round."""
+    calls: list[int] = []
+
+    def disturbed(model, n):
+        calls.append(n)
+        return Decoding(n, 1.0 if len(calls) > 2 * len(demo.MODELS) * len(TINY.contexts) else 9.0, 5)
+
+    monkeypatch.setattr(demo, "decoding", disturbed)
+    found = demo.measure(TINY).decode
+    assert {d.ms_per_token for by in found.values() for d in by.values()} == {1.0}
+    assert sorted(found) == sorted(demo.MODELS)
+    assert [list(by) for by in found.values()] == [list(TINY.contexts)] * len(demo.MODELS)
 
 
 def test_yardstick_compresses_the_evaluated_bytes():

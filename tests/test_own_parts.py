@@ -198,6 +198,13 @@ def test_what_cannot_be_used_is_one_line(tmp_path):
     for wrong, said in (
         ({"lose": loss}, "there is no part 'lose'; nearest: loss"),
         ({"loss": None}, "it takes loss="),
+        ({"loss": 3}, "loss= takes a function, got int 3"),
+        ({"schedule": [0.1]}, "schedule= takes a function, got list"),
+        ({"batches": 3}, "batches= takes a function of the step, a list or a loader, got int 3"),
+        ({"valid": batch}, "valid= takes a list or a loader of batches, got function"),
+        ({"optimizer": "lion"}, "optimizer= takes a function of the parameters, or an optimiser, got str lion"),
+        ({"callbacks": loss}, "callbacks= takes a list of functions, or of objects with on_step"),
+        ({"callbacks": ["accuracy"]}, "callbacks= takes a list .* got str accuracy"),
         ({"valid": iter([])}, "not an iterator"),
         ({"optimizer": lambda parameters: 3}, "gives a int, which is no torch.optim.Optimizer"),
         ({"model": lambda: 3}, "gives a int; it must be a module"),

@@ -230,7 +230,7 @@ def test_the_page_shows_images_masks_and_predictions(run, tmp_path):
     assert picture.shape == (3, 3 * 17 - 1, 16)
     assert torch.equal(picture[:, :16], image)
     assert torch.equal(picture[:, 17:33], paint_mask(mask, 6))
-    x = next(iter(task._answers(load_run(path, step="last")[0], "valid", (16, 16), 1)))[0].argmax(0)
+    x = next(iter(task._predictions(load_run(path, step="last")[0], "valid", (16, 16), 1)))[0].argmax(0)
     assert torch.equal(picture[:, 34:], paint_mask(x, 6))
     evaluate_run(path, device="cpu")
     page = write_report([path], tmp_path / "page.html")

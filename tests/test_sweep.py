@@ -281,7 +281,10 @@ def test_bad_rows_and_machines_are_refused_before_anything_runs(plan, tmp_path, 
     monkeypatch.setattr(worker, "probe", None)  # one process has no trial
     assert sweep(replace(plan, rows={"aft_simple": {}}, rates=(1e-3,), seeds=(0,)), tmp_path / "one").done() == 1
     assert cli.main(["sweep", "text", "--out", str(tmp_path / "two"), "--rates", "0.1"]) == 2
-    assert capsys.readouterr().err.strip() == "error: sweep: rows is empty; give at least one."
+    assert (
+        capsys.readouterr().err.strip()
+        == "error: sweep: rows is empty; give at least one, such as --rows attention aft_simple."
+    )
 
 
 def test_the_page_of_a_sweep_shows_table_verdicts_curves_and_what_is_left(tmp_path):

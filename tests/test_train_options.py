@@ -16,6 +16,7 @@ from tokenmix import MixerError, build_mixer
 from tokenmix.lab.cli import main
 from tokenmix.lab.recipes import find_recipe
 from tokenmix.lab.train import DataConfig, OptimConfig, RunConfig, TrainConfig, evaluate_run, load_run, resume, train
+from tokenmix.lab.train.idle_settings import idle_settings
 from tokenmix.lab.train.optim import build_optimizers, learning_rate
 from tokenmix.models import LMConfig, build_model
 
@@ -127,22 +128,35 @@ def test_bare_names_of_mixers_are_specs(texts, changes, names):
     assert [spec["name"] for spec in config(texts[0]).override(changes).model.mixers] == names
 
 
-def test_names_of_other_trainers_are_understood(texts):
+def test_names_of_other_trainers_are_understood(texts, capsys):
     for name, meant in (("optim.learning_rate", "optim.lr"), ("train.max_steps", "train.steps")):
         with pytest.raises(MixerError, match=f"did you mean {meant}?"):
             config(texts[0]).override({name: 1})
     fields = find_recipe("text").config().to_json()
     from tokenmix.lab.train.config import MEANT
 
-    for field in MEANT.values():
+    for field in set(MEANT.values()) - {"model.mixers.0.heads"}:
         part, name = field.split(".")
         assert name in fields[part], field
+    config(texts[0]).override({MEANT["n_head"]: 1})
+    for option, meant in (("--fp16", "--train.precision"), ("--n-head", "--model.mixers.0.heads")):
+        assert main(["train", "text", option]) == 2
+        assert f"no option {option}; did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_one_cycle_has_no_warm_up_and_no_lowest_rate(texts):
+    """A warm-up longer than the run is no trouble to it; what it does not read is named."""
+    optim = OptimConfig(schedule="onecycle", warmup=50, min_lr_ratio=0.5)
+    found = idle_settings(config(texts[0], optim))
+    assert [each.split(" is ")[0] for each in found] == ["optim.min_lr_ratio=0.5", "optim.warmup=50"]
+    assert not idle_settings(config(texts[0], OptimConfig(schedule="onecycle")))
 
 
 def test_a_run_is_forked_with_new_settings(run, tmp_path, capsys):
     fork = tmp_path / "fork"
     more = ["--train.steps", "4", "--optim.lr", "1e-9", "--optim.warmup", "1"]
     assert main(["train", "--from", str(run), "--out", str(fork), *more]) == 0
+    assert f"from: the settings and the last weights of {run}." in capsys.readouterr().err
     (model, before), (other, after) = load_run(run), load_run(fork)
     assert (after.optim.lr, after.train.steps, before.train.steps) == (1e-9, 4, 8)
     for name, weight in model.state_dict().items():
@@ -150,6 +164,9 @@ def test_a_run_is_forked_with_new_settings(run, tmp_path, capsys):
     for wrong, said in (
         (["train", "--from", str(run)], "give the new run a folder, --out"),
         (["train", "text", "--from", str(run), "--out", "x"], "leave out RECIPE"),
+        (["train", "--from", str(run), "--out", "x", "--size", "gpu"], "leave out --size"),
+        (["train", "--from", str(run), "--out", "x", "--model.dim", "4"], "has the shape (256, 8), not (256, 4)"),
+        (["train", "--from", str(run), "--out", "x", "--optim.betas", "0.9"], "a list, written like [1, 2], got 0.9"),
         (["train", "--out", "x"], "name a recipe, such as text"),
         (["train", "--from", str(tmp_path), "--out", "x"], "is not a run directory"),
     ):

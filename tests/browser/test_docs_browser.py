@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -13,52 +12,11 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from chromium import chromium, measured
+from chromium import chromium, looks_of
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[2]
 WIDTHS = (1366, 390)
-MEASURE = """<!doctype html><body><script>
-const pages = PAGES, widths = WIDTHS, found = {};
-const name = e => e.tagName.toLowerCase() + "." + e.className + " " + e.textContent.trim().slice(0, 60);
-// What is wider than its room, while nothing around it scrolls.
-function spills(doc, width) {
-  const inside = e => { for (let p = e; p && p.tagName != "ARTICLE"; p = p.parentElement)
-    if (["auto", "scroll"].includes(doc.defaultView.getComputedStyle(p).overflowX)) return true;
-    return false; };
-  return [...doc.querySelectorAll("article *")].filter(
-    e => e.getBoundingClientRect().right > width + 1 && !inside(e)).map(name).slice(0, 3);
-}
-async function look(page, width) {
-  const frame = document.createElement("iframe");
-  frame.style = `width: ${width}px; height: 900px; border: 0`;
-  const loaded = new Promise(done => frame.onload = done);
-  frame.src = "/" + page;
-  document.body.append(frame);
-  await loaded;
-  const doc = frame.contentDocument, view = frame.contentWindow;
-  await new Promise(done => setTimeout(done, 50));
-  const boxes = [...doc.querySelectorAll("article .equation, article table:not([class]), article pre > code")];
-  const answer = {
-    inner: view.innerWidth,
-    wide: doc.documentElement.scrollWidth,
-    spills: spills(doc, width),
-    unrendered: [...doc.querySelectorAll("article math")].filter(
-      e => e.getBoundingClientRect().width < 2 || e.getBoundingClientRect().height < 5).length,
-    equations: doc.querySelectorAll("article .equation > math").length,
-    scrolling: boxes.filter(e => { for (let p = e; p && p.tagName != "ARTICLE"; p = p.parentElement)
-      if (["auto", "scroll"].includes(view.getComputedStyle(p).overflowX)) return true; return false; }).length,
-    boxes: boxes.length,
-    broken: [...doc.images].filter(i => i.complete && !i.naturalWidth).map(i => i.getAttribute("src")),
-  };
-  frame.remove();
-  return answer;
-}
-(async () => {
-  for (const width of widths) for (const page of pages) found[page + " " + width] = await look(page, width);
-  await fetch("/", {method: "POST", body: JSON.stringify(found)});
-})();
-</script></body>"""
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +36,7 @@ def pages(site):
 @pytest.fixture(scope="module")
 def looks(site, pages, tmp_path_factory):
     names = [name for name in pages if name != "404.html"]
-    page = MEASURE.replace("PAGES", json.dumps(names)).replace("WIDTHS", json.dumps(WIDTHS))
-    return json.loads(measured(site, page, tmp_path_factory.mktemp("profile"), timeout=600))
+    return looks_of(site, names, WIDTHS, tmp_path_factory.mktemp("profile"), timeout=600)
 
 
 class Page(HTMLParser):

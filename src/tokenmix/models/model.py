@@ -253,8 +253,13 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], where: Path, *, s
     try:
         model.load_state_dict(tensors, strict=strict)
     except RuntimeError as why:
+        shapes = {name: (tuple(t.shape), tuple(tensors.get(name, t).shape)) for name, t in model.state_dict().items()}
+        unlike = [
+            f"{name} has the shape {there}, not {here}" for name, (here, there) in shapes.items() if here != there
+        ]
+        said = unlike[0] if unlike else " ".join(str(why).split())[:300]
         raise MixerError(
-            f"{where}: its weights do not fit the model ({' '.join(str(why).split())[:300]}); "
+            f"{where}: its weights do not fit the model ({said}); "
             + "`tokenmix convert` adapts weights to another model."
         ) from None
 

@@ -123,7 +123,7 @@ def _coerce(hint: Any, value: object, where: str) -> Any:
     if origin is float and value != value:
         raise MixerError(f"config: {where} must be a number{' or null' if type(None) in options else ''}, got {value}.")
     if origin is tuple:
-        raise MixerError(f"config: {where} must be a list, got {value!r}.")
+        raise MixerError(f"config: {where} must be a list, written like [1, 2], got {value!r}.")
     return value
 
 

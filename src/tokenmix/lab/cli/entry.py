@@ -12,6 +12,7 @@ import re
 import sys
 import warnings
 from dataclasses import fields
+from functools import partial
 from itertools import takewhile
 from types import ModuleType
 from typing import Any
@@ -54,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = [a for a in argv if a != "--debug"]
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            warnings.showwarning = partial(_show_warning, set())
             return _dispatch(argv, own_process)
     except BrokenPipeError:  # `tokenmix list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -165,5 +166,8 @@ def _one_line(why: Exception) -> str:
     return " ".join(str(why).split())
 
 
-def _show_warning(message: Warning | str, *where: object, **more: object) -> None:
-    print(f"warning: {printable(str(message))}", file=sys.stderr)
+def _show_warning(shown: set[str], message: Warning | str, *where: object, **more: object) -> None:
+    """Print a warning, once: data that is opened twice would warn twice."""
+    if str(message) not in shown:
+        shown.add(str(message))
+        print(f"warning: {printable(str(message))}", file=sys.stderr)

@@ -64,7 +64,8 @@ def meant_field(argv: list[str], options: Iterable[str]) -> str:
             continue
         name = short[1].replace("-", "_")
         if name in OF_MIXERS:
-            return f"there is no option --{short[1]}; a mixer is a row, --row NAME, or a spec, --model.mixers NAME."
+            row = "--rows" if argv[0] == "sweep" else "--row"
+            return f"there is no option --{short[1]}; a mixer is a row, {row} NAME, or a spec, --model.mixers NAME."
         found = [field for field in _known_fields(argv) if field.endswith("." + name)] or _other_names(name)
         if found:
             wanted = " or ".join(f"--{field}" for field in found[:3])
@@ -83,7 +84,8 @@ def unknown_option(argv: list[str], verb: type) -> str:
         given = re.match(r"--([^=]+)", item, re.DOTALL)
         if given is not None and given[1].replace("-", "_") not in own:
             options = ["--" + name.replace("_", "-") for name in sorted(own) if not name.startswith("no_")]
-            return f"there is no option --{given[1][:80]}; {nearest('--' + given[1], options)}."
+            instead = getattr(verb, "instead_of_data", "") if given[1] == "data" else ""
+            return f"there is no option --{given[1][:80]}; {instead or nearest('--' + given[1], options)}."
     return ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
@@ -34,6 +34,8 @@ class LookSentence:
 
     out: Path = Path("explain.html")
     """HTML file to write."""
+
+    instead_of_data: ClassVar[str] = "it shows one sentence, which --text gives"
 
     def run(self) -> int:
         """Let each model read the sentence and write the page."""
@@ -68,6 +70,10 @@ class LookTokens:
 
     out: Path = Path("anatomy.html")
     """HTML file to write."""
+
+    instead_of_data: ClassVar[str] = (
+        "what other verbs take as --data stands here after the model: look tokens RUN digits"
+    )
 
     split: Literal["train", "valid", "test"] = "test"
     """Split of a labelled set."""
@@ -156,6 +162,8 @@ class LookImages:
 
     out: Path
     """Folder to write the pictures to."""
+
+    instead_of_data: ClassVar[str] = "it draws single images, whose files stand after the model"
 
     dark: bool = False
     """Draw on a dark background."""

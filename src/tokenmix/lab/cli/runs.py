@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -76,7 +76,7 @@ class Train:
 
         changes = log_fields(self) | changes
         if self.from_run is not None:
-            config, about = self._fork(), ""
+            config, about = self._fork(), f"from: the settings and the last weights of {self.from_run}."
         elif not self.recipe:
             raise MixerError("train: name a recipe, such as text (`tokenmix list` shows all), or give --from RUN.")
         else:
@@ -100,7 +100,7 @@ class Train:
         """Return the config of the run to begin from, with its weights."""
         from ..train.rundir import RunDir
 
-        given = [f"--{name}" for name in ("row", "shell") if getattr(self, name) is not None]
+        given = given_options(self, {f.name for f in fields(self)} - {"row", "size", "shell"})
         given += ["RECIPE"] * bool(self.recipe)
         if given or self.out is None:
             wrong = f"leave out {', '.join(given)}" if given else "give the new run a folder, --out"
@@ -234,30 +234,12 @@ class Evaluate:
 
         if is_host_folder(self.dir):
             return evaluate_host(self)
-        result = evaluate_run(
-            self.dir,
-            data=self.data,
-            split=self.split,
-            step=self.step,
-            device=self.device,
-            stride=self.stride,
-            seq_len=self.seq_len,
-            max_bytes=self.max_bytes,
-            by_context=self.by_context or None,
-            scaling=parse_object(self.scaling, '{"name": "ntk", "factor": 4}', "eval: ", "scaling")
-            if self.scaling and self.scaling.startswith("{")
-            else self.scaling,
-            resize=self.resize or None,
-            beams=self.beams,
-            length_penalty=self.length_penalty,
-            max_texts=self.max_texts,
-            written=self.written,
-            max_images=self.max_images,
-            image_size=self.image_size,
-            lengths=self.lengths,
-            samples=self.samples,
-            passes=self.passes,
-        )
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("dir", "json")}
+        for name in ("by_context", "resize"):
+            given[name] = given[name] or None
+        if (self.scaling or "").startswith("{"):
+            given["scaling"] = parse_object(self.scaling or "", '{"name": "ntk", "factor": 4}', "eval: ", "scaling")
+        result = evaluate_run(self.dir, **given)
         say(json.dumps({"split": self.split, **asdict(result)}) if self.json else f"{self.split}: {result.text()}")
         return 0
 

@@ -50,29 +50,34 @@ def board(plan: Plan, runs: dict[str, Run], measured: Measured) -> Picture:
     caption = "Shorter bars are better. Coloured: the best model, and models within noise of it. "
     caption += f"All were trained on the same {plan.tokens:,} bytes, then continued a text of "
     caption += f"{high:,} bytes. Pale: gzip and xz, programs that compress files."
-    inches = (11.0, 0.8 + 0.42 * len(order))
-    drawn = render_both(partial(_board, panels=panels, order=order, models=list(runs)), inches)
-    return Picture(*drawn, alt=f"Bars, shorter is better. {ends}.", caption=caption)
+    draw = partial(_board, panels=panels, order=order, models=list(runs))
+    drawn = render_both(draw, (11.0, 0.8 + 0.42 * len(order)))
+    lines = sum(len(values) + 1.5 for _, values, _, _ in panels)
+    narrow = render_both(partial(draw, across=False), (4.6, 0.35 * lines))
+    return Picture(*drawn, alt=f"Bars, shorter is better. {ends}.", caption=caption, narrow=narrow)
 
 
-def _board(ax: Axes, *, panels: list[Panel], order: list[str], models: list[str]) -> None:
-    ink = ax.xaxis.label.get_color()
+def _board(ax: Axes, *, panels: list[Panel], order: list[str], models: list[str], across: bool = True) -> None:
+    """Draw the panels beside each other, or below each other."""
+    ink, left, top = ax.xaxis.label.get_color(), 0.0, 0.0
     ax.axis("off")
-    ax.set_xlim(-0.75, GAP * len(panels) - 0.15)
-    ax.set_ylim(len(order) - 0.4, -1.0)
-    for y, name in enumerate(order):
-        ax.text(-0.05, y, name, ha="right", va="center", color=ink, fontsize=12)
-    for i, (title, values, shown, winners) in enumerate(panels):
-        left, longest = GAP * i, max(values.values(), default=1.0) or 1.0
-        ax.text(left, -0.75, title, ha="left", va="center", color=ink, fontsize=12, fontweight="bold")
-        for y, name in enumerate(order):
+    for title, values, shown, winners in panels:
+        longest, rows = max(values.values(), default=1.0) or 1.0, [name for name in order if across or name in values]
+        at = left if across else -0.75
+        ax.text(at, top - 0.75, title, ha="left", va="center", color=ink, fontsize=12, fontweight="bold")
+        for y, name in enumerate(rows):
+            if not left:
+                ax.text(-0.05, top + y, name, ha="right", va="center", color=ink, fontsize=12)
             if name not in values:
                 continue
             colour, weight = (COLOURS[2], "bold") if name in winners else (GREY, "normal")
-            shade = 1.0 if name in models else 0.35
-            ax.barh(y, max(values[name] / longest, 0.004), left=left, height=0.62, color=colour, alpha=shade)
-            at = left + values[name] / longest + 0.03
-            ax.text(at, y, shown(values[name]), ha="left", va="center", color=ink, fontsize=11, fontweight=weight)
+            length, shade = values[name] / longest, 1.0 if name in models else 0.35
+            ax.barh(top + y, max(length, 0.004), left=left, height=0.62, color=colour, alpha=shade)
+            said: Options = {"ha": "left", "va": "center", "color": ink, "fontsize": 11, "fontweight": weight}
+            ax.text(left + length + 0.03, top + y, shown(values[name]), **said)
+        left, top = (left + GAP, top) if across else (left, top + len(rows) + 1.5)
+    ax.set_xlim(-0.75, (left if across else GAP) - 0.15)
+    ax.set_ylim((len(order) if across else top - 1.5) - 0.4, -1.0)
 
 
 def quality_against_state(plan: Plan, runs: dict[str, Run], measured: Measured) -> Picture:

@@ -115,7 +115,9 @@ def find_recipe(name: str, recipes: dict[str, Recipe]) -> Recipe:
             raise MixerError(f"the recipe of {name} is not imported; call import_recipe({name!r}) if you trust it.")
         return recipe_of(module, name)
     if name not in recipes:
-        raise MixerError(f"there is no recipe {name!r}; {nearest(name, recipes)}.")
+        raise MixerError(
+            f"there is no recipe {name!r}; {nearest(name, recipes)}; `tokenmix list` says what each is for."
+        )
     return recipes[name]
 
 

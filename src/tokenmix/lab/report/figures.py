@@ -40,12 +40,16 @@ POINTS = 400
 
 @dataclass(frozen=True)
 class Picture:
-    """An image for light pages and one for dark pages, as data URIs, with its caption and alternative text."""
+    """An image for light pages and one for dark pages, as data URIs, with its caption and alternative text.
+
+    ``narrow`` has both once more in a form that can be read on a screen of 390 pixels, where the picture is a wide one.
+    """
 
     light: str
     dark: str
     alt: str
     caption: str
+    narrow: tuple[str, str] | None = None
 
 
 def loss_curves(runs: list[Run]) -> list[Picture]:

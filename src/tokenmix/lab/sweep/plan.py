@@ -87,7 +87,8 @@ class SweepPlan(Json):
             raise MixerError(f"sweep: rates must be positive, got {list(self.rates)}.")
         for name in ("rows", "rates", "seeds"):
             if not getattr(self, name):
-                raise MixerError(f"sweep: {name} is empty; give at least one.")
+                such = ", such as --rows attention aft_simple" if name == "rows" else ""
+                raise MixerError(f"sweep: {name} is empty; give at least one{such}.")
             written = [f"{v:g}" if name == "rates" else v for v in getattr(self, name)]  # as the folders' names have it
             if len(set(written)) < len(written):
                 raise MixerError(f"sweep: {name} holds the same value twice: {list(getattr(self, name))}.")

@@ -106,7 +106,7 @@ def verdict_lines(results: Results) -> list[str]:
     texts = {
         "better": f"Better than {first}",
         "worse": f"Worse than {first}",
-        "no difference": f"No difference from {first} that the seeds do not make as well",
+        "no difference": f"No difference from {first} beyond that between seeds",
         "cannot be tested": f"Not decided against {first}; the table below says what is missing",
     }
     lines = [f"{text}: {', '.join(groups[verdict])}." for verdict, text in texts.items() if verdict in groups]

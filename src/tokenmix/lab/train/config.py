@@ -25,29 +25,28 @@ FIXED = ("seed", "batch_size", "precision", "distill")
 MOST_THREADS = 1024
 MOST = {"threads": MOST_THREADS, "workers": MOST_THREADS, "batch_size": 2**24}  # more fits into no machine
 MEANT = {
-    "learning_rate": "optim.lr",
-    "max_lr": "optim.lr",
-    "optimizer": "optim.name",
-    "optimiser": "optim.name",
-    "scheduler": "optim.schedule",
-    "lr_scheduler_type": "optim.schedule",
-    "warmup_steps": "optim.warmup",
-    "warmup_iters": "optim.warmup",
-    "grad_clip": "optim.clip",
-    "max_grad_norm": "optim.clip",
-    "max_steps": "train.steps",
-    "max_iters": "train.steps",
-    "epochs": "train.steps",
-    "num_train_epochs": "train.steps",
-    "per_device_train_batch_size": "train.batch_size",
-    "gradient_accumulation_steps": "train.accumulate",
-    "dtype": "train.precision",
-    "eval_interval": "train.eval_every",
-    "log_interval": "train.log_every",
-    "block_size": "data.seq_len",
-    "n_layer": "model.layers",
-    "depth": "model.layers",
-    "n_embd": "model.dim",
+    name: field
+    for field, names in {
+        "optim.lr": "learning_rate max_lr",
+        "optim.name": "optim optimizer optimiser",
+        "optim.schedule": "scheduler lr_scheduler lr_scheduler_type",
+        "optim.warmup": "warmup_steps warmup_iters",
+        "optim.min_lr_ratio": "min_lr",
+        "optim.betas": "momentum beta1 beta2",
+        "optim.clip": "grad_clip max_grad_norm gradient_clip_val",
+        "train.steps": "max_steps max_iters epochs max_epochs num_train_epochs",
+        "train.batch_size": "per_device_train_batch_size",
+        "train.accumulate": "gradient_accumulation_steps accumulate_grad_batches",
+        "train.precision": "dtype fp16 bf16 amp mixed_precision",
+        "train.eval_every": "eval_interval eval_steps",
+        "train.log_every": "log_interval logging_steps",
+        "train.save_every": "save_steps",
+        "data.seq_len": "block_size context_length",
+        "model.layers": "depth n_layer n_layers num_layers",
+        "model.dim": "n_embd d_model hidden_size width",
+        "model.mixers.0.heads": "heads n_head n_heads num_heads",
+    }.items()
+    for name in names.split()
 }
 """Names of other trainers, and the fields that they have here."""
 SEEDS = -(1 << 63), (1 << 64) - 1  # the range that torch's generators accept
@@ -64,7 +63,7 @@ class OptimConfig:
         muon_lr: highest learning rate of Muon, above 0; it follows the same schedule.
         betas: AdamW's two decay rates of the gradient's moments, each in [0, 1); the first is SGD's momentum.
         eps: AdamW's term in the denominator, above 0.
-        weight_decay: decoupled weight decay, 0 or more.
+        weight_decay: decoupled weight decay, 0 or more; SGD adds it to the gradient.
         schedule: "cosine", "linear" or "poly" (down to ``min_lr_ratio * lr`` at the last step; "poly" by the power 0.9
             of what is left), "wsd" (constant, then linear down to that over the last ``decay`` of the steps),
             "constant", or "vaswani" (inverse square root), each after a linear warm-up; or "onecycle", up from lr / 25

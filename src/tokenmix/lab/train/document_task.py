@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,8 +14,6 @@ from torch import Tensor, nn
 
 from ...errors import MixerError
 from ...models import LM, Seq2Seq, evaluation_mode
-from ...system.files import whole_file
-from ...system.machine import autocast
 from ...types import Options
 from ..data.documents import DOCUMENT_SETS, open_documents
 from ..data.masking import corrupt_spans, mask_tokens
@@ -29,7 +26,7 @@ from ..data.subwords import END, PAD, SPECIAL, START, Subwords
 from .config import RunConfig
 from .registry import TaskData
 from .subword_task import SubwordTask, check_source, check_subwords, read_tokenizer, token_count, token_loss, token_nats
-from .task import Inputs, call_model
+from .task import Inputs, groups_of, timed
 
 SHOWN, LIKELY = 8, 3
 """Texts of the validation split that a run writes at each evaluation, and guesses at each of their masks."""
@@ -122,12 +119,11 @@ class DocumentScore:
     cross_entropy: float
     tokens: int
     texts: int
-    seconds: float
     accuracy: float
     bits_per_byte: float | None = None
+    seconds: float = 0.0
 
     def text(self) -> str:
-        """Return the result as one readable line."""
         per_byte = "" if self.bits_per_byte is None else f", {self.bits_per_byte:.4f} bits per byte"
         return (
             f"cross-entropy {self.cross_entropy:.4f}, perplexity {math.exp(min(self.cross_entropy, 700)):,.2f} per "
@@ -170,8 +166,7 @@ class DocumentTask(SubwordTask):
     @classmethod
     def check(cls, config: RunConfig) -> None:
         """Refuse options of documents that are out of range."""
-        data: Any = config.data
-        model: Any = config.model
+        data, model = cast(Any, config.data), cast(Any, config.model)
         check_subwords(data, model, 3)
         if getattr(model, "classes", 0):
             raise MixerError(
@@ -235,35 +230,33 @@ class DocumentTask(SubwordTask):
     def count_targets(self, targets: Tensor) -> int:
         return token_count(targets)
 
-    @torch.no_grad()
+    @timed
     def evaluate(self, model: nn.Module, split: str, /, *, max_texts: int | None = None) -> DocumentScore:
         """Score the model on a split. What is hidden of a text depends on its place in the split only.
 
         Args:
             max_texts: score only the first documents; None: all.
         """
-        began, device = time.perf_counter(), next(model.parameters()).device
         documents = self.documents(split, max_texts)
         pieces = [piece for document in documents for piece in document]
         order = sorted(range(len(pieces)), key=lambda i: len(pieces[i]))
         nats, count, right = 0.0, 0, 0
-        with evaluation_mode(model):
-            for at in range(0, len(order), self.train.eval_batch):
-                group = order[at : at + self.train.eval_batch]
-                generators = [torch.Generator().manual_seed(mix64(i) & ALL_BITS) for i in group]
-                inputs, targets = self.example([pieces[i] for i in group], generators)
-                targets = targets.to(device)
-                with autocast(device, self.train.precision):
-                    logits = call_model(model, inputs, device)
-                nats += token_nats(logits, targets)
-                count += token_count(targets)
-                right += int((logits.argmax(-1) == targets).sum())
+        batches = (
+            self.example(
+                [pieces[i] for i in group], [torch.Generator().manual_seed(mix64(i) & ALL_BITS) for i in group]
+            )
+            for group in groups_of(order, self.train.eval_batch)
+        )
+        for logits, wanted in self.answers(model, batches):
+            targets = wanted.to(logits.device)
+            nats += token_nats(logits, targets)
+            count += token_count(targets)
+            right += int((logits.argmax(-1) == targets).sum())
         if not count:
             raise MixerError(f"eval: the split {split} of {self.text.name} holds nothing to predict.")
         size = sum(len(text.encode()) for (text,) in self.text.split(split)[:max_texts])
         per_byte = nats / math.log(2) / size if self.writes == "write" else None
-        seconds = time.perf_counter() - began
-        return DocumentScore(nats / count, count, len(documents), seconds, right / count, per_byte)
+        return DocumentScore(nats / count, count, len(documents), right / count, per_byte)
 
     def eval_options(self) -> Options:
         return {"max_texts": self.train.eval_texts}
@@ -304,8 +297,7 @@ class NextTask(DocumentTask):
         texts = [
             continue_text(model, self.subwords, "", self.data.max_tokens, seed=i) for i in range(self.train.samples)
         ]
-        with whole_file(folder / f"step_{step:08d}.txt") as f:
-            f.write("\n\n".join(texts).encode())
+        self.write_sample(folder, step, "\n\n".join(texts))
 
 
 class MaskedTask(DocumentTask):
@@ -361,8 +353,7 @@ class MaskedTask(DocumentTask):
                 said = ", ".join(f"{word} {share:.2f}" for word, share in guess)
                 words[at] += f"[{self.subwords.pieces([target])[0]}: {said}]"
             shown.append(" ".join(words[1:]))
-        with whole_file(folder / f"step_{step:08d}.txt") as f:
-            f.write("\n\n".join(shown).encode())
+        self.write_sample(folder, step, "\n\n".join(shown))
 
 
 class SpanTask(DocumentTask):

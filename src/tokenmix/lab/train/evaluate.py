@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from ...errors import MixerError
 from ...models import evaluation_mode
 from ...system.machine import autocast
 from ...types import Options
+from .task import groups_of, timed
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class EvalResult:
     bytes: int
     seq_len: int
     stride: int
-    seconds: float
+    seconds: float = 0.0
     by_context: tuple[tuple[int, int, float], ...] | None = None
     scaling: Options | None = None
     """The rule by which rotary positions were scaled; None: as in training."""
@@ -38,7 +38,6 @@ class EvalResult:
     """The length to which everything that has one was stretched; None: as in training."""
 
     def text(self) -> str:
-        """Return the result as one readable line."""
         whole = (
             f"{self.bits_per_byte:.4f} bits/byte over {self.bytes:,} bytes, windows of {self.seq_len} moved by "
             + f"{self.stride}"
@@ -65,7 +64,7 @@ def windows(size: int, seq_len: int, stride: int) -> Iterator[tuple[int, int, in
         start += stride
 
 
-@torch.no_grad()
+@timed
 def evaluate(
     model: nn.Module,
     data: Tensor,
@@ -94,19 +93,18 @@ def evaluate(
         raise MixerError(f"evaluate: stride must be in 1..seq_len={seq_len}, got {stride}.")
     if len(data) < 2:
         raise MixerError(f"evaluate: needs at least 2 bytes, got {len(data)}.")
-    began = time.perf_counter()
     device = next(model.parameters()).device
     length = min(seq_len, len(data) - 1)
     bits, count = torch.zeros(2, length, dtype=torch.float64, device=device)
     with evaluation_mode(model):
-        for batch in _batch_items(windows(len(data), seq_len, stride), batch_size):
+        for batch in groups_of(windows(len(data), seq_len, stride), batch_size):
             nats, wanted = _score(model, data, batch, device, precision)
             bits += torch.where(wanted, nats, 0.0).double().sum(0) / math.log(2)
             count += wanted.sum(0)
     vocab = getattr(getattr(model, "config", None), "vocab", 256)
     total = bits.sum().item() + math.log2(vocab)
     parts = _by_context(bits.tolist(), count.tolist()) if by_context else None
-    return EvalResult(total / len(data), len(data), length, stride, time.perf_counter() - began, parts)
+    return EvalResult(total / len(data), len(data), length, stride, by_context=parts)
 
 
 def _by_context(bits: list[float], count: list[float]) -> tuple[tuple[int, int, float], ...]:
@@ -130,14 +128,3 @@ def _score(
         logits = model(rows[:, :-1])
     nats = F.cross_entropy(logits.float().transpose(1, 2), rows[:, 1:], reduction="none")
     return nats, torch.arange(nats.shape[1], device=device) >= first[:, None]
-
-
-def _batch_items(items: Iterator[tuple[int, int, int]], n: int) -> Iterator[list[tuple[int, int, int]]]:
-    batch: list[tuple[int, int, int]] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == n:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

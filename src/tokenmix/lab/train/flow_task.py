@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...models import DiT, DiTConfig, evaluation_mode
+from ...models import DiT, DiTConfig
 from ...models.flow import add_noise, path_velocity, squared_errors
-from ...system.machine import autocast
 from ...types import Options, Record
-from ..data.augment import ImageSampler, as_bytes, eval_batches, moments
+from ..data.augment import ImageSampler, as_bytes, moments
 from ..data.augment_ops import generator
 from .config import RunConfig
 from .constant import Zeros
 from .image_data_config import ImageDataConfig
 from .image_tasks import ImageTask, write_grid
-from .task import call_model
+from .task import timed
 
 DRAWS, HELD_OUT = 4, 5
 """Tell the draws of a step, and those of held-out images, from those of augmentation and masks, numbers 0 to 3."""
@@ -61,10 +59,9 @@ class FlowScore:
     by_noise: dict[str, float]
     images: int
     image_size: tuple[int, int]
-    seconds: float
+    seconds: float = 0.0
 
     def text(self) -> str:
-        """Return the result as one readable line."""
         size = " x ".join(str(n) for n in self.image_size)
         parts = ", ".join(f"{share} %: {loss:.4f}" for share, loss in self.by_noise.items())
         return (
@@ -149,7 +146,7 @@ class FlowTask(ImageTask):
         """Return the model of no velocity."""
         return Zeros()
 
-    @torch.no_grad()
+    @timed
     def evaluate(self, model: nn.Module, split: str, /, *, max_images: int | None = None) -> FlowScore:
         """Score the model on a split, with the classes of its images.
 
@@ -158,32 +155,23 @@ class FlowTask(ImageTask):
         Args:
             max_images: evaluate on the first ``max_images`` images; None: all of them.
         """
-        began, device = time.perf_counter(), next(model.parameters()).device
-        sums, zero, n = [0.0] * BUCKETS, 0.0, 0
-        with evaluation_mode(model):
-            for images, labels in self._held_out(split, max_images):
-                for k, (t, noise) in enumerate(held_out_draws(range(n, n + len(images)), images.shape[1:])):
-                    inputs, targets = self.example(images, labels, t, noise)
-                    with autocast(device, self.train.precision):
-                        said = call_model(model, inputs, device)
-                    sums[k] += float(squared_errors(said.double(), targets.to(device)).sum())
-                    zero += float(targets.double().square().flatten(1).mean(1).sum())
-                n += len(images)
+        sums, zero, scored = [0.0] * BUCKETS, 0.0, 0
+        for said, (k, targets) in self.answers(model, self._held_out_examples(split, max_images)):
+            sums[k] += float(squared_errors(said.double(), targets.to(said.device)).sum())
+            zero += float(targets.double().square().flatten(1).mean(1).sum())
+            scored += len(said)
+        n = scored // BUCKETS
         by_noise = {bucket_name(k): total / n for k, total in enumerate(sums)}
         size = (self.model.image_size[0], self.model.image_size[1])
-        return FlowScore(
-            sum(sums) / (n * BUCKETS), zero / (n * BUCKETS), by_noise, n, size, time.perf_counter() - began
-        )
+        return FlowScore(sum(sums) / scored, zero / scored, by_noise, n, size)
 
-    def _held_out(self, split: str, limit: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-        return eval_batches(
-            self.images.split(split),
-            **self.pixels,
-            batch_size=self.train.eval_batch,
-            image_size=self.model.image_size,
-            channels=self.model.channels,
-            limit=limit,
-        )
+    def _held_out_examples(self, split: str, limit: int | None) -> Iterator[tuple[NoisyImages, tuple[int, Tensor]]]:
+        n = 0
+        for images, labels in self.held_out(split, limit):
+            for k, (t, noise) in enumerate(held_out_draws(range(n, n + len(images)), images.shape[1:])):
+                inputs, targets = self.example(images, labels, t, noise)
+                yield inputs, (k, targets)
+            n += len(images)
 
     def sample(self, model: DiT, folder: Path, step: int) -> None:
         """Write a picture of ``train.samples`` images, of every class in turn."""

@@ -29,7 +29,7 @@ def _of_steps(config: RunConfig) -> list[str]:
     if steps is None:
         return []
     found = []
-    if "schedule" in config.own:
+    if "schedule" in config.own or optim.schedule == "onecycle":  # which have no warm-up
         pass
     elif optim.warmup > steps:
         found.append(
@@ -54,6 +54,7 @@ def _of_steps(config: RunConfig) -> list[str]:
 
 def _of_optim(config: RunConfig) -> list[str]:
     optim, usual, found = config.optim, OptimConfig(), []
+    falling = [name for name in ENDING if name != "onecycle"]
     for part, names in (("optimizer", OF_OPTIMIZER), ("schedule", ("schedule", "warmup", "decay", "min_lr_ratio"))):
         set_by_hand = [f"optim.{name}={getattr(optim, name)}" for name in names if _is_set(optim, usual, name)]
         if part in config.own and set_by_hand:
@@ -61,7 +62,8 @@ def _of_optim(config: RunConfig) -> list[str]:
     for name, used, where in (
         ("muon_lr", optim.name == "muon", "optim.name='muon'"),
         ("decay", optim.schedule == "wsd", "optim.schedule='wsd'"),
-        ("min_lr_ratio", optim.schedule in ENDING, f"optim.schedule in {', '.join(ENDING)}"),
+        ("min_lr_ratio", optim.schedule in falling, f"optim.schedule in {', '.join(falling)}"),
+        ("warmup", optim.schedule != "onecycle", "the other values of optim.schedule than 'onecycle'"),
     ):
         if not used and _is_set(optim, usual, name):
             found.append(f"optim.{name}={getattr(optim, name)} is only for {where}")

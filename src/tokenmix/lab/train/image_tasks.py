@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...errors import MixerError
 from ...models import ImageDensity, evaluation_mode
@@ -30,7 +29,7 @@ from .config import RunConfig
 from .constant import Constant, shares
 from .image_data_config import ImageDataConfig, check_images, check_tau
 from .registry import TaskData
-from .task import Evaluate, Task, check_unchanged, per_cent
+from .task import Evaluate, Task, check_unchanged, per_cent, timed
 from .text_task import streaming_cost
 
 STEPS_AHEAD = 100_000  # steps to plan ahead when only time limits the run
@@ -55,7 +54,7 @@ class ClassScore:
     cross_entropy: float
     images: int
     image_size: tuple[int, int]
-    seconds: float
+    seconds: float = 0.0
     top1_many: float | None = None
     top1_medium: float | None = None
     top1_few: float | None = None
@@ -79,7 +78,7 @@ class DensityScore:
     bits_per_dim: float
     images: int
     dims: int
-    seconds: float
+    seconds: float = 0.0
 
     def text(self) -> str:
         return f"{self.bits_per_dim:.4f} bits/dim over {self.images:,} images of {self.dims:,} sub-pixels"
@@ -175,6 +174,17 @@ class ImageTask(Task):
     def eval_options(self) -> Options:
         return {"max_images": self.train.eval_images}
 
+    def held_out(self, split: str, limit: int | None, size: int | tuple[int, int] | None = None) -> Iterator[Any]:
+        """Yield the first images of a split, as the model reads them, and their classes."""
+        return eval_batches(
+            self.images.split(split),
+            **self.pixels,
+            batch_size=self.train.eval_batch,
+            image_size=self.model.image_size if size is None else size,
+            channels=self.model.channels,
+            limit=limit,
+        )
+
     @property
     def sampler_options(self) -> Options:
         """Return the options common to all samplers of training images."""
@@ -227,7 +237,7 @@ class ClassifyTask(ImageTask):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.of_class(outputs, targets)
 
-    @torch.no_grad()
+    @timed
     def evaluate(
         self, model: Any, split: str, *, image_size: int | tuple[int, int] | None = None, max_images: int | None = None
     ) -> ClassScore:
@@ -238,18 +248,11 @@ class ClassifyTask(ImageTask):
                 training size.
             max_images: evaluate on the first ``max_images`` images; None: all of them.
         """
-        began = time.perf_counter()
         size = self.model.image_size if image_size is None else image_size
-        options = {
-            **self.pixels,
-            "batch_size": self.train.eval_batch,
-            "image_size": size,
-            "channels": self.model.channels,
-            "limit": max_images,
-        }
         right, within, nats, n = 0, 0, 0.0, 0
         of_shots = torch.zeros(2, len(SHOTS), dtype=torch.int64)  # right, all
-        for logits, labels in self._answers(model, eval_batches(self.images.split(split), **options)):
+        for said, classes in self.answers(model, self.held_out(split, max_images, size)):
+            logits, labels = said.float(), classes.to(said.device)
             order = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
             right, within, n = right + int(order[:, 0].sum()), within + int(order.any(1).sum()), n + len(labels)
             nats += float(F.cross_entropy(logits.double(), labels, reduction="sum"))
@@ -259,7 +262,7 @@ class ClassifyTask(ImageTask):
                 of_shots[1] += torch.bincount(shots, minlength=len(SHOTS))
         sides = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         by_shots = {f"top1_{s}": hit / of for s, hit, of in zip(SHOTS, *of_shots.tolist(), strict=True) if of}
-        return ClassScore(right / n, within / n, nats / n, n, sides, time.perf_counter() - began, **by_shots)
+        return ClassScore(right / n, within / n, nats / n, n, sides, **by_shots)
 
     @classmethod
     def score_test_split(cls, evaluate: Evaluate, test_bytes: int | None) -> Record:
@@ -268,14 +271,6 @@ class ClassifyTask(ImageTask):
     def constant(self) -> Constant:
         """Return the model that gives every image the shares of the classes among the training images."""
         return Constant((torch.tensor(self.counts).clamp_min(0.5) / sum(self.counts)).log(), self.places)
-
-    def _answers(self, model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-        device = next(model.parameters()).device
-        with evaluation_mode(model):
-            for images, labels in batches:
-                with autocast(device, self.train.precision):
-                    logits = model(images.to(device))
-                yield logits.float(), labels.to(device)
 
 
 class DensityTask(ImageTask):
@@ -319,9 +314,8 @@ class DensityTask(ImageTask):
         """Return the model that gives every sub-pixel the shares of the values among those of training."""
         return Constant(shares(self.batch, 256), self.places)
 
-    @torch.no_grad()
+    @timed
     def evaluate(self, model: Any, split: str, *, max_images: int | None = None) -> DensityScore:
-        began = time.perf_counter()
         options = {
             "batch_size": self.train.eval_batch,
             "size": self.model.size,
@@ -334,7 +328,7 @@ class DensityTask(ImageTask):
                 with autocast(device, self.train.precision):
                     bits += float(model.bits(tokens.to(device)).double().sum())
                 n += len(tokens)
-        return DensityScore(bits / n, n, math.prod(self.model.size) * self.model.channels, time.perf_counter() - began)
+        return DensityScore(bits / n, n, math.prod(self.model.size) * self.model.channels)
 
     def sample(self, model: ImageDensity, folder: Path, step: int) -> None:
         """Write an image of three rows.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,8 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...models import evaluation_mode
-from ...system.machine import autocast
 from ...types import Options, Record
 from ..data.labelled import LABELLED_SETS, open_labelled
 from ..data.pair_sampler import LengthBuckets, pad_rows
@@ -26,7 +23,7 @@ from .config import RunConfig
 from .registry import TaskData
 from .rundir import RunDir
 from .subword_task import SubwordTask, check_subwords, recorded_texts
-from .task import Evaluate, call_model, per_cent
+from .task import Evaluate, groups_of, per_cent, timed
 
 LABELS = "labels.json"
 READ: dict[str, tuple[Rows, list[str]]] = {}
@@ -91,10 +88,9 @@ class LabelScore:
     matthews: float
     cross_entropy: float
     texts: int
-    seconds: float
+    seconds: float = 0.0
 
     def text(self) -> str:
-        """Return the result as one readable line."""
         return (
             f"{100 * self.accuracy:.2f} % right, F1 {100 * self.f1:.2f}, Matthews {self.matthews:.4f}, cross-entropy "
             + f"{self.cross_entropy:.4f}, {self.texts:,} texts"
@@ -168,8 +164,7 @@ class LabelTask(SubwordTask):
     @classmethod
     def check(cls, config: RunConfig) -> None:
         """Refuse options of labelled texts that are out of range."""
-        data: Any = config.data
-        model: Any = config.model
+        data, model = cast(Any, config.data), cast(Any, config.model)
         check_subwords(data, model, 4)
         if not model.classes:
             raise MixerError(
@@ -217,29 +212,24 @@ class LabelTask(SubwordTask):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs.float(), targets)
 
-    @torch.no_grad()
+    @timed
     def evaluate(self, model: nn.Module, split: str, /, *, max_texts: int | None = None) -> LabelScore:
         """Score the model on a split.
 
         Args:
             max_texts: score only the first texts; None: all.
         """
-        began, device = time.perf_counter(), next(model.parameters()).device
         rows = self.text.split(split)[:max_texts]
         tokens = self.tokens_of(rows)
         order = sorted(range(len(rows)), key=lambda i: len(tokens[i]))
         logits = torch.empty(len(rows), len(self.labels), dtype=torch.float64)
-        with evaluation_mode(model):
-            for at in range(0, len(order), self.train.eval_batch):
-                group = order[at : at + self.train.eval_batch]
-                with autocast(device, self.train.precision):
-                    found = call_model(model, TextBatch(*pad_rows([tokens[i] for i in group])), device)
-                logits[group] = found.double().cpu()
+        groups = groups_of(order, self.train.eval_batch)
+        batches = ((TextBatch(*pad_rows([tokens[i] for i in group])), group) for group in groups)
+        for found, group in self.answers(model, batches):
+            logits[group] = found.double().cpu()
         wanted, said = self.targets(rows), logits.argmax(1)
         nats = float(F.cross_entropy(logits, wanted))
-        return LabelScore(
-            **agreement(wanted, said), cross_entropy=nats, texts=len(rows), seconds=time.perf_counter() - began
-        )
+        return LabelScore(**agreement(wanted, said), cross_entropy=nats, texts=len(rows))
 
     @classmethod
     def score_test_split(cls, evaluate: Evaluate, test_bytes: int | None) -> Record:

@@ -31,11 +31,10 @@ class MaskScore:
     images: int
     pixels: int
     image_size: tuple[int, int]
-    seconds: float
+    seconds: float = 0.0
     iou: dict[str, float] = field(default_factory=dict)
 
     def text(self) -> str:
-        """Return the result as readable lines."""
         size = " x ".join(str(n) for n in self.image_size)
         whole = (
             f"{100 * self.miou:.2f} % mIoU, {100 * self.pixel_accuracy:.2f} % of pixels right, cross-entropy "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -12,17 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...models import evaluation_mode
 from ...models.mae import hidden_patches, kept_count, pixel_loss, pixel_targets
-from ...system.machine import autocast
-from ..data.augment import ImageSampler, eval_batches
+from ..data.augment import ImageSampler
 from ..data.augment_ops import generator
 from ..data.masking import draws_of, kept_patches
 from .config import RunConfig
 from .constant import Zeros
 from .image_data_config import ImageDataConfig
 from .image_tasks import ImageTask
-from .task import call_model
+from .task import timed
 
 MASKS = 3
 """Tells the draws of masks from those of augmentation, which have the numbers 0 to 2."""
@@ -55,10 +53,9 @@ class MaskedScore:
     hidden: float
     images: int
     image_size: tuple[int, int]
-    seconds: float
+    seconds: float = 0.0
 
     def text(self) -> str:
-        """Return the result as one readable line."""
         size = " x ".join(str(n) for n in self.image_size)
         return (
             f"pixel loss {self.pixel_loss:.4f} (a prediction of 0: {self.mean_loss:.4f}) with "
@@ -121,30 +118,22 @@ class MaskedImageTask(ImageTask):
         """Return the model of no light: each patch's own mean, where patches are normalised."""
         return Zeros((self.patches - self.kept, self.model.patch**2 * self.model.channels))
 
-    @torch.no_grad()
+    @timed
     def evaluate(self, model: nn.Module, split: str, /, *, max_images: int | None = None) -> MaskedScore:
         """Score the model on a split. Which patches of an image are hidden depends on its place in the split only.
 
         Args:
             max_images: evaluate on the first ``max_images`` images; None: all of them.
         """
-        began, device = time.perf_counter(), next(model.parameters()).device
         size, total, blank, n = self.model.image_size, 0.0, 0.0, 0
-        batches = eval_batches(
-            self.images.split(split),
-            **self.pixels,
-            batch_size=self.train.eval_batch,
-            image_size=size,
-            channels=self.model.channels,
-            limit=max_images,
-        )
-        with evaluation_mode(model):
-            for images, _ in batches:
-                inputs, targets = self.example(images, draws_of(range(n, n + len(images)), self.patches))
-                with autocast(device, self.train.precision):
-                    said = call_model(model, inputs, device)
-                total += len(images) * float(pixel_loss(said.double(), targets.to(device)))
-                blank += len(images) * float(targets.double().square().mean())
-                n += len(images)
-        share = 1 - self.kept / self.patches
-        return MaskedScore(total / n, blank / n, share, n, (size[0], size[1]), time.perf_counter() - began)
+        for said, targets in self.answers(model, self._held_out_examples(split, max_images)):
+            total += len(said) * float(pixel_loss(said.double(), targets.to(said.device)))
+            blank += len(said) * float(targets.double().square().mean())
+            n += len(said)
+        return MaskedScore(total / n, blank / n, 1 - self.kept / self.patches, n, (size[0], size[1]))
+
+    def _held_out_examples(self, split: str, limit: int | None) -> Iterator[tuple[MaskedImages, Tensor]]:
+        n = 0
+        for images, _ in self.held_out(split, limit):
+            yield self.example(images, draws_of(range(n, n + len(images)), self.patches))
+            n += len(images)

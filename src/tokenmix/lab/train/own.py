@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...models import KINDS, build_model, evaluation_mode
-from ...system.machine import autocast
+from ...models import KINDS, build_model
 from ...types import Record
 from ..data.pair_sampler import IGNORED
 from .config import RunConfig
@@ -23,10 +21,17 @@ from .optim import learning_rate
 from .own_objects import digest, fingerprint, import_object, name_of, pack_state, unpack_state
 from .registry import OwnModel, TaskData
 from .rundir import plain_numbers
-from .task import Inputs, Task, call_model
+from .task import Inputs, Task, timed
 
 Batch = tuple[Inputs, Tensor]
-WITH_STATE = ("state_dict", "load_state_dict")
+FORMS = {
+    "model": "a module, or a function that builds one",
+    "batches": "a function of the step, a list or a loader",
+    "valid": "a list or a loader of batches",
+    "optimizer": "a function of the parameters, or an optimiser",
+    "callbacks": "a list of functions, or of objects with on_step or on_evaluate",
+}
+"""What a part may be; others are functions."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +46,9 @@ class OwnScore:
     """The mean loss over the batches of validation, None where there are none."""
 
     loss: float | None
-    seconds: float
+    seconds: float = 0.0
 
     def text(self) -> str:
-        """Return the result as one readable line."""
         return "no validation batches" if self.loss is None else f"loss {self.loss:.4f}"
 
 
@@ -60,6 +64,16 @@ class Parts:
     schedule: Callable[[int], float] | None = None
     callbacks: Sequence[Any] = ()
     on_log: Callable[[Record], object] | None = None
+
+    def __post_init__(self) -> None:
+        listed = isinstance(self.callbacks, Sequence)
+        for name, each in (self.objects() if listed else {"callbacks": self.callbacks}).items():
+            part, iterable = name.partition(".")[0], hasattr(each, "__iter__")
+            fits = iterable if part == "valid" else callable(each) or (part == "batches" and iterable)
+            fits = fits or (part == "callbacks" and _has_methods(each)) or isinstance(each, torch.optim.Optimizer)
+            if not fits or not listed:
+                said = FORMS.get(part, "a function")
+                raise MixerError(f"train: {part}= takes {said}, got {type(each).__name__} {str(each)[:60]}.")
 
     def objects(self) -> dict[str, Any]:
         """Return the parts that were given, by name; each callback has a number."""
@@ -128,18 +142,14 @@ class Parts:
             raise MixerError("train: valid= belongs to batches=; the data of the config bring their own.")
         if self.valid is not None and iter(self.valid) is self.valid:
             raise MixerError("train: valid= is read at every evaluation; give a list or a loader, not an iterator.")
-        self._warn_of_lost_place()
-        return config
-
-    def _warn_of_lost_place(self) -> None:
-        if self.batches is None or callable(self.batches) or isinstance(self.batches, Sequence):
-            return
-        if not _has_state(self.batches):
+        batches = self.batches
+        if not (batches is None or callable(batches) or isinstance(batches, Sequence) or _has_state(batches)):
             warnings.warn(
-                f"batches ({type(self.batches).__name__}) has no state_dict, so a resumed run begins it anew and its "
+                f"batches ({type(batches).__name__}) has no state_dict, so a resumed run begins it anew and its "
                 "numbers differ; a function of the step, a list, or a loader with a state goes on exactly.",
-                stacklevel=4,
+                stacklevel=3,
             )
+        return config
 
     def build_model(self, config: RunConfig) -> nn.Module:
         """Return the model that was given, or else that of the config."""
@@ -205,7 +215,7 @@ class Parts:
         """Call the callbacks that have this method, or are functions for it, and return their numbers."""
         found: Record = {}
         for each in self.callbacks:
-            call = getattr(each, what, each if what == "on_evaluate" and _is_function(each) else None)
+            call = getattr(each, what, None) if _has_methods(each) else each if what == "on_evaluate" else None
             found |= plain_numbers(call(step, model) or {}) if call is not None else {}
         return found
 
@@ -224,13 +234,12 @@ class Parts:
             given[name].load_state_dict(unpack_state(state, tensors))
 
 
-def _is_function(each: object) -> bool:
-    """Return whether a callback is a plain function, which is called at evaluations."""
-    return callable(each) and not any(hasattr(each, name) for name in ("on_step", "on_evaluate"))
+def _has_methods(each: object) -> bool:
+    return any(hasattr(each, name) for name in ("on_step", "on_evaluate"))
 
 
 def _has_state(each: object) -> bool:
-    return all(callable(getattr(each, name, None)) for name in WITH_STATE)
+    return all(callable(getattr(each, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 class OwnTask(Task):
@@ -256,18 +265,16 @@ class OwnTask(Task):
         """Return the number of class targets that are not -100, which torch's cross entropy ignores; else of rows."""
         return len(targets) if targets.is_floating_point() else int((targets != IGNORED).sum())
 
-    @torch.no_grad()
+    @timed
     def evaluate(self, model: nn.Module, split: str, /, *args: Any, **options: Any) -> OwnScore:
-        began, device = time.perf_counter(), next(model.parameters()).device
         total, count = 0.0, 0
         if split != "valid":
             raise MixerError(f"eval: batches of one's own have the split valid, got {split!r}.")
-        with evaluation_mode(model), autocast(device, self.train.precision):
-            for inputs, targets in self.parts.valid or ():
-                n = self.count_targets(targets)
-                total += float(self.loss(call_model(model, inputs, device), targets.to(device))) * n if n else 0.0
-                count += n
-        return OwnScore(total / count if count else None, time.perf_counter() - began)
+        for said, targets in self.answers(model, self.parts.valid or ()):
+            n = self.count_targets(targets)
+            total += float(self.loss(said, targets.to(next(model.parameters()).device))) * n if n else 0.0
+            count += n
+        return OwnScore(total / count if count else None)
 
 
 def run_model(config: RunConfig, path: Path | str) -> nn.Module:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,9 +14,8 @@ import torch
 from torch import Tensor
 
 from ...errors import MixerError
-from ...models import Seq2Seq, evaluation_mode
+from ...models import Seq2Seq
 from ...system.files import whole_file
-from ...system.machine import autocast
 from ...types import Options, Record
 from ..data.dialogues import fit_parts
 from ..data.pair_sampler import LengthBuckets, PairBatch, pad_rows, pair_batch
@@ -26,7 +24,7 @@ from ..data.translations import PARALLEL_SETS, ParallelText, open_parallel
 from .config import RunConfig
 from .registry import TaskData
 from .subword_task import SubwordTask, check_source, check_subwords, read_tokenizer, token_count, token_loss, token_nats
-from .task import Evaluate, call_model
+from .task import Evaluate, groups_of, timed
 
 METRICS = ("bleu", "chrf", "rouge")
 
@@ -89,7 +87,7 @@ class PairScore:
     cross_entropy: float
     tokens: int
     pairs: int
-    seconds: float
+    seconds: float = 0.0
     beams: int | None = None
     bleu: float | None = None
     chrf: float | None = None
@@ -99,7 +97,6 @@ class PairScore:
     signature: str | None = None
 
     def text(self) -> str:
-        """Return the result as readable lines."""
         whole = (
             f"cross-entropy {self.cross_entropy:.4f}, perplexity {math.exp(min(self.cross_entropy, 700)):,.2f} per "
             + f"subword, {self.tokens:,} of them in {self.pairs:,} pairs"
@@ -153,8 +150,7 @@ class PairTask(SubwordTask):
     @classmethod
     def check(cls, config: RunConfig) -> None:
         """Refuse options of pairs that are out of range."""
-        data: Any = config.data
-        model: Any = config.model
+        data, model = cast(Any, config.data), cast(Any, config.model)
         check_subwords(data, model, 2)
         if not 0 <= data.smoothing < 1:
             raise MixerError(f"config: data.smoothing must be in [0, 1), got {data.smoothing}.")
@@ -227,7 +223,7 @@ class PairTask(SubwordTask):
     def count_targets(self, targets: Tensor) -> int:
         return token_count(targets)
 
-    @torch.no_grad()
+    @timed
     def evaluate(
         self,
         model: Any,
@@ -249,19 +245,15 @@ class PairTask(SubwordTask):
             max_texts: score only the first pairs; None: all.
             written: file for what the model writes, one line per pair.
         """
-        began = time.perf_counter()
         pairs = self.text.split(split)[:max_texts]
         sources, targets = ([t[: self.data.max_tokens - 1] for t in part[:max_texts]] for part in self.tokens_of(split))
         order = sorted(range(len(pairs)), key=lambda i: (len(sources[i]), len(targets[i])))
-        groups = [order[i : i + self.train.eval_batch] for i in range(0, len(order), self.train.eval_batch)]
-        nats, count, device = 0.0, 0, next(model.parameters()).device
-        with evaluation_mode(model):
-            for group in groups:
-                batch, said = pair_batch([sources[i] for i in group], [targets[i] for i in group])
-                with autocast(device, self.train.precision):
-                    logits = call_model(model, batch, device)
-                nats += token_nats(logits, said.to(device))
-                count += token_count(said)
+        groups = groups_of(order, self.train.eval_batch)
+        batches = (pair_batch([sources[i] for i in group], [targets[i] for i in group]) for group in groups)
+        nats, count = 0.0, 0
+        for logits, said in self.answers(model, batches):
+            nats += token_nats(logits, said.to(logits.device))
+            count += token_count(said)
         score: Record = {}
         if beams:
             texts = self.write(model, sources, beams=beams, length_penalty=length_penalty)
@@ -269,7 +261,7 @@ class PairTask(SubwordTask):
                 with whole_file(written) as f:
                     f.write("".join(text.replace("\n", " ") + "\n" for text in texts).encode())
             score = {"beams": beams, **measure_texts(self.data.metrics, texts, [target for _, target in pairs])}
-        return PairScore(nats / count, count, len(pairs), time.perf_counter() - began, **score)
+        return PairScore(nats / count, count, len(pairs), **score)
 
     def write(self, model: Seq2Seq, sources: list[list[int]], **options: Any) -> list[str]:
         """Return the text that the model writes for each source, given as tokens."""
@@ -302,8 +294,7 @@ class PairTask(SubwordTask):
         texts = self.write(model, sources, beams=1)
         rows = zip(pairs, texts, strict=True)
         text = "\n".join(f"source  {a}\ntarget  {b}\nmodel   {said}\n" for (a, b), said in rows)
-        with whole_file(folder / f"step_{step:08d}.txt") as f:
-            f.write(text.encode())
+        self.write_sample(folder, step, text)
 
 
 def write_texts(
@@ -318,8 +309,7 @@ def write_texts(
     """
     found: list[str] = [""] * len(sources)
     order, device = sorted(range(len(sources)), key=lambda i: len(sources[i])), next(model.parameters()).device
-    for at in range(0, len(order), rows):
-        group = order[at : at + rows]
+    for group in groups_of(order, rows):
         tokens, mask = pad_rows([[*sources[i], END] for i in group])
         said = model.generate(tokens.to(device), most, source_mask=mask.to(device), **options)
         for i, row in zip(group, said.tolist(), strict=True):

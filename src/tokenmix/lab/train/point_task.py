@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...models import PointClassifierConfig, PointSegmenterConfig, evaluation_mode
-from ...system.machine import autocast
+from ...models import PointClassifierConfig, PointSegmenterConfig
 from ...types import Record
 from ..data.inventory import Inventory
 from ..data.points import POINT_SETS, Cloud, Jitter, PointSampler, PointSet, open_points, stack_clouds
 from .config import RunConfig
 from .registry import TaskData
-from .task import Inputs, Task, call_model
+from .task import Inputs, Task, groups_of, timed
 
 
 @dataclass(frozen=True)
@@ -77,10 +75,9 @@ class PointClassScore:
     cross_entropy: float
     clouds: int
     points: int
-    seconds: float
+    seconds: float = 0.0
 
     def text(self) -> str:
-        """Return the result as one readable line."""
         return (
             f"{100 * self.accuracy:.2f} % right, {100 * self.class_accuracy:.2f} % as the mean over classes, "
             + f"cross-entropy {self.cross_entropy:.4f}, {self.clouds:,} clouds of {self.points:,} points"
@@ -105,10 +102,9 @@ class PartScore:
     cross_entropy: float
     clouds: int
     points: int
-    seconds: float
+    seconds: float = 0.0
 
     def text(self) -> str:
-        """Return the result as one readable line."""
         return (
             f"instance mIoU {100 * self.instance_miou:.2f} %, category mIoU {100 * self.category_miou:.2f} %, "
             + f"{100 * self.point_accuracy:.2f} % of points right, cross-entropy {self.cross_entropy:.4f}, "
@@ -140,8 +136,7 @@ class PointTask(Task):
     @classmethod
     def check(cls, config: RunConfig) -> None:
         """Refuse options of point clouds that are out of range."""
-        data: Any = config.data
-        model: Any = config.model
+        data, model = cast(Any, config.data), cast(Any, config.model)
         if data.points < model.least_points():
             raise MixerError(
                 f"config: data.points={data.points}, but model.samples={list(model.samples)} and model.neighbours="
@@ -150,8 +145,7 @@ class PointTask(Task):
 
     @classmethod
     def match(cls, config: RunConfig) -> RunConfig:
-        data: Any = config.data
-        model: Any = config.model
+        data, model = cast(Any, config.data), cast(Any, config.model)
         found = data.open()
         parts = {"parts": max(found.labels, 2)} if hasattr(model, "parts") else {}
         return replace(config, model=replace(model, classes=len(found.classes), **parts))
@@ -165,14 +159,11 @@ class PointTask(Task):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs.float().flatten(0, -2), targets.flatten())
 
-    def answers(self, model: nn.Module, split: str) -> Iterator[tuple[list[Cloud], Tensor]]:
+    def predictions(self, model: nn.Module, split: str) -> Iterator[tuple[list[Cloud], Tensor]]:
         """Yield the clouds of a split in batches, and the model's logits in float64."""
-        device = next(model.parameters()).device
-        with evaluation_mode(model):
-            for clouds in batch_clouds(self.set.held_out(split, self.data.points), self.train.eval_batch):
-                with autocast(device, self.train.precision):
-                    logits = call_model(model, self.read_of(*stack_clouds(clouds)[:2]), device)
-                yield clouds, logits.double().cpu()
+        groups = groups_of(self.set.held_out(split, self.data.points), self.train.eval_batch)
+        batches = ((self.read_of(*stack_clouds(clouds)[:2]), clouds) for clouds in groups)
+        return ((clouds, logits.double().cpu()) for logits, clouds in self.answers(model, batches))
 
     def read_of(self, points: Tensor, category: Tensor) -> Inputs:
         """Return what the model reads of a batch."""
@@ -193,20 +184,19 @@ class PointClassTask(PointTask):
         points, category, _ = self.sampler.batch(step)
         return points, category
 
-    @torch.no_grad()
+    @timed
     def evaluate(self, model: nn.Module, split: str, /) -> PointClassScore:
         """Score the classifier on a split."""
-        began, classes = time.perf_counter(), len(self.set.classes)
+        classes = len(self.set.classes)
         (right, count), nats = torch.zeros(2, classes, dtype=torch.float64), 0.0
-        for clouds, logits in self.answers(model, split):
+        for clouds, logits in self.predictions(model, split):
             wanted = torch.tensor([cloud.category for cloud in clouds])
             nats += float(F.cross_entropy(logits, wanted, reduction="sum"))
             hit = wanted[logits.argmax(-1) == wanted]
             right, count = right + hit.bincount(minlength=classes), count + wanted.bincount(minlength=classes)
         n, seen = int(count.sum()), count > 0
         mean = float((right[seen] / count[seen]).mean())
-        took = time.perf_counter() - began
-        return PointClassScore(float(right.sum()) / n, mean, nats / n, n, self.data.points, took)
+        return PointClassScore(float(right.sum()) / n, mean, nats / n, n, self.data.points)
 
 
 class PartTask(PointTask):
@@ -226,11 +216,11 @@ class PartTask(PointTask):
     def count_targets(self, targets: Tensor) -> int:
         return targets.numel()
 
-    @torch.no_grad()
+    @timed
     def evaluate(self, model: nn.Module, split: str, /) -> PartScore:
         """Score the segmenter on a split; it chooses among the parts of each cloud's category, as is usual."""
-        began, found, right, points, nats = time.perf_counter(), [], 0, 0, 0.0
-        for clouds, logits in self.answers(model, split):
+        found, right, points, nats = [], 0, 0, 0.0
+        for clouds, logits in self.predictions(model, split):
             for cloud, each in zip(clouds, logits, strict=True):
                 said = part_labels(each, self.set.parts[cloud.category])
                 found.append((cloud.category, part_iou(said, cloud.parts, self.set.parts[cloud.category])))
@@ -247,7 +237,6 @@ class PartTask(PointTask):
             nats / points,
             n,
             points // n,
-            time.perf_counter() - began,
         )
 
 
@@ -265,18 +254,6 @@ def part_iou(said: Tensor, wanted: Tensor, parts: tuple[int, ...]) -> float:
         union = int((here | there).sum())
         found.append(int((here & there).sum()) / union if union else 1.0)
     return sum(found) / len(found)
-
-
-def batch_clouds(clouds: Iterator[Cloud], n: int) -> Iterator[list[Cloud]]:
-    """Yield lists of up to n clouds."""
-    found: list[Cloud] = []
-    for cloud in clouds:
-        found.append(cloud)
-        if len(found) == n:
-            yield found
-            found = []
-    if found:
-        yield found
 
 
 def check_fits(data: PointSet, model: PointClassifierConfig | PointSegmenterConfig) -> None:

@@ -160,22 +160,11 @@ def _wrong_env(env: object) -> str | None:
     threads = env.get("threads", 1)
     if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
         return f"threads must be an integer from 1 to {MOST_THREADS}, got {threads!r}"
-    for name, shape in {
-        "resumed": list,
-        "corpus": dict,
-        "images": dict,
-        "clouds": dict,
-        "synthetic": dict,
-        "texts": dict,
-        "inventory": dict,
-        "score": dict,
-        "config": str,
-    }.items():
+    objects = ("corpus", "images", "clouds", "synthetic", "texts", "inventory", "score")
+    shapes = {"resumed": (list, "a list"), "config": (str, "a string")} | dict.fromkeys(objects, (dict, "an object"))
+    for name, (shape, said) in shapes.items():
         if not isinstance(env.get(name, shape()), shape):
-            return (
-                f"{name} must be {'an object' if shape is dict else 'a list' if shape is list else 'a string'}, got "
-                + f"{env[name]!r}"
-            )
+            return f"{name} must be {said}, got {env[name]!r}"
     missing = {"bytes", "sha256"} - env["corpus"].keys() if "corpus" in env else None
     return f"corpus has no {min(missing)!r}" if missing else None
 

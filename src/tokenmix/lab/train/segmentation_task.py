@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...models import evaluation_mode
 from ...models.images import both_sides
 from ...models.segmentation import on_grid
-from ...system.machine import autocast
 from ..data.augment_masks import MaskAugment, MaskSampler, mask_batches, resize_pair
 from ..data.bounds import MAX_PIXELS
 from ..data.masks import MASK_SETS, MaskData, open_masks, paint_mask
@@ -25,6 +22,7 @@ from .config import RunConfig
 from .image_tasks import ImageTask, write_grid
 from .mask_scores import MaskScore, accuracies, confusion_matrix, intersection_over_union
 from .registry import TaskData
+from .task import timed
 
 
 @dataclass(frozen=True)
@@ -96,8 +94,7 @@ class SegmentationTask(ImageTask):
     @classmethod
     def check(cls, config: RunConfig) -> None:
         """Refuse options of images with masks that are out of range."""
-        data: Any = config.data
-        model: Any = config.model
+        data, model = cast(Any, config.data), cast(Any, config.model)
         if not 0 < data.valid < 0.5:
             raise MixerError(f"config: data.valid must be above 0 and below 0.5, got {data.valid}.")
         if data.first_label < 0 or (data.ignore is not None and data.ignore < 0):
@@ -126,7 +123,7 @@ class SegmentationTask(ImageTask):
     def count_targets(self, targets: Tensor) -> int:
         return max(int((targets != IGNORED).sum()), 1)  # a batch without a class has a loss of 0
 
-    @torch.no_grad()
+    @timed
     def evaluate(
         self,
         model: nn.Module,
@@ -145,11 +142,10 @@ class SegmentationTask(ImageTask):
                 None: the training size.
             max_images: evaluate on the first ``max_images`` images; None: all of them.
         """
-        began = time.perf_counter()
         size = both_sides(self.model.image_size if image_size is None else image_size, "eval: image_size")
         classes, nats, n = self.model.classes, 0.0, 0
         confusion = torch.zeros(classes, classes, dtype=torch.int64)
-        for logits, truth in self._answers(model, split, size, max_images):
+        for logits, truth in self._predictions(model, split, size, max_images):
             confusion += confusion_matrix(logits.argmax(0), truth, classes).cpu()
             nats += float(F.cross_entropy(logits[None], truth[None], ignore_index=IGNORED, reduction="sum").double())
             n += 1
@@ -159,21 +155,17 @@ class SegmentationTask(ImageTask):
         iou = intersection_over_union(confusion)
         by_name = {c: float(x) for c, x in zip(self.images.classes, iou, strict=True) if not x.isnan()}
         of_pixels, of_classes = accuracies(confusion)
-        seconds = time.perf_counter() - began
-        return MaskScore(float(iou.nanmean()), of_pixels, of_classes, nats / pixels, n, pixels, size, seconds, by_name)
+        return MaskScore(float(iou.nanmean()), of_pixels, of_classes, nats / pixels, n, pixels, size, iou=by_name)
 
-    def _answers(
+    def _predictions(
         self, model: nn.Module, split: str, size: tuple[int, int], limit: int | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield logits (classes, H, W) and mask (H, W) of each image, at the size of its mask."""
-        device = next(model.parameters()).device
         options = {"batch_size": self.train.eval_batch, "image_size": size, "channels": self.model.channels}
-        with evaluation_mode(model):
-            for images, masks in mask_batches(self.images.split(split), limit=limit, **options, **self.pixels):
-                with autocast(device, self.train.precision):
-                    found = model(images.to(device)).float()
-                for logits, mask in zip(found, masks, strict=True):
-                    yield on_grid(logits[None], mask.shape)[0], mask.to(device)
+        batches = mask_batches(self.images.split(split), limit=limit, **options, **self.pixels)
+        for found, masks in self.answers(model, batches):
+            for logits, mask in zip(found.float(), masks, strict=True):
+                yield on_grid(logits[None], mask.shape)[0], mask.to(logits.device)
 
     @torch.no_grad()
     def sample(self, model: nn.Module, folder: Path, step: int) -> None:
@@ -187,7 +179,7 @@ class SegmentationTask(ImageTask):
         size = both_sides(self.model.image_size, "sample")
         read = self.images.split("valid").read
         pairs = [resize_pair(image, mask, size) for image, mask in map(read, range(n))]
-        found = [logits.argmax(0).cpu() for logits, _ in self._answers(model, "valid", size, n)]
+        found = [logits.argmax(0).cpu() for logits, _ in self._predictions(model, "valid", size, n)]
         predicted = [resize_pair(pairs[0][0], labels, size)[1] for labels in found]
         masks = torch.stack([mask for _, mask in pairs] + predicted)
         images = torch.stack([image for image, _ in pairs])

@@ -151,8 +151,6 @@ def _resume(
     changes = changes if given is None else _changed_fields(config, given)
     config = _with_changes(config, changes or {})
     check_sinks(config.train)
-    if moved := moved_schedule(run.config(), config):
-        warnings.warn(f"resume: {moved}", stacklevel=4)
     world = world_of(config)
     device = world.pick_device(config.train.device)
     lock = run.lock() if world.first else nullcontext()
@@ -167,6 +165,8 @@ def _resume(
                 f"resume: train.steps={config.train.steps} is less than the {step} steps that {run.path} has done; "
                 + "give more, or an earlier checkpoint to go back to (--from)."
             )
+        if (moved := moved_schedule(run.config(), config)) and world.first:
+            warnings.warn(f"resume: {moved}", stacklevel=4)
         if step in list_steps(run.checkpoints) or from_step is not None:
             trainer.load(step)
         elif env.get("config", digest_of(trainer.progress.config)) != digest_of(trainer.progress.config):
@@ -208,10 +208,10 @@ def moved_schedule(before: RunConfig, after: RunConfig) -> str:
     then, now, name = before.train.steps, after.train.steps, after.optim.schedule
     if then == now or now is None or name not in ENDING:
         return ""
-    was = "no end by steps" if then is None else f"{then:,}"
+    was, how = "no end by steps" if then is None else f"{then:,}", "shortened" if then and now < then else "stretched"
     return (
-        f"train.steps was {was}, is {now:,}: the {name} schedule is stretched to its new end, so from here on the rate "
-        + f"is that of a run of {now:,} steps, not that of the run so far."
+        f"train.steps was {was}, is {now:,}: the {name} schedule is {how} to its new end, so from here on the rate is "
+        + f"that of a run of {now:,} steps, not that of the run so far."
     )
 
 

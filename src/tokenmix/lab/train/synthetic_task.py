@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,15 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...models import LM, evaluation_mode
-from ...system.machine import autocast
+from ...models import LM
 from ...types import Options, Record
 from ..data.characters import CHARACTER_TASKS, CHARACTERS, text_of
 from ..data.recall import IGNORED
 from ..data.synthetic import Synthetic
 from .config import RunConfig
 from .registry import TaskData
-from .task import Evaluate, Task
+from .task import Evaluate, Task, timed
 from .text_task import check_beyond, check_length, streaming_cost
 
 
@@ -57,7 +55,7 @@ class SyntheticScore:
     targets: int
     sequences: int
     seq_len: int
-    seconds: float
+    seconds: float = 0.0
     names: tuple[str, ...] = ()
     grid: tuple[Cell, ...] | None = None
     passes: int | None = None
@@ -187,8 +185,7 @@ class SyntheticTask(Task):
     def check(cls, config: RunConfig) -> None:
         """Refuse sequences that a model cannot read or that cannot be drawn."""
         check_length(config)
-        data: Any = config.data
-        model: Any = config.model
+        data, model = cast(Any, config.data), cast(Any, config.model)
         if data.held_out < 1:
             raise MixerError(f"config: data.held_out must be positive, got {data.held_out}.")
         if data.vocab is not None and data.vocab > model.vocab:
@@ -224,7 +221,7 @@ class SyntheticTask(Task):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
-    @torch.no_grad()
+    @timed
     def evaluate(
         self,
         model: Any,
@@ -246,13 +243,12 @@ class SyntheticTask(Task):
             MixerError: for an unknown split, sizes the task or the model does not have, and ``passes`` of a model
                 without a loop.
         """
-        began = time.perf_counter()
         if passes is not None and getattr(model, "loop", None) is None:
             raise MixerError("eval: passes is for a looped model (model.loop), and this one has no loop.")
         if lengths is None and samples is not None:
             raise MixerError("eval: samples is the number of sequences for each of lengths, which was not given.")
         parts = self._by_size(model, split, lengths, samples or 100) if lengths else {(): self.split(split)}
-        with evaluation_mode(model), _set_passes(model, passes):
+        with _set_passes(model, passes):
             found = {sizes: self._answers(model, *rows) for sizes, rows in parts.items()}
         answers = list(found.values())
         targets, sequences = sum(a.targets for a in answers), sum(a.sequences for a in answers)
@@ -263,10 +259,11 @@ class SyntheticTask(Task):
             targets,
             sequences,
             max(tokens.shape[1] for tokens, _ in parts.values()),
-            time.perf_counter() - began,
-            self.sequences.sizes if lengths else (),
-            tuple(Cell(n, a.exact / a.sequences, a.right / a.targets) for n, a in found.items()) if lengths else None,
-            passes,
+            names=self.sequences.sizes if lengths else (),
+            grid=tuple(Cell(n, a.exact / a.sequences, a.right / a.targets) for n, a in found.items())
+            if lengths
+            else None,
+            passes=passes,
         )
 
     def _by_size(
@@ -289,11 +286,10 @@ class SyntheticTask(Task):
         return {sizes: self.sequences.of_sizes(sizes, split, samples) for sizes in combinations}
 
     def _answers(self, model: nn.Module, tokens: Tensor, targets: Tensor) -> _Answers:
-        device, right, scored, exact, nats = next(model.parameters()).device, 0, 0, 0, 0.0
-        for x, y in zip(tokens.split(self.train.eval_batch), targets.split(self.train.eval_batch), strict=True):
-            with autocast(device, self.train.precision):
-                logits = model(x.to(device)).float()
-            y = y.to(device)
+        right, scored, exact, nats = 0, 0, 0, 0.0
+        batches = zip(tokens.split(self.train.eval_batch), targets.split(self.train.eval_batch), strict=True)
+        for said, wanted in self.answers(model, batches):
+            logits, y = said.float(), wanted.to(said.device)
             asked, hit = y != IGNORED, logits.argmax(-1) == y
             right, scored = right + int((hit & asked).sum()), scored + int(asked.sum())
             exact += int((hit | ~asked).all(1).sum())

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
+from functools import wraps
+from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ...errors import MixerError
+from ...models import evaluation_mode
+from ...system.calls import call_model as call_by_name
+from ...system.files import whole_file
+from ...system.machine import autocast
 from ...types import Options, Record
 from ..data.augment_ops import generator
 from ..data.inventory import Inventory
@@ -18,41 +27,35 @@ from .config import RunConfig
 from .constant import Constant, shares
 from .registry import TaskData
 
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 """What a model reads: one tensor, or a named tuple or a dictionary of its arguments."""
 
 
 def map_inputs(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
     """Return inputs of the same form with every tensor changed."""
-    if isinstance(inputs, Tensor):
-        return change(inputs)
-    if isinstance(inputs, dict):
-        return {name: change(tensor) for name, tensor in inputs.items()}
-    return type(inputs)(*map(change, inputs))
+    found: Inputs = pytree.tree_map(change, inputs)
+    return found
 
 
 def parts_of(inputs: Inputs, n: int) -> list[Inputs]:
     """Return what the model reads for each of n parts of a batch, or of fewer if it has fewer rows."""
-    return [
-        map_inputs(lambda tensor, i=i: tensor.chunk(n)[i], inputs)  # type: ignore[misc]  # i of this part
-        for i in range(len(first_of(inputs).chunk(n)))
-    ]
+    tensors, form = pytree.tree_flatten(inputs)
+    return [pytree.tree_unflatten(part, form) for part in zip(*(each.chunk(n) for each in tensors), strict=True)]
 
 
 def first_of(inputs: Inputs) -> Tensor:
     """Return the first argument of a model."""
-    return inputs if isinstance(inputs, Tensor) else next(iter(arguments_of(inputs).values()))
-
-
-def arguments_of(inputs: Inputs) -> dict[str, Tensor]:
-    """Return the arguments of a model by name, for inputs that are not one tensor."""
-    return inputs if isinstance(inputs, dict) else inputs._asdict()  # type: ignore[union-attr]  # a named tuple
+    found: Tensor = pytree.tree_leaves(inputs)[0]
+    return found
 
 
 def call_model(model: nn.Module, inputs: Inputs, device: torch.device) -> Any:
     """Return what a model makes of its inputs, moved to its device."""
-    moved = map_inputs(lambda tensor: tensor.to(device, non_blocking=True), inputs)
-    return model(moved) if isinstance(moved, Tensor) else model(**arguments_of(moved))
+    moved: Any = map_inputs(lambda tensor: tensor.to(device, non_blocking=True), inputs)
+    return call_by_name(model, moved._asdict() if hasattr(moved, "_asdict") else moved)
 
 
 def zero_loss(outputs: Tensor) -> Tensor:
@@ -85,6 +88,26 @@ def per_cent(score: object, *names: str) -> dict[str, float]:
     """Return the shares of a score on the test split that are not None, in per cent, as a sweep records them."""
     found = {f"test_{name}": getattr(score, name) for name in names}
     return {name: round(100 * share, 3) for name, share in found.items() if share is not None}
+
+
+def timed(evaluate: Callable[P, S]) -> Callable[P, S]:
+    """Make an evaluation compute no gradients, and its score hold the seconds that it took."""
+
+    @wraps(evaluate)
+    def scored(*args: P.args, **options: P.kwargs) -> S:
+        began = time.perf_counter()
+        with torch.no_grad():
+            found: Any = evaluate(*args, **options)
+        return cast(S, replace(found, seconds=time.perf_counter() - began))
+
+    return scored
+
+
+def groups_of(items: Iterable[T], n: int) -> Iterator[list[T]]:
+    """Yield lists of up to n items."""
+    left = iter(items)
+    while group := list(islice(left, n)):
+        yield group
 
 
 class Score(Protocol):
@@ -232,6 +255,15 @@ class Task(ABC):
     def evaluate(self, model: nn.Module, split: str, /, *args: Any, **options: Any) -> Any:
         """Score the model on a split, or on the part of it that the options select."""
 
+    def answers(self, model: nn.Module, batches: Iterable[tuple[Inputs, T]]) -> Iterator[tuple[Any, T]]:
+        """Yield what a model says of each batch, in evaluation mode, and what came beside the inputs."""
+        device = next(model.parameters()).device
+        with evaluation_mode(model):
+            for inputs, beside in batches:
+                with autocast(device, self.train.precision):
+                    said = call_model(model, inputs, device)
+                yield said, beside
+
     def eval_options(self) -> Options:
         """Return the options of the evaluations during training."""
         return {}
@@ -303,6 +335,12 @@ class Task(ABC):
 
     def sample(self, model: Any, folder: Path, step: int) -> None:  # noqa: B027  (optional)
         """Write samples of the model into the folder, if this task makes any."""
+
+    @staticmethod
+    def write_sample(folder: Path, step: int, text: str | bytes) -> None:
+        """Write a text as the sample of a step."""
+        with whole_file(folder / f"step_{step:08d}.txt") as f:
+            f.write(text.encode() if isinstance(text, str) else text)
 
     def model_facts(self, model: Any) -> Record:
         """Return what env.json records of the model beside the number of its parameters."""

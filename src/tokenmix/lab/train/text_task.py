@@ -17,7 +17,6 @@ from ...errors import MixerError
 from ...mixers import Mixer, state_bytes
 from ...models import LM, build_model, evaluation_mode
 from ...positions.rotary import rescale_rotary
-from ...system.files import whole_file
 from ...types import Options, Record
 from ..data import CORPORA, Bounds, Corpus, Sampler, open_corpus
 from ..data.inventory import Inventory
@@ -232,8 +231,7 @@ class TextTask(Task):
         text = continue_bytes(
             model, prompt, min(train.sample_bytes, limit - len(prompt)), temperature=0.8, seed=train.seed
         )
-        with whole_file(folder / f"step_{step:08d}.txt") as f:
-            f.write(text)
+        self.write_sample(folder, step, text)
 
     def model_facts(self, model: LM) -> Record:
         return streaming_cost(model)
