@@ -16,13 +16,14 @@ from torch import Tensor
 from tokenmix import reference
 from tokenmix.kernels.triton import aft_band as band
 from tokenmix.kernels.triton import aft_full as full
-from tokenmix.kernels.triton._tiles import BY_DTYPE
+from tokenmix.kernels.triton import launch
 from tokenmix.testing.inputs import adversarial_keys
 from tokenmix.testing.tolerances import ADVERSARIAL
 from tokenmix.testing.tolerances import BY_DTYPE as TOLERANCES
 
-SMALL: dict[str, Any] = {"rows": 32, "features": 32, "keys": 16, "segment": 32, "block": 32}
+SMALL = full.Sizes(rows=32, features=32, step=32, keys=32, held=32 * 64)
 BLOCK = (16, 32)
+launch.SUMMED = 16
 
 
 def drawn(*shape: int, seed: int, dtype=torch.float32) -> Tensor:
@@ -121,8 +122,7 @@ def whole(
     def dense(q, k, v, w, w2):
         return wanted(q, k, v, (w if w2 is None else w @ w2.mT)[:, None], mask, causal)
 
-    tiles = BY_DTYPE[dtype]._replace(**SMALL)
-    compare(full, (q if gate else None, k, v, w, w2), mask, causal, dense, tol or TOLERANCES[dtype], said, tiles=tiles)
+    compare(full, (q if gate else None, k, v, w, w2), mask, causal, dense, tol or TOLERANCES[dtype], said, sizes=SMALL)
 
 
 def near(
