@@ -9,7 +9,7 @@ import pytest
 
 from triton_process import HERE, run
 
-CHECKS = ("full_shapes full_masks full_adversarial", "band_shapes band_masks", "band_adversarial")
+CHECKS = ("full_shapes full_masks full_adversarial", "band_shapes", "band_masks", "band_adversarial")
 
 
 @pytest.mark.parametrize("check", CHECKS)
