@@ -2,7 +2,8 @@
 
     python benchmarks/gpu_minutes.py 1  # compile, profile each kernel, replay CUDA graphs, compare with float64
     python benchmarks/gpu_minutes.py 2  # time all forms beside torch's attention; train, compiled too, and twice
-    python benchmarks/gpu_minutes.py 1 2 --rehearse  # both without a GPU, in Triton's interpreter on small sizes
+    python benchmarks/gpu_minutes.py 1 2 --rehearse  # both without a GPU, in Triton's interpreter on small sizes,
+                                                     # checks of all forms and the rest of two
 
 Besides the checkout they need torch with CUDA, its triton, a C compiler (for ``torch.compile``) and, for one row that
 is recorded as failed otherwise, fla; no network, no data: the text that is trained on is that of docs/. Kernels are
@@ -69,11 +70,13 @@ class Sizes(NamedTuple):
     batch: int = 16
     width: int = 384
     layers: int = 6
+    forms: tuple[str, ...] = ()  # that are compiled, profiled, captured and timed; () for all
 
 
 REHEARSED = Sizes(
-    (9,), 9, 8, 2, ((1, 9, 4, 2),), (torch.bfloat16,), ("spike",), 2**10, 16, 1, 1, steps=1, batch=1, width=8, layers=3
-)
+    (9,), 9, 8, 2, ((1, 9, 4, 2),), (torch.bfloat16,), ("spike",), 2**10, 16, 1, 1, steps=1, batch=1, width=8, layers=3,
+    forms=("hydra causal", "aft_full causal"),
+)  # fmt: skip
 BYTES = {"forward": 6, "both": 15}  # tensors of (B, T, D) that a three-launch scan must move
 DECAYED = {"forward": 8, "both": 22}  # the same with log-decays
 
@@ -159,7 +162,8 @@ def timed_form(name: str, T: int, sizes: Sizes) -> tuple[Callable[..., Tensor], 
 
 def timed_names(T: int, sizes: Sizes) -> list[str]:
     """Return the forms that are timed: the causal ones."""
-    return [name for name in forms(T, sizes.dim, sizes.heads, torch.bfloat16) if "causal" in name]
+    names = [name for name in forms(T, sizes.dim, sizes.heads, torch.bfloat16) if "causal" in name]
+    return [name for name in names if name in (sizes.forms or names)]
 
 
 def compilation(sizes: Sizes, until: float) -> Rows:
@@ -200,6 +204,8 @@ def graphs(sizes: Sizes, until: float) -> Rows:
     """Capture forward and backward of each form as a CUDA graph, and compare its replay on other inputs to the bit."""
     B, T, D, heads = sizes.checks[-1]
     for name, (form, parameters) in forms(T, D, heads, torch.bfloat16).items():
+        if name not in (sizes.forms or (name,)):
+            continue
         if time.monotonic() > until:
             yield {"form": name, "not reached": True}
             continue

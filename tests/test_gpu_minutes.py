@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+import torch
+
+import gpu_minutes
 from triton_process import HERE, run
 
 
@@ -20,7 +23,14 @@ def test_both_calls_end_to_end(tmp_path):
     assert failed <= {"fla linear attention", "flex sliding window"}  # flex attention has no gradient on a CPU
     assert all(row["equal"] for row in parts["graphs"])
     assert all(row["kept"] for row in parts["checks"])
+    assert len({row["form"] for row in parts["checks"]}) == 13
     assert [row.get("equal to the bit") for row in parts["training"]] == [None, True, None]
-    forms = {row["form"] for row in parts["checks"]}
-    assert {row["form"] for row in parts["profile"]} == {name for name in forms if "causal" in name}
+    assert {row["form"] for row in parts["profile"]} == set(gpu_minutes.REHEARSED.forms)
     assert all(row["us and launches"] for row in parts["profile"])
+
+
+def test_a_rehearsal_checks_every_form_and_a_run_times_all_causal_ones(monkeypatch):
+    monkeypatch.setattr(gpu_minutes, "DEVICE", "cpu")
+    forms = gpu_minutes.forms(9, 8, 2, torch.float32)
+    assert len(forms) == 13
+    assert gpu_minutes.timed_names(9, gpu_minutes.Sizes()) == [name for name in forms if "causal" in name]

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from tokenmix.kernels.triton.aot import COUNTS, Compiled
+from tokenmix.kernels.triton.launch import multiply, record_launches
 from tokenmix.kernels.triton.limits import LENGTHS, benchmark_work, broken_rules, describe
 
 ROOT = Path(__file__).parent.parent
@@ -66,6 +68,24 @@ def test_no_form_at_four_times_the_length_has_a_grid_too_small():
     small = {(row["form"], row["kernel"]) for row in RECORDED if row["programs"] < 264}
     found = {(w.form, w.kernel) for w in benchmark_work(LENGTHS[1]) if w.programs < 264}
     assert found <= small
+
+
+def test_a_product_of_bfloat16_is_in_float32_and_counted():
+    a, b = torch.empty(1, 4, 8, dtype=torch.bfloat16, device="meta"), torch.empty(3, 8, 2, dtype=torch.bfloat16)
+    out = torch.empty(3, 4, 2, device="meta")
+    multiply(a.expand(3, -1, -1), b.to("meta"), out)  # there is no such product on a CPU
+    with record_launches() as made:
+        multiply(a.expand(3, -1, -1), b, out)
+    assert [(one.kernel.__name__, one.flops) for one in made] == [("multiply", 2 * 3 * 4 * 2 * 8)]
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_a_product_of_float32_is_summed_in_parts(monkeypatch, add):
+    monkeypatch.setattr("tokenmix.kernels.triton.launch.SUMMED", 3)
+    a, b, out = (torch.randn(*shape, dtype=torch.float32) for shape in ((2, 5, 8), (2, 8, 4), (2, 5, 4)))
+    want = a.double() @ b.double() + (out.double() if add else 0.0)
+    multiply(a, b, out, add=add)
+    assert torch.allclose(out.double(), want, atol=1e-5)
 
 
 def test_a_gpu_is_offered_only_what_has_beaten_attention_on_one():

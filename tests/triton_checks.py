@@ -241,7 +241,7 @@ def hydra_all() -> None:
         (1, 1, 3, "identity", False, 1.0),
         (2, 66, 3, "cosine", False, 1.0),
         (2, 9, 67, "cosine", True, 1e25),
-        (3, 9, 130, "identity", True, 1.0),
+        (3, 9, 2, "identity", True, 1.0),
     )
     for causal, (B, T, D, feature, mean, size) in itertools.product((True, False), cases):
         q, k, v = qkv(B, T, T, D)
@@ -254,8 +254,9 @@ def hydra_all() -> None:
         got = [y, *hydra_kernels.backward(g, q, k, v, mask, saved, **options)]
         error = worst(list(zip(got, [ref, *torch.autograd.grad(ref, leaves, g.double())], strict=True)))
         assert error < 1e-5, (causal, B, T, D, feature, mean, error)
-        half = hydra_kernels.forward(*(a.bfloat16() for a in (q, k, v)), mask, **options, save=False)[0]
-        assert worst([(half, ref)]) < 2e-2
+        if T == 66:
+            half = hydra_kernels.forward(*(a.bfloat16() for a in (q, k, v)), mask, **options, save=False)[0]
+            assert worst([(half, ref)]) < 2e-2
 
 
 def linear_adversarial() -> None:
@@ -266,11 +267,12 @@ def linear_adversarial() -> None:
 def linear_shapes() -> None:
     shapes = (
         (1, 2, 3, 1, torch.float32),
-        (2, 66, 70, 2, torch.float32),
+        (1, 66, 70, 2, torch.float32),
         (1, 9, 66, 1, torch.bfloat16),
         (1, 70, 6, 2, torch.float16),
     )
-    for causal, feature, (B, T, D, heads, dtype) in itertools.product((True, False), ("elu", "exp"), shapes):
+    runs = itertools.product((True, False), (("elu", shapes[::2]), ("exp", shapes[1::2])))  # the masks have the others
+    for causal, feature, (B, T, D, heads, dtype) in ((c, f, one) for c, (f, some) in runs for one in some):
         error = worst(
             both(
                 functional.linear_attention,
@@ -281,7 +283,7 @@ def linear_shapes() -> None:
         )
         assert error < TOL[dtype], (causal, feature, B, T, D, dtype, error)
     for S in (3, 530):  # of one segment and of two
-        assert worst(both(functional.linear_attention, qkv(2, 70, S, 20), {"heads": 2}, backend="triton")) < 1e-5, (
+        assert worst(both(functional.linear_attention, qkv(1, 70, S, 20), {"heads": 2}, backend="triton")) < 1e-5, (
             "queries over other keys"
         )
     one = [a.requires_grad_() for a in qkv(1, 1, 1, 4)]
@@ -304,7 +306,7 @@ def linear_jumps() -> None:
     Only chunks with such a rise go pair by pair, and what is before and after them stays exact.
     """
     at = torch.arange(200)[:, None]
-    q, k, v = qkv(2, 200, 200, 8)
+    q, k, v = qkv(1, 200, 200, 8)
     k = k + torch.where(at < 90, -120.0, 0.0) + torch.where(at >= 170, 80.0, 0.0)
     for feature in ("exp", "elu"):
         assert (
@@ -319,11 +321,11 @@ def linear_jumps() -> None:
             < 1e-5
         ), feature
     saved = linear.forward(q, k, v, None, heads=2, elu=False, causal=True, save=True)[1]
-    assert saved.flatten()[-16:].view(4, 4).tolist() == [[0.0, 1.0, 1.0, 0.0]] * 4
-    padded = torch.arange(200).expand(2, -1) >= 70  # the queries that see nothing make no chunk slow
+    assert saved.flatten()[-8:].view(2, 4).tolist() == [[0.0, 1.0, 1.0, 0.0]] * 2
+    padded = torch.arange(200).expand(1, -1) >= 70  # the queries that see nothing make no chunk slow
     assert (
-        not linear.forward(*qkv(2, 200, 200, 8), padded, heads=2, elu=True, causal=True, save=True)[1]
-        .flatten()[-16:]
+        not linear.forward(*qkv(1, 200, 200, 8), padded, heads=2, elu=True, causal=True, save=True)[1]
+        .flatten()[-8:]
         .any()
     )
 
@@ -349,10 +351,10 @@ def linear_masks() -> None:
 
 
 def linear_large() -> None:
-    for causal, feature, size in itertools.product((True, False), ("elu", "exp"), (1e4, 1e6)):
-        args = [(a * s).requires_grad_() for a, s in zip(qkv(1, 70, 70, 3), (1.0, size, 1.0), strict=True)]
+    for causal, feature in itertools.product((True, False), ("elu", "exp")):
+        args = [(a * s).requires_grad_() for a, s in zip(qkv(1, 70, 70, 3), (1.0, 1e6, 1.0), strict=True)]
         y = functional.linear_attention(*args, heads=1, causal=causal, feature=feature, backend="triton")
-        assert all(bool(a.isfinite().all()) for a in (y, *torch.autograd.grad(y.sum(), args))), (causal, feature, size)
+        assert all(bool(a.isfinite().all()) for a in (y, *torch.autograd.grad(y.sum(), args))), (causal, feature)
 
 
 def linear_does_not_drift() -> None:

@@ -16,13 +16,14 @@ from torch import Tensor
 from tokenmix import reference
 from tokenmix.kernels.triton import aft_band as band
 from tokenmix.kernels.triton import aft_full as full
-from tokenmix.kernels.triton._tiles import BY_DTYPE
+from tokenmix.kernels.triton import launch
 from tokenmix.testing.inputs import adversarial_keys
 from tokenmix.testing.tolerances import ADVERSARIAL
 from tokenmix.testing.tolerances import BY_DTYPE as TOLERANCES
 
-SMALL: dict[str, Any] = {"rows": 32, "features": 32, "keys": 16, "segment": 32, "block": 32}
+SMALL = full.Sizes(rows=32, features=32, step=32, keys=32, held=32 * 64)
 BLOCK = (16, 32)
+launch.SUMMED = 16
 
 
 def drawn(*shape: int, seed: int, dtype=torch.float32) -> Tensor:
@@ -106,9 +107,10 @@ def whole(
     mask=None,
     gate=True,
     tol=None,
+    B=1,
 ) -> None:
     """One call of AFT-full."""
-    B = 2 if mask is not None or Bw > 1 else 1
+    B = 2 if mask is not None or Bw > 1 else B
     q, v = drawn(B, T, D, seed=1, dtype=dtype), drawn(B, S, D, seed=3, dtype=dtype)
     k = drawn(B, S, D, seed=2, dtype=dtype) if keys is None else keys.to(dtype)
     w, w2 = ((torch.rand(Bw, n, r or S, generator=torch.Generator().manual_seed(n + 4)) * 2 - 1) for n in (T, S))
@@ -121,8 +123,7 @@ def whole(
     def dense(q, k, v, w, w2):
         return wanted(q, k, v, (w if w2 is None else w @ w2.mT)[:, None], mask, causal)
 
-    tiles = BY_DTYPE[dtype]._replace(**SMALL)
-    compare(full, (q if gate else None, k, v, w, w2), mask, causal, dense, tol or TOLERANCES[dtype], said, tiles=tiles)
+    compare(full, (q if gate else None, k, v, w, w2), mask, causal, dense, tol or TOLERANCES[dtype], said, sizes=SMALL)
 
 
 def near(
@@ -140,9 +141,10 @@ def near(
     mask=None,
     gate=True,
     tol=None,
+    B=1,
 ) -> None:
     """One call of AFT-local (h = 0) or AFT-conv."""
-    B = 2 if mask is not None or Bw > 1 else 1
+    B = 2 if mask is not None or Bw > 1 else B
     q, v = drawn(B, T, D, seed=1, dtype=dtype), drawn(B, T, D, seed=3, dtype=dtype)
     k = drawn(B, T, h or D, seed=2, dtype=dtype) if keys is None else keys.to(dtype)
     w = (torch.rand(Bw, h or 1, 1 if h else T, L, generator=torch.Generator().manual_seed(4)) * 2 - 1) * span
@@ -164,7 +166,7 @@ def holes(T: int) -> Tensor:
 
 def full_shapes() -> None:
     whole("one token", 1, 1, 1, causal=True)
-    whole("two blocks of rows", 40, 40, 3, causal=True)
+    whole("two blocks of rows", 40, 40, 3, causal=True, B=2)
     whole("cross", 5, 40, 33, causal=False, gate=False)
     whole("factors", 35, 35, 2, causal=True, r=3)
     whole("bfloat16", 36, 36, 5, causal=True, dtype=torch.bfloat16)
@@ -194,9 +196,9 @@ def full_adversarial() -> None:
 
 def band_shapes() -> None:
     near("one token", 1, 1, 3, causal=True)
-    near("local", 40, 3, 5, causal=True)
+    near("local", 40, 3, 5, causal=True, B=2)
     near("local, all", 40, 3, 21, causal=False, gate=False)
-    near("conv", 40, 4, 5, causal=True, h=2)
+    near("conv", 40, 4, 5, causal=True, h=2, B=2)
     near("conv, all", 19, 4, 5, causal=False, h=2, Bw=2)
     near("bfloat16", 36, 5, 3, causal=True, dtype=torch.bfloat16)
     near("float16", 36, 5, 3, causal=False, dtype=torch.float16)

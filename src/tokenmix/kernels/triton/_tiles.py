@@ -1,4 +1,4 @@
-"""Hold what the tensor-core kernels share: units, exponentials, masks, the gate, and the sizes of tiles by dtype.
+"""Hold what the tensor-core kernels share: units, exponentials, masks, the gate, and how each dtype is multiplied.
 
 Half precision uses powers of two with whole numbers as maxima, so that a larger maximum changes no rounded number.
 float32 uses natural exponents, also with whole maxima, so that the sum of two of them is exact.
@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...types import Options
 from . import INTERPRETED
 
 DEAD = tl.constexpr(-3.4028234663852886e38)  # float32's minimum: a key that counts as masked
@@ -125,31 +124,23 @@ def tile_of(start, n):
     return start + tl.program_id(0) + tl.num_programs(0) * n
 
 
-class Tiles(NamedTuple):
-    """Hold the sizes by which the work is cut, and how to multiply."""
+class Numbers(NamedTuple):
+    """Hold how numbers of a dtype are multiplied."""
 
-    rows: int  # output rows (queries, or keys in the backward pass) of a tile
-    features: int
-    keys: int  # the contracted tokens of one step
-    segment: int  # keys that share their maximum
-    block: int  # rows whose weights are held at once
-    warps: int
     operand: torch.dtype
     precision: str
     base2: bool
     drop: int  # bits of a float32 that the product ignores
-    split: bool  # sums in two levels
-    registers: int = 0  # what a thread may use; 0 leaves it to ptxas
+    registers: int = 0  # what a thread may use beside products; 0 leaves it to ptxas
 
 
 # the interpreter cannot multiply bfloat16, so it takes the same numbers in float32
 _BFLOAT = (torch.float32, 16) if INTERPRETED else (torch.bfloat16, 0)
 
 BY_DTYPE = {
-    torch.bfloat16: Tiles(128, 64, 64, 1024, 2048, 8, _BFLOAT[0], "tf32", True, _BFLOAT[1], False),
-    # float16's precision with the range of float32
-    torch.float16: Tiles(128, 64, 32, 1024, 2048, 8, torch.float32, "tf32", True, 13, False),
-    torch.float32: Tiles(64, 32, 16, 256, 2048, 4, torch.float32, "ieee", False, 0, True, 168),
+    torch.bfloat16: Numbers(_BFLOAT[0], "tf32", True, _BFLOAT[1]),
+    torch.float16: Numbers(torch.float32, "tf32", True, 13),  # float16's precision with the range of float32
+    torch.float32: Numbers(torch.float32, "ieee", False, 0, 168),
 }
 
 
@@ -175,8 +166,3 @@ def rows(a: Tensor) -> Tensor:
 def strides(a: Tensor | None) -> tuple[int, int]:
     """Return the element strides of batch and time."""
     return (0, 0) if a is None else (a.stride(0), a.stride(1))
-
-
-def constants(t: Tiles) -> Options:
-    """Return the constants that every kernel with products takes."""
-    return {"BASE2": t.base2, "PRECISION": t.precision, "SPLIT": t.split}

@@ -39,7 +39,7 @@ from ._tiles import (
     LOOK,
     NONE,
     PROGRAMS,
-    Tiles,
+    Numbers,
     is_marked,
     key,
     load_marks,
@@ -662,7 +662,7 @@ class _Call:
         w: Tensor,
         mask: Tensor | None,
         causal: bool,
-        tiles: Tiles | None,
+        tiles: Numbers | None,
         block: tuple[int, int] | None,
         saved: Tensor | None = None,
         save: bool = True,
@@ -780,7 +780,7 @@ def saved_shapes(
     return [(sum(_sizes(k, v, w, causal, BY_DTYPE[v.dtype], BLOCK[v.dtype])),)]
 
 
-def _sizes(k: Tensor, v: Tensor, w: Tensor, causal: bool, t: Tiles, block: tuple[int, int]) -> list[int]:
+def _sizes(k: Tensor, v: Tensor, w: Tensor, causal: bool, t: Numbers, block: tuple[int, int]) -> list[int]:
     """Return how many float32 hold y, denominators, marks, sums of blocks, of those before and after each, and X."""
     (B, T, D), (BLK, N) = v.shape, block
     NB, strips = -(-T // BLK), _strips(k, v, w, N)
@@ -801,7 +801,7 @@ def _heads(k: Tensor, v: Tensor, w: Tensor) -> int:
 
 def forward(
     q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, *,
-    causal: bool, save: bool, tiles: Tiles | None = None, block: tuple[int, int] | None = None,
+    causal: bool, save: bool, tiles: Numbers | None = None, block: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Compute y_t = gate(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts), where w_ts = 0 outside the band.
 
@@ -828,7 +828,7 @@ def forward(
 
 def backward(
     g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, y: Tensor, saved: Tensor, *,
-    causal: bool, tiles: Tiles | None = None, block: tuple[int, int] | None = None,
+    causal: bool, tiles: Numbers | None = None, block: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return dq (empty without q), dk, dv, and dw shaped like w; ``saved`` is that of ``forward``, its y unused."""
     c, g = _Call(q, k, v, w, mask, causal, tiles, block, saved), rows(g)

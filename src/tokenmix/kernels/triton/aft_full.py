@@ -1,19 +1,18 @@
-"""Run AFT-full in Triton, on the tensor cores, feature by feature.
+"""Run AFT-full on a GPU: products of matrices by torch, that is cuBLAS, and what is between them in Triton.
 
     y_t = gate(q_t) * sum_s e^{k_s + w_ts} v_s / sum_s e^{k_s + w_ts}
     E_ts = e^{w_ts - r_t},  X_s = [e^{k_s - m} v_s | e^{k_s - m}],  [num | den] = E X
 
-r_t is the largest weight of row t and m the largest key of each feature: over all keys or, in the causal form, over the
-keys up to the end of a segment, so that m grows from segment to segment and the sums are rescaled in between. Both are
-rounded up to whole numbers. E, without its future, is written once for a block of rows and serves the whole batch.
+r_t is the largest weight of row t and m the largest key of each feature, both rounded up to whole numbers. E, without
+its future, is written once for a block of rows and serves the whole batch. Rows are multiplied 256 or more at a time,
+in the causal form with the keys up to their end; shorter products would read X too often.
 
 If a denominator comes out below 2^-60, a term that counts may have been lost to underflow: its tile is marked, and
 another kernel computes it again under the maximum of every row and feature. Such denominators are saved with a minus
-sign, and their part of the gradients is summed term by term too.
+sign, with y in place of the numerator, and their part of the gradients is summed term by term too.
 
 Backward, with Z_t = [g_t / D_t | -g_t y_t / D_t]: [G | P] = E^T Z, dv = e^{k - m} G, dk = e^{k - m} (v G + P),
-dw = E * (Z X^T). Keys collect from the last segment of rows to their own, rescaled from segment to segment by factors
-of at most 1. All sums have a fixed order.
+dw = E * (Z X^T). All sums are in float32, in a fixed order.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...types import Options
 from ._tiles import (
     BY_DTYPE,
     CAP,
     LIMIT,
     LOOK,
     NONE,
-    PROGRAMS,
-    Tiles,
-    constants,
+    Numbers,
     is_marked,
     key,
     marks_grid,
@@ -52,17 +51,17 @@ from ._tiles import (
     valid_keys,
     weights,
 )
-from .launch import bytes_of, launch
+from .launch import add_batch, bytes_of, launch, multiply
 
 
 @triton.jit
 def row_weights(
-    W, E, R, row0, n, S, w_batch, w_row, SP, RP,
-    CAUSAL: tl.constexpr, BASE2: tl.constexpr, DROP: tl.constexpr, TILE: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
+    W, E, R, row0, n, S, w_batch, w_row, SP, RP, step,
+    CAUSAL: tl.constexpr, BASE2: tl.constexpr, DROP: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """Compute r_t and E (Bw, RP, SP) of a block of rows.
 
-    E is zero in the future (as far as it is read, to the end of a TILE) and beyond the end.
+    E is zero in the future (as far as it is read, to the next multiple of ``step``) and beyond the end.
     """
     i, s = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, K)
     b = tl.program_id(1).to(tl.int64)
@@ -81,7 +80,7 @@ def row_weights(
     tl.store(R + b * RP + i, top)
     last = SP
     if CAUSAL:
-        last = tl.minimum(SP, tl.cdiv(row0 + (tl.program_id(0) + 1) * M, TILE) * TILE)
+        last = tl.minimum(SP, tl.cdiv(row0 + (tl.program_id(0) + 1) * M, step) * step)
     for s0 in span(0, last, K):
         ok = (i < n)[:, None] & (s0 + s < S)[None, :]
         if CAUSAL:
@@ -107,7 +106,7 @@ def key_maxima(
     K: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Compute the largest key of each segment, rounded up: REF (B, NSEG, DP)."""
+    """Compute the largest key of each segment of SEG, rounded up: REF (B, NSEG, DP)."""
     pn, seg, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     c = pn * N + tl.arange(0, N)
     top = tl.full([N], NONE, tl.float32)
@@ -121,10 +120,10 @@ def key_maxima(
 
 @triton.jit
 def key_terms(
-    K_, V, MASK, REF, X, S, D, DP, SP, NSEG, k_batch, k_row, v_batch, v_row,
-    BASE2: tl.constexpr, DROP: tl.constexpr, SEG: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
+    K_, V, MASK, REF, X, S, D, DP, SP, k_batch, k_row, v_batch, v_row,
+    BASE2: tl.constexpr, DROP: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Compute X (B, SP, 2 DP) in units of its segment's maximum; zero for masked keys and beyond the end."""
+    """Compute X (B, SP, 2 DP) in units of the largest key, REF (B, DP); zero for masked keys and beyond the end."""
     c, s, b = (
         tl.program_id(0) * N + tl.arange(0, N),
         tl.program_id(1) * K + tl.arange(0, K),
@@ -133,8 +132,7 @@ def key_terms(
     ok = valid_keys(MASK, b, s, S)[:, None] & (c < D)[None, :]
     k, live = key(K_ + b * k_batch + s[:, None] * k_row + c[None, :], ok, BASE2)
     v = tl.load(V + b * v_batch + s[:, None] * v_row + c[None, :], mask=ok & live, other=0.0).to(tl.float32)
-    seg = tl.minimum(tl.program_id(1) * K // SEG, NSEG - 1)
-    ref = tl.load(REF + (b * NSEG + seg) * DP + c)
+    ref = tl.load(REF + b * DP + c)
     e = tl.where(ok & live, power(k - ref[None, :], BASE2), 0.0)
     at = X + (b * SP + s[:, None]) * (2 * DP) + c[None, :]
     tl.store(at, operand(e * v, X, DROP))
@@ -142,64 +140,30 @@ def key_terms(
 
 
 @triton.jit
-def row_sums(
-    E, X, REF, FIRST, Q, Y, Y0, DEN, FLAG, row0, n, T, S, D, SP, DP, NSEG, e_batch, q_batch, q_row,
-    CAUSAL: tl.constexpr, BASE2: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr, SEG: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+def outputs(
+    NUM, DEN, FIRST, Q, Y, FLAG, row0, n, T, S, D, n_batch, y_batch, q_batch, q_row,
+    CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FM: tl.constexpr,
 ):  # fmt: skip
-    """Compute [num | den] = E X for a tile of rows and features, and the output."""
-    pn, pm, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    if CAUSAL:
-        pm = tl.num_programs(1) - 1 - pm  # the longest first
-    i, c = pm * M + tl.arange(0, M), pn * N + tl.arange(0, N)
-    end = SP
-    if CAUSAL:
-        end = tl.minimum(SP, row0 + (pm + 1) * M)
-    e_at = E + b * e_batch + i[:, None] * SP + tl.arange(0, K)[None, :]
-    x_at = X + b * SP * 2 * DP + tl.arange(0, K)[:, None] * (2 * DP) + c[None, :]
-    num, den = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
-    if CAUSAL or SPLIT:
-        ref_at = REF + b * NSEG * DP + c
-        old = tl.load(ref_at)
-        for seg in span(tl.cdiv(end, SEG)):
-            if CAUSAL:
-                ref = tl.load(ref_at + seg * DP)
-                scale = power(old - ref, BASE2)[None, :]
-                num, den = num * scale, den * scale
-                old = ref
-            if SPLIT:
-                part_num, part_den = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
-                for s in span(seg * SEG, tl.minimum(end, seg * SEG + SEG), K):
-                    e = tl.load(e_at + s)
-                    part_num = tl.dot(e, tl.load(x_at + s * (2 * DP)), part_num, input_precision=PRECISION)
-                    part_den = tl.dot(e, tl.load(x_at + s * (2 * DP) + DP), part_den, input_precision=PRECISION)
-                num, den = num + part_num, den + part_den
-            else:
-                for s in span(seg * SEG, tl.minimum(end, seg * SEG + SEG), K):
-                    e = tl.load(e_at + s)
-                    num = tl.dot(e, tl.load(x_at + s * (2 * DP)), num, input_precision=PRECISION)
-                    den = tl.dot(e, tl.load(x_at + s * (2 * DP) + DP), den, input_precision=PRECISION)
-    else:
-        for s in span(0, end, K):
-            e = tl.load(e_at + s)
-            num = tl.dot(e, tl.load(x_at + s * (2 * DP)), num, input_precision=PRECISION)
-            den = tl.dot(e, tl.load(x_at + s * (2 * DP) + DP), den, input_precision=PRECISION)
-    ok = (i < n)[:, None] & (c < D)[None, :]
-    limit = tl.full([M], LIMIT, tl.float32)  # for each row, with a valid key or without
-    if FIRST is not None:
-        first = tl.load(FIRST + b)
-        limit = tl.where(row0 + i >= first if CAUSAL else i * 0 + first < S, limit, 0.0)
-    lost = tl.max(tl.max((ok & (den < limit[:, None])).to(tl.int32), 1), 0)
-    tl.store(FLAG + (b * tl.cdiv(T, M) + row0 // M + pm) * tl.num_programs(0) + pn, lost)
-    y = num / tl.where(den > 0, den, 1.0)
-    base, at = (b * T + row0) * D, i[:, None] * D + c[None, :]
-    if Y0 is not None:
-        tl.store(Y0 + base + at, y, mask=ok)
-        tl.store(DEN + base + at, den, mask=ok)
-    if Q is not None:
-        q_at = Q + b * q_batch + row0 * q_row
-        y = y * sigmoid(tl.load(q_at + i[:, None] * q_row + c[None, :], mask=ok, other=0.0).to(tl.float32))
-    tl.store(Y + base + at, y, mask=ok)
+    """Divide the sums of n rows (B, n, D) from row0, apply the gate, and mark tiles (FM, N) with small denominators."""
+    pn, pf, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    c = pn * N + tl.arange(0, N)
+    lost = 0
+    for i0 in span(pf * FM, pf * FM + FM, M):
+        i = i0 + tl.arange(0, M)
+        ok, at = (i < n)[:, None] & (c < D)[None, :], i[:, None] * D + c[None, :]
+        num = tl.load(NUM + b * n_batch + at, mask=ok, other=0.0)
+        den = tl.load(DEN + b * n_batch + at, mask=ok, other=0.0)
+        limit = tl.full([M], LIMIT, tl.float32)  # for each row, with a valid key or without
+        if FIRST is not None:
+            first = tl.load(FIRST + b)
+            limit = tl.where(row0 + i >= first if CAUSAL else i * 0 + first < S, limit, 0.0)
+        lost = tl.maximum(lost, tl.max(tl.max((ok & (den < limit[:, None])).to(tl.int32), 1), 0))
+        y = num / tl.where(den > 0, den, 1.0)
+        if Q is not None:
+            q_at = Q + b * q_batch + i[:, None] * q_row + c[None, :]
+            y = y * sigmoid(tl.load(q_at, mask=ok, other=0.0).to(tl.float32))
+        tl.store(Y + b * y_batch + at, y, mask=ok)
+    tl.store(FLAG + (b * tl.cdiv(T, FM) + row0 // FM + pf) * tl.num_programs(0) + pn, lost)
 
 
 @triton.jit
@@ -213,7 +177,7 @@ def _logit(w_at, k_at, MASK, b, s, S, t, inside, CAUSAL: tl.constexpr, BASE2: tl
 
 @triton.jit
 def row_exact(
-    W, K_, V, MASK, FLAG, Q, Y, Y0, DEN, TOP, row0, n, B, T, S, D, k_batch, k_row, v_batch, v_row, q_batch, q_row,
+    W, K_, V, MASK, FLAG, Q, Y, NUM, DEN, TOP, row0, n, B, T, S, D, k_batch, k_row, v_batch, v_row, q_batch, q_row,
     w_batch, w_row,
     CAUSAL: tl.constexpr, BASE2: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FM: tl.constexpr, FN: tl.constexpr,
     LOOK: tl.constexpr,
@@ -232,7 +196,7 @@ def row_exact(
             if is_marked(marks, one, LOOK):
                 tile = tile_of(start, one)
                 _row_exact(
-                    W, K_, V, MASK, Q, Y, Y0, DEN, TOP, tile % across, tile // across % down,
+                    W, K_, V, MASK, Q, Y, NUM, DEN, TOP, tile % across, tile // across % down,
                     (tile // across // down).to(tl.int64), row0, n, T, S, D, k_batch, k_row, v_batch, v_row,
                     q_batch, q_row, w_batch, w_row, CAUSAL, BASE2, M, N,
                 )  # fmt: skip
@@ -240,7 +204,7 @@ def row_exact(
 
 @triton.jit
 def _row_exact(
-    W, K_, V, MASK, Q, Y, Y0, DEN, TOP, pn, pm, b, row0, n, T, S, D, k_batch, k_row, v_batch, v_row, q_batch, q_row,
+    W, K_, V, MASK, Q, Y, NUM, DEN, TOP, pn, pm, b, row0, n, T, S, D, k_batch, k_row, v_batch, v_row, q_batch, q_row,
     w_batch, w_row, CAUSAL: tl.constexpr, BASE2: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of ``row_exact``."""
@@ -272,8 +236,8 @@ def _row_exact(
                 part_den += e
             num, den = num + part_num, den + part_den
         y = num / tl.where(den > 0, den, 1.0)
-        if Y0 is not None:
-            tl.store(Y0 + at, y, mask=inside)
+        if NUM is not None:
+            tl.store(NUM + at, y, mask=inside)
             tl.store(DEN + at, -den, mask=inside)
         if Q is not None:
             y = y * sigmoid(
@@ -286,10 +250,10 @@ def _row_exact(
 
 @triton.jit
 def row_terms(
-    G, Q, Y0, DEN, Z, DQ, FLAG, T, D, TP, DP, g_batch, g_row, q_batch, q_row,
+    G, Q, NUM, DEN, Z, DQ, FLAG, T, D, DP, g_batch, g_row, q_batch, q_row,
     DROP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FM: tl.constexpr,
 ):  # fmt: skip
-    """Compute Z (B, TP, 2 DP), the gate's gradient, and which tiles (FM, N) hold sums taken term by term.
+    """Compute Z (B, T, 2 DP), the gate's gradient, and which tiles (FM, N) hold sums taken term by term.
 
     Z is zero where sums were taken term by term.
     """
@@ -300,88 +264,46 @@ def row_terms(
         t = t0 + tl.arange(0, M)
         ok = (t < T)[:, None] & (c < D)[None, :]
         at = (b * T + t[:, None]) * D + c[None, :]
-        y0, den = tl.load(Y0 + at, mask=ok, other=0.0), tl.load(DEN + at, mask=ok, other=0.0)
+        y, den = tl.load(NUM + at, mask=ok, other=0.0), tl.load(DEN + at, mask=ok, other=0.0)
+        y = tl.where(den > 0, y / tl.where(den > 0, den, 1.0), y)
         g = tl.load(G + b * g_batch + t[:, None] * g_row + c[None, :], mask=ok, other=0.0).to(tl.float32)
         if Q is not None:
             q = tl.load(Q + b * q_batch + t[:, None] * q_row + c[None, :], mask=ok, other=0.0).to(tl.float32)
-            tl.store(DQ + at, g * y0 * sigmoid(q) * sigmoid(-q), mask=ok)
+            tl.store(DQ + at, g * y * sigmoid(q) * sigmoid(-q), mask=ok)
             g = g * sigmoid(q)
         z = tl.where(den > 0, g / tl.where(den > 0, den, 1.0), 0.0)
-        z_at = Z + (b * TP + t[:, None]) * (2 * DP) + c[None, :]
-        tl.store(z_at, operand(z, Z, DROP))
-        tl.store(z_at + DP, operand(-z * y0, Z, DROP))
+        z_at = Z + (b * T + t[:, None]) * (2 * DP) + c[None, :]
+        tl.store(z_at, operand(z, Z, DROP), mask=(t < T)[:, None])
+        tl.store(z_at + DP, operand(-z * y, Z, DROP), mask=(t < T)[:, None])
         marked = tl.maximum(marked, tl.max(tl.max((den < 0).to(tl.int32), 1), 0))
     tl.store(FLAG + (b * tl.num_programs(1) + pf) * tl.num_programs(0) + pn, marked)
 
 
 @triton.jit
-def key_sums(
-    E, Z, REF, ACC, K_, V, MASK, DK, DV, row0, row1, S, D, SP, TP, DP, NSEG, e_batch, k_batch, k_row, v_batch, v_row,
-    CAUSAL: tl.constexpr, BASE2: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr, BEGIN: tl.constexpr,
-    END: tl.constexpr, SEG: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+def key_gradients(
+    SUMS, REF, K_, V, MASK, DK, DV, S, D, SP, DP, k_batch, k_row, v_batch, v_row,
+    BASE2: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Add [G | P] = E^T Z of rows row0 .. row1 to that of later rows (ACC, unless BEGIN); at the END, dk and dv."""
+    """Compute dk and dv from SUMS (B, SP, 2 DP), [G | P]."""
     pn, pm, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     s, c = pm * M + tl.arange(0, M), pn * N + tl.arange(0, N)
-    own = 0
-    if CAUSAL:
-        own = pm * M // SEG
-    ref_at = REF + b * NSEG * DP + c
-    acc_at = ACC + (b * SP + s[:, None]) * (2 * DP) + c[None, :]
-    if BEGIN:
-        G, P = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
-    else:
-        G, P = tl.load(acc_at), tl.load(acc_at + DP)
-    e_at = E + b * e_batch + s[:, None] + tl.arange(0, K)[None, :] * SP
-    z_at = Z + b * TP * 2 * DP + tl.arange(0, K)[:, None] * (2 * DP) + c[None, :]
-    low, high = row0 // SEG, (row1 - 1) // SEG
-    if CAUSAL:
-        low = tl.maximum(low, own)
-        old = tl.load(ref_at + tl.minimum(NSEG - 1, tl.maximum(own, high + 1)) * DP)
-    for n in span(high - low + 1):
-        seg = high - n
-        start = tl.maximum(row0, seg * SEG)
-        if CAUSAL:
-            start = tl.maximum(start, pm * M)
-            ref = tl.load(ref_at + seg * DP)
-            scale = power(ref - old, BASE2)[None, :]
-            G, P = G * scale, P * scale
-            old = ref
-        if SPLIT:
-            part_g, part_p = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
-            for t in span(start, tl.minimum(row1, seg * SEG + SEG), K):
-                e = tl.load(e_at + (t - row0) * SP)
-                part_g = tl.dot(e, tl.load(z_at + t * (2 * DP)), part_g, input_precision=PRECISION)
-                part_p = tl.dot(e, tl.load(z_at + t * (2 * DP) + DP), part_p, input_precision=PRECISION)
-            G, P = G + part_g, P + part_p
-        else:
-            for t in span(start, tl.minimum(row1, seg * SEG + SEG), K):
-                e = tl.load(e_at + (t - row0) * SP)
-                G = tl.dot(e, tl.load(z_at + t * (2 * DP)), G, input_precision=PRECISION)
-                P = tl.dot(e, tl.load(z_at + t * (2 * DP) + DP), P, input_precision=PRECISION)
-    if END:
-        ok = valid_keys(MASK, b, s, S)[:, None] & (c < D)[None, :]
-        inside = (s < S)[:, None] & (c < D)[None, :]
-        k, live = key(K_ + b * k_batch + s[:, None] * k_row + c[None, :], ok, BASE2)
-        v = tl.load(V + b * v_batch + s[:, None] * v_row + c[None, :], mask=ok & live, other=0.0).to(tl.float32)
-        e = tl.where(ok & live, power(k - tl.load(ref_at + own * DP)[None, :], BASE2), 0.0)
-        at = (b * S + s[:, None]) * D + c[None, :]
-        tl.store(DV + at, e * G, mask=inside)
-        tl.store(DK + at, e * (v * G + P), mask=inside)
-    else:
-        tl.store(acc_at, G)
-        tl.store(acc_at + DP, P)
+    inside = (s < S)[:, None] & (c < D)[None, :]
+    ok = valid_keys(MASK, b, s, S)[:, None] & (c < D)[None, :]
+    k, live = key(K_ + b * k_batch + s[:, None] * k_row + c[None, :], ok, BASE2)
+    v = tl.load(V + b * v_batch + s[:, None] * v_row + c[None, :], mask=ok & live, other=0.0).to(tl.float32)
+    e = tl.where(ok & live, power(k - tl.load(REF + b * DP + c)[None, :], BASE2), 0.0)
+    at = SUMS + (b * SP + s[:, None]) * (2 * DP) + c[None, :]
+    g, p = tl.load(at, mask=inside, other=0.0), tl.load(at + DP, mask=inside, other=0.0)
+    at = (b * S + s[:, None]) * D + c[None, :]
+    tl.store(DV + at, e * g, mask=inside)
+    tl.store(DK + at, e * (v * g + p), mask=inside)
 
 
 @triton.jit
-def _row_of(G, Q, Y0, DEN, TOP, at, g_at, q_at, ok):
+def _row_of(G, Q, NUM, DEN, TOP, at, g_at, q_at, ok):
     """Load what rows summed term by term give to their keys: g / D, y, top; 0 for other rows."""
-    den, y, top = (
-        tl.load(DEN + at, mask=ok, other=0.0),
-        tl.load(Y0 + at, mask=ok, other=0.0),
-        tl.load(TOP + at, mask=ok, other=0.0),
-    )
+    den, y = tl.load(DEN + at, mask=ok, other=0.0), tl.load(NUM + at, mask=ok, other=0.0)
+    top = tl.load(TOP + at, mask=ok, other=0.0)
     g = tl.load(G + g_at, mask=ok, other=0.0).to(tl.float32)
     if Q is not None:
         g = g * sigmoid(tl.load(Q + q_at, mask=ok, other=0.0).to(tl.float32))
@@ -391,7 +313,7 @@ def _row_of(G, Q, Y0, DEN, TOP, at, g_at, q_at, ok):
 
 @triton.jit
 def key_exact(
-    W, K_, V, MASK, G, Q, Y0, DEN, TOP, FLAG, DK, DV, row0, n, B, T, S, D,
+    W, K_, V, MASK, G, Q, NUM, DEN, TOP, FLAG, DK, DV, row0, n, B, T, S, D,
     k_batch, k_row, v_batch, v_row, g_batch, g_row, q_batch, q_row, w_batch, w_row,
     CAUSAL: tl.constexpr, BASE2: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FM: tl.constexpr, FN: tl.constexpr,
     LOOK: tl.constexpr,
@@ -413,7 +335,7 @@ def key_exact(
             if is_marked(marks, one, LOOK):
                 tile = tile_of(begin, one)
                 _key_exact(
-                    W, K_, V, MASK, G, Q, Y0, DEN, TOP, FLAG, DK, DV, tile % across, tile // across % down,
+                    W, K_, V, MASK, G, Q, NUM, DEN, TOP, FLAG, DK, DV, tile % across, tile // across % down,
                     (tile // across // down).to(tl.int64), row0, n, T, S, D, k_batch, k_row, v_batch, v_row,
                     g_batch, g_row, q_batch, q_row, w_batch, w_row, CAUSAL, BASE2, M, N, FM, FN,
                 )  # fmt: skip
@@ -421,7 +343,7 @@ def key_exact(
 
 @triton.jit
 def _key_exact(
-    W, K_, V, MASK, G, Q, Y0, DEN, TOP, FLAG, DK, DV, pn, pm, b, row0, n, T, S, D,
+    W, K_, V, MASK, G, Q, NUM, DEN, TOP, FLAG, DK, DV, pn, pm, b, row0, n, T, S, D,
     k_batch, k_row, v_batch, v_row, g_batch, g_row, q_batch, q_row, w_batch, w_row,
     CAUSAL: tl.constexpr, BASE2: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FM: tl.constexpr, FN: tl.constexpr,
 ):  # fmt: skip
@@ -439,7 +361,8 @@ def _key_exact(
         flag = tl.load(FLAG + (b * tl.cdiv(T, FM) + f) * tl.cdiv(D, FN) + pn * N // FN)
         for t in span(f * FM, tl.where(flag != 0, tl.minimum(row0 + n, f * FM + FM), 0)):
             at = (b * T + t) * D + c
-            z, y, top = _row_of(G, Q, Y0, DEN, TOP, at, b * g_batch + t * g_row + c, b * q_batch + t * q_row + c, c < D)
+            g_at, q_at = b * g_batch + t * g_row + c, b * q_batch + t * q_row + c
+            z, y, top = _row_of(G, Q, NUM, DEN, TOP, at, g_at, q_at, c < D)
             w = weights(W + b * w_batch + (t - row0) * w_row + s, s < S, BASE2)
             pair = ok & (s <= t)[:, None] if CAUSAL else ok
             a = tl.where(pair, power(plus(w[:, None], k, top[None, :], BASE2), BASE2), 0.0) * z[None, :]
@@ -452,62 +375,31 @@ def _key_exact(
 
 
 @triton.jit
-def pair_sums(
-    W, R, Z, X, REF, DW, row0, n, B, EACH, S, SP, TP, DP, RP, NSEG, w_batch, w_row, d_share, d_batch, d_row,
-    CAUSAL: tl.constexpr, SHARED: tl.constexpr, BASE2: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
-    SEG: tl.constexpr, DROP: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+def pair_gradients(
+    W, R, SUMS, DW, row0, i0, n, end, S, RP, w_batch, w_row, s_batch, s_row, d_batch, d_row,
+    CAUSAL: tl.constexpr, BASE2: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Compute dw = E * (Z X^T), summed over features and, where the batch shares its weights, over EACH of its rows."""
-    ps, pm, first = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    i, s = pm * M + tl.arange(0, M), ps * N + tl.arange(0, N)
-    count, seg, row_seg = 1, 0, 0
-    DW += first * (d_share if SHARED else d_batch)
-    if SHARED:
-        count = tl.minimum(EACH, B - first * EACH).to(tl.int32)
-        first *= EACH
-    if CAUSAL:
-        count = tl.where(ps * N > row0 + pm * M + M - 1, 0, count)
-        seg, row_seg = ps * N // SEG, tl.minimum((row0 + pm * M) // SEG, NSEG - 1)
-    total = tl.zeros([M, N], tl.float32)
-    for j in span(count):
-        b = first + j
-        z_at = Z + (b * TP + row0 + i[:, None]) * (2 * DP) + tl.arange(0, K)[None, :]
-        x_at = X + (b * SP + s[None, :]) * (2 * DP) + tl.arange(0, K)[:, None]
-        ref_at = REF + b * NSEG * DP + tl.arange(0, K)
-        if SPLIT:
-            part = tl.zeros([M, N], tl.float32)
-            for c in span(0, 2 * DP, K):
-                z = tl.load(z_at + c)
-                if CAUSAL:
-                    z = (
-                        z
-                        * power(tl.load(ref_at + seg * DP + c % DP) - tl.load(ref_at + row_seg * DP + c % DP), BASE2)[
-                            None, :
-                        ]
-                    )
-                part = tl.dot(z, tl.load(x_at + c), part, input_precision=PRECISION)
-            total += part
-        else:
-            for c in span(0, 2 * DP, K):
-                z = tl.load(z_at + c)
-                if CAUSAL:
-                    scale = power(tl.load(ref_at + seg * DP + c % DP) - tl.load(ref_at + row_seg * DP + c % DP), BASE2)
-                    z = operand(z.to(tl.float32) * scale[None, :], Z, DROP)
-                total = tl.dot(z, tl.load(x_at + c), total, input_precision=PRECISION)
+    """Compute dw = E * SUMS of n rows from i0 of a block from row0; SUMS, Z X^T, has the first ``end`` keys."""
+    i, s, b = (
+        tl.program_id(1) * M + tl.arange(0, M),
+        tl.program_id(0) * N + tl.arange(0, N),
+        tl.program_id(2).to(tl.int64),
+    )
     inside = (i < n)[:, None] & (s < S)[None, :]
-    own = first * 0 if SHARED else first
-    raw = tl.load(W + own * w_batch + i[:, None] * w_row + s[None, :], mask=inside, other=0.0).to(tl.float32)
-    e = power(units(raw, BASE2) - tl.load(R + own * RP + i)[:, None], BASE2)
-    ok = inside & (raw <= CAP)
+    known = inside & (s < end)[None, :]
+    total = tl.load(SUMS + b * s_batch + i[:, None] * s_row + s[None, :], mask=known, other=0.0)
+    i += i0
+    raw = tl.load(W + b * w_batch + i[:, None] * w_row + s[None, :], mask=known, other=0.0).to(tl.float32)
+    e = power(units(raw, BASE2) - tl.load(R + b * RP + i, mask=i < RP, other=0.0)[:, None], BASE2)
+    ok = known & (raw <= CAP)
     if CAUSAL:
         ok = ok & (s[None, :] <= (row0 + i)[:, None])
-    tl.store(DW + i[:, None] * d_row + s[None, :], tl.where(ok, e * total, 0.0), mask=inside)
+    tl.store(DW + b * d_batch + i[:, None] * d_row + s[None, :], tl.where(ok, e * total, 0.0), mask=inside)
 
 
 @triton.jit
 def pair_exact(
-    W, K_, V, MASK, G, Q, Y0, DEN, TOP, FLAG, MARKS, DW, row0, n, B, Bw, T, S, D,
+    W, K_, V, MASK, G, Q, NUM, DEN, TOP, FLAG, MARKS, DW, row0, n, B, Bw, T, S, D,
     k_batch, k_row, v_batch, v_row, g_batch, g_row, q_batch, q_row, w_batch, w_row, d_batch, d_row,
     CAUSAL: tl.constexpr, SHARED: tl.constexpr, BASE2: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     FM: tl.constexpr, FN: tl.constexpr, LOOK: tl.constexpr,
@@ -523,7 +415,7 @@ def pair_exact(
             if is_marked(marks, one, LOOK):
                 tile = tile_of(start, one)
                 _pair_exact(
-                    W, K_, V, MASK, G, Q, Y0, DEN, TOP, FLAG, DW, tile % across, tile // across % down,
+                    W, K_, V, MASK, G, Q, NUM, DEN, TOP, FLAG, DW, tile % across, tile // across % down,
                     (tile // across // down).to(tl.int64), row0, n, B, T, S, D, k_batch, k_row, v_batch, v_row,
                     g_batch, g_row, q_batch, q_row, w_batch, w_row, d_batch, d_row,
                     CAUSAL, SHARED, BASE2, M, N, FM, FN,
@@ -532,7 +424,7 @@ def pair_exact(
 
 @triton.jit
 def _pair_exact(
-    W, K_, V, MASK, G, Q, Y0, DEN, TOP, FLAG, DW, ps, pm, first, row0, n, B, T, S, D,
+    W, K_, V, MASK, G, Q, NUM, DEN, TOP, FLAG, DW, ps, pm, first, row0, n, B, T, S, D,
     k_batch, k_row, v_batch, v_row, g_batch, g_row, q_batch, q_row, w_batch, w_row, d_batch, d_row,
     CAUSAL: tl.constexpr, SHARED: tl.constexpr, BASE2: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     FM: tl.constexpr, FN: tl.constexpr,
@@ -559,7 +451,7 @@ def _pair_exact(
                 z, y, top = _row_of(
                     G,
                     Q,
-                    Y0,
+                    NUM,
                     DEN,
                     TOP,
                     (b * T + t) * D + c,
@@ -586,6 +478,20 @@ EXACT: dict[str, int] = {
 }  # the tiles of the kernels that sum term by term
 
 
+class Sizes(NamedTuple):
+    """Hold the sizes by which the work is cut."""
+
+    rows: int = 128  # of a tile that has one mark
+    features: int = 64
+    step: int = 256  # the least rows, or keys, of one product; a multiple of ``rows``
+    blocks: int = 16  # the most products of a pass
+    keys: int = 1024  # of which the largest is found at once
+    held: int = 2**27  # log-weights whose exponentials are held at once
+
+
+SIZES = Sizes()
+
+
 @dataclass
 class _Call:
     """Hold the sizes of a call, its inputs as the kernels take them, and the keys' part of the work, done once."""
@@ -596,100 +502,65 @@ class _Call:
     w2: Tensor | None
     mask: Tensor | None
     causal: bool
-    tiles: Tiles
+    sizes: Sizes
+    t: Numbers
 
     def __post_init__(self) -> None:
-        t = self.tiles
+        t, cut = self.t, self.sizes
         self.B, self.S, self.D = self.k.shape
         self.Bw, self.T = self.w.shape[:2]
         self.shared = self.Bw == 1
-        self.SP, self.TP, self.DP = round_up(self.S, t.rows), round_up(self.T, t.rows), round_up(self.D, t.features)
-        self.strips, self.row_tiles = self.DP // t.features, self.TP // t.rows
-        segments = -(-self.S // t.segment)
-        self.ref = self.k.new_empty(self.B, segments, self.DP, dtype=torch.float32)
+        self.SP, self.DP = round_up(self.S, cut.rows), round_up(self.D, cut.features)
+        self.strips, self.row_tiles = self.DP // cut.features, -(-self.T // cut.rows)
+        self.step = max(cut.step, round_up(-(-max(self.T, self.S) // cut.blocks), cut.rows))
+        self.block = max(1, cut.held // (self.Bw * self.SP * self.step)) * self.step
+        segments = -(-self.S // cut.keys)
+        ref = self.k.new_empty(self.B, segments, self.DP, dtype=torch.float32)
         self.x = self.k.new_empty(self.B, self.SP, 2 * self.DP, dtype=t.operand)
         self.bytes = bytes_of(self.mask)
-        fixed = {"BASE2": t.base2, "SEG": t.segment, "K": 32, "N": t.features}
-        sizes: tuple[int, ...] = self.S, self.D, self.DP, segments
-        launch(
-            key_maxima,
-            (self.strips, segments, self.B),
-            self.k,
-            self.bytes,
-            self.ref,
-            *sizes,
-            *strides(self.k),
-            warps=4,
-            **fixed,
-        )
-        self.ref = self.ref.cummax(1).values if self.causal else self.ref.amax(1, keepdim=True)
-        self.segments = self.ref.shape[1]
-        sizes = self.S, self.D, self.DP, self.SP, self.segments
+        fixed = {"BASE2": t.base2, "K": 32, "N": cut.features}
+        grid, sizes = (self.strips, segments, self.B), (self.S, self.D, self.DP)
+        launch(key_maxima, grid, self.k, self.bytes, ref, *sizes, segments, *strides(self.k), SEG=cut.keys, **fixed)
+        self.ref = ref.amax(1)
         tensors = self.k, self.v, self.bytes, self.ref, self.x
-        launch(
-            key_terms,
-            (self.strips, self.SP // 32, self.B),
-            *tensors,
-            *sizes,
-            *strides(self.k),
-            *strides(self.v),
-            warps=4,
-            DROP=t.drop,
-            **fixed,
-        )
+        grid, given = (self.strips, self.SP // 32, self.B), (self.SP, *strides(self.k), *strides(self.v))
+        launch(key_terms, grid, *tensors, *sizes, *given, DROP=t.drop, **fixed)
 
-    def first(self, save: bool) -> Tensor | None:
-        """Return the first valid key of each row; S where there is none."""
+    def first(self) -> Tensor | None:
+        """Return the first valid key of each row of the batch, S where there is none; None without a mask."""
         if self.mask is None:
-            # without a tensor ptxas gives the saving kernel a stack frame
-            return self.k.new_zeros(self.B, dtype=torch.int32) if save else None
+            return None
         return torch.where(self.mask.any(1), self.mask.to(torch.uint8).argmax(1), self.S).to(torch.int32)
 
     def blocks(self) -> list[int]:
-        """Return where the blocks of rows begin."""
-        return list(range(0, self.T, self.tiles.block))
+        """Return where the blocks of rows begin whose weights are held at once."""
+        return list(range(0, self.T, self.block))
+
+    def steps(self, row0: int, n: int) -> Iterator[tuple[int, int, int]]:
+        """Yield first and last row, within a block of n rows, of each product, and the number of keys they see."""
+        for i in range(0, n, self.step):
+            yield i, min(n, i + self.step), min(self.SP, row0 + i + self.step) if self.causal else self.SP
 
     def log_weights(self, row0: int) -> Tensor:
         """Return the weights of a block of rows, (Bw, n, S).
 
         Factors are multiplied in float64 where the kernel uses float32, because the rounding would matter.
         """
-        cut = slice(row0, row0 + self.tiles.block)
+        cut = slice(row0, row0 + self.block)
         if self.w2 is None:
             return rows(self.w[:, cut])
         wide = torch.float64 if self.k.dtype == torch.float32 else torch.float32
         return (self.w[:, cut].to(wide) @ self.w2.to(wide).mT).float()
 
     def exponentials(self, w: Tensor, row0: int) -> tuple[Tensor, Tensor]:
-        """Compute E (Bw, RP, SP) and r (Bw, RP)."""
-        t, n = self.tiles, w.shape[1]
-        RP = round_up(n, t.rows)
+        """Compute E, expanded to (B, RP, SP), and r (Bw, RP)."""
+        t, n = self.t, w.shape[1]
+        RP = round_up(n, 8)
         E, R = w.new_empty(self.Bw, RP, self.SP, dtype=t.operand), w.new_empty(self.Bw, RP, dtype=torch.float32)
-        sizes = row0, n, self.S, *strides(w), self.SP, RP
-        launch(
-            row_weights,
-            (RP // 8, self.Bw),
-            w,
-            E,
-            R,
-            *sizes,
-            CAUSAL=self.causal,
-            BASE2=t.base2,
-            DROP=t.drop,
-            TILE=t.rows,
-            M=8,
-            K=128,
-        )
-        return E, R
-
-    def flops(self, row0: int, n: int) -> float:
-        """Return what the products of a block of rows take with every feature of the keys that it sees."""
-        seen = row0 + (n + 1) / 2 if self.causal else self.S
-        return 4.0 * self.B * n * seen * self.D
-
-    def batch(self, a: Tensor) -> int:
-        """Return the batch stride of something made from the weights."""
-        return 0 if self.shared else a.stride(0)
+        given = row0, n, self.S, *strides(w), self.SP, RP, self.step
+        fixed = {"CAUSAL": self.causal, "BASE2": t.base2, "DROP": t.drop, "M": 8, "K": 128}
+        launch(row_weights, (RP // 8, self.Bw), w, E, R, *given, **fixed)
+        return E.expand(self.B, -1, -1), R
 
     def exact_tiles(self, across: int, down: int, count: int) -> int:
         """Return the tiles of a kernel that sums term by term."""
@@ -702,39 +573,31 @@ class _Call:
         flag: Tensor,
         q: Tensor | None,
         y: Tensor | None,
-        y0: Tensor | None,
+        num: Tensor | None,
         den: Tensor | None,
         top: Tensor | None,
     ) -> None:
         """Compute the marked tiles of a block of rows term by term; without y only their maxima."""
-        t, n = self.tiles, w.shape[1]
+        n = w.shape[1]
         grid = marks_grid(self.exact_tiles(self.D, n, self.B))
-        sizes = (
-            row0,
-            n,
-            self.B,
-            self.T,
-            self.S,
-            self.D,
-            *strides(self.k),
-            *strides(self.v),
-            *strides(q),
-            self.batch(w),
-            w.stride(1),
-        )
-        launch(
-            row_exact, grid, w, self.k, self.v, self.bytes, flag, q, y, y0, den, top, *sizes,
-            CAUSAL=self.causal, BASE2=t.base2, FM=t.rows, FN=t.features, **EXACT,
-        )  # fmt: skip
+        given = row0, n, self.B, self.T, self.S, self.D, *strides(self.k), *strides(self.v), *strides(q)
+        tensors = w, self.k, self.v, self.bytes, flag, q, y, num, den, top
+        launch(row_exact, grid, *tensors, *given, self.batch(w), w.stride(1), **self.exact_constants())
+
+    def batch(self, w: Tensor) -> int:
+        """Return the batch stride of weights."""
+        return 0 if self.shared else w.stride(0)
+
+    def exact_constants(self) -> Options:
+        """Return the constants of the kernels that sum term by term."""
+        marks = {"FM": self.sizes.rows, "FN": self.sizes.features}
+        return {"CAUSAL": self.causal, "BASE2": self.t.base2, **marks, **EXACT}
 
 
 def saved_shapes(
     q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, *, causal: bool
 ) -> list[tuple[int, ...]]:
-    """Return the shapes of the tensors saved for the backward pass besides its inputs.
-
-    These are the output before the gate, and the denominator.
-    """
+    """Return the shapes of the tensors saved for the backward pass besides its inputs: numerators and denominators."""
     return [(k.shape[0], w.shape[1], k.shape[2])] * 2
 
 
@@ -748,56 +611,43 @@ def forward(
     *,
     causal: bool,
     save: bool,
-    tiles: Tiles | None = None,
+    sizes: Sizes = SIZES,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y (B, T, D), y before the gate, and the denominators (the latter two empty unless ``save``).
+    """Return y (B, T, D), its numerators and its denominators (the latter two empty unless ``save``).
 
     k, v are (B, S, D); the log-weights are w (Bw, T, S), or w w2^T with w (Bw, T, r) and w2 (Bw, S, r); Bw is 1 or B.
     """
     q = None if q is None else rows(q)
-    c = _Call(rows(k), rows(v), w, w2, mask, causal, tiles or BY_DTYPE[k.dtype])
-    t, shape = c.tiles, (c.B, c.T, c.D)
-    y = k.new_empty(shape)
-    y0, den = (k.new_empty(shape if save else (0,), dtype=torch.float32) for _ in range(2))
-    kept: tuple[Tensor | None, Tensor | None] = (y0, den) if save else (None, None)
-    flag, first = k.new_empty(c.B, c.row_tiles, c.strips, dtype=torch.int32), c.first(save)
+    c = _Call(rows(k), rows(v), w, w2, mask, causal, sizes, BY_DTYPE[k.dtype])
+    y, held = k.new_empty(c.B, c.T, c.D), (c.B, c.T if save else min(c.T, c.step), c.D)
+    num, den = (k.new_empty(held, dtype=torch.float32) for _ in range(2))
+    kept: tuple[Tensor | None, Tensor | None] = (num, den) if save else (None, None)
+    flag, first = k.new_empty(c.B, c.row_tiles, c.strips, dtype=torch.int32), c.first()
+    fixed = {"CAUSAL": causal, "M": 32, "N": sizes.features, "FM": sizes.rows}
     for row0 in c.blocks():
         block = c.log_weights(row0)
         E, _ = c.exponentials(block, row0)
-        grid = c.strips, E.shape[1] // t.rows, c.B
-        sizes = row0, block.shape[1], c.T, c.S, c.D, c.SP, c.DP, c.segments, c.batch(E), *strides(q)
-        fixed = constants(t) | {"CAUSAL": causal, "SEG": t.segment, "M": t.rows, "N": t.features, "K": t.keys}
-        launch(
-            row_sums,
-            grid,
-            E,
-            c.x,
-            c.ref,
-            first,
-            q,
-            y,
-            *kept,
-            flag,
-            *sizes,
-            warps=t.warps,
-            registers=t.registers,
-            stages=4,
-            flops=c.flops(row0, block.shape[1]),
-            **fixed,
-        )
+        for i0, i1, end in c.steps(row0, block.shape[1]):
+            cut = slice(row0 + i0, row0 + i1)
+            parts = tuple(a[:, cut] if save else a[:, : i1 - i0] for a in (num, den))
+            for part, column in zip(parts, (0, c.DP), strict=True):
+                multiply(E[:, i0:i1, :end], c.x[:, :end, column : column + c.D], part)
+            given = row0 + i0, i1 - i0, c.T, c.S, c.D, num.stride(0), y.stride(0), *strides(q)
+            tensors = *parts, first, None if q is None else q[:, cut], y[:, cut], flag
+            launch(outputs, (c.strips, -(-(i1 - i0) // sizes.rows), c.B), *tensors, *given, **fixed)
         c.exact(row0, block, flag, q, y, *kept, None)
-    return y, y0, den
+    return (y, num, den) if save else (y, num.new_empty(0), den.new_empty(0))
 
 
 def backward(
-    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, y0: Tensor,
+    g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, num: Tensor,
     den: Tensor, *,
-    causal: bool, tiles: Tiles | None = None,
+    causal: bool, sizes: Sizes = SIZES,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return dq (empty without q), dk, dv, dw, dw2 (empty without w2)."""
     g, q = rows(g), None if q is None else rows(q)
-    c = _Call(rows(k), rows(v), w, w2, mask, causal, tiles or BY_DTYPE[k.dtype])
-    b = _Backward(c, g, q, y0, den)
+    c = _Call(rows(k), rows(v), w, w2, mask, causal, sizes, BY_DTYPE[k.dtype])
+    b = _Backward(c, g, q, num, den)
     dw, dw2 = (
         torch.empty_like(w, memory_format=torch.contiguous_format),
         w.new_zeros((0,) if w2 is None else w2.shape, dtype=torch.float32),
@@ -808,9 +658,10 @@ def backward(
         block = c.log_weights(row0)
         own = b.block(row0, block, dw if w2 is None else None)
         if w2 is not None:
-            cut = slice(row0, row0 + c.tiles.block)
+            cut = slice(row0, row0 + block.shape[1])
             dw[:, cut] = (own @ w2.float()).to(w.dtype)
             dw2 += own.mT @ w[:, cut].float()
+    b.keys()
     for row0 in blocks:
         b.keys_exact(row0, block if len(blocks) == 1 and block is not None else c.log_weights(row0))
     return b.dq, b.dk, b.dv, dw, dw2.to(k.dtype if w2 is None else w.dtype)
@@ -819,97 +670,68 @@ def backward(
 class _Backward:
     """The gradients of one call, one block of rows after another, the last first."""
 
-    def __init__(self, c: _Call, g: Tensor, q: Tensor | None, y0: Tensor, den: Tensor):
-        t = c.tiles
-        self.c, self.g, self.q, self.y0, self.den = c, g, q, y0, den
+    def __init__(self, c: _Call, g: Tensor, q: Tensor | None, num: Tensor, den: Tensor):
+        cut = c.sizes
+        self.c, self.g, self.q, self.num, self.den = c, g, q, num, den
         self.dq = g.new_empty((0,) if q is None else q.shape, dtype=c.k.dtype)
         self.dk, self.dv = (torch.empty_like(a, memory_format=torch.contiguous_format) for a in (c.k, c.v))
-        self.z = g.new_empty(c.B, c.TP, 2 * c.DP, dtype=t.operand)
+        self.z = g.new_empty(c.B, c.T, 2 * c.DP, dtype=c.t.operand)
         self.flag = g.new_empty(c.B, c.row_tiles, c.strips, dtype=torch.int32)
-        self.top = torch.empty_like(y0)
-        held = (c.B, c.SP, 2 * c.DP) if t.block < c.T else (1,)
-        self.acc = g.new_empty(held, dtype=torch.float32)
-        sizes = c.T, c.D, c.TP, c.DP, *strides(g), *strides(q)
-        tensors = g, q, y0, den, self.z, None if q is None else self.dq, self.flag
-        launch(row_terms, (c.strips, c.row_tiles, c.B), *tensors, *sizes, DROP=t.drop, M=32, N=t.features, FM=t.rows)
+        self.top = torch.empty_like(num)
+        self.sums = g.new_empty(c.B, c.SP, 2 * c.DP, dtype=torch.float32)
+        given = c.T, c.D, c.DP, *strides(g), *strides(q)
+        tensors = g, q, num, den, self.z, None if q is None else self.dq, self.flag
+        fixed = {"DROP": c.t.drop, "M": 32, "N": cut.features, "FM": cut.rows}
+        launch(row_terms, (c.strips, c.row_tiles, c.B), *tensors, *given, **fixed)
 
     def block(self, row0: int, w: Tensor, dw: Tensor | None) -> Tensor:
         """Compute the sums of a block of rows for dk and dv, and its dw.
 
         It goes into ``dw`` (Bw, T, S), or is returned as (Bw, n, S) in float32.
         """
-        c, t = self.c, self.c.tiles
+        c, n = self.c, w.shape[1]
         E, R = c.exponentials(w, row0)
-        n, RP = w.shape[1], R.shape[1]
-        fixed = constants(t) | {"CAUSAL": c.causal, "SEG": t.segment, "K": t.keys}
-        sizes: tuple[int, ...] = (
-            row0,
-            row0 + RP,
-            c.S,
-            c.D,
-            c.SP,
-            c.TP,
-            c.DP,
-            c.segments,
-            c.batch(E),
-            *strides(c.k),
-            *strides(c.v),
-        )
-        tensors = E, self.z, c.ref, self.acc, c.k, c.v, c.bytes, self.dk, self.dv
-        ends = {"BEGIN": row0 + n == c.T, "END": row0 == 0}
-        flops = c.flops(row0, n)
-        launch(
-            key_sums,
-            (c.strips, c.SP // t.rows, c.B),
-            *tensors,
-            *sizes,
-            warps=t.warps,
-            registers=t.registers,
-            M=t.rows,
-            N=t.features,
-            flops=flops,
-            **ends,
-            **fixed,
-        )
+        z = self.z[:, row0 : row0 + n]
+        for s in range(0, min(c.SP, round_up(row0 + n, c.step)) if c.causal else c.SP, c.step):
+            i, end = max(0, s - row0) if c.causal else 0, min(c.SP, s + c.step)
+            multiply(E[:, i:n, s:end].mT, z[:, i:], self.sums[:, s:end], add=row0 + n < c.T)
         out = w.new_empty(c.Bw, n, c.S, dtype=torch.float32) if dw is None else dw[:, row0 : row0 + n]
-        tiles = (c.SP // t.rows) * (RP // t.rows)
-        each = -(-c.B // min(c.B, -(-PROGRAMS // tiles)))
-        shares = -(-c.B // each) if c.shared else c.Bw
-        parts = out if shares == c.Bw else w.new_empty(shares, n, c.S, dtype=torch.float32)
-        sizes = row0, n, c.B, each, c.S, c.SP, c.TP, c.DP, RP, c.segments, *strides(w)
-        sizes = *sizes, parts.stride(0), *strides(parts)
-        launch(
-            pair_sums, (c.SP // t.rows, RP // t.rows, shares), w, R, self.z, c.x, c.ref, parts, *sizes, SHARED=c.shared,
-            warps=t.warps, registers=t.registers, M=t.rows, N=t.rows, DROP=t.drop, flops=flops, **fixed,
-        )  # fmt: skip
-        if parts is not out:
-            out.copy_(parts.sum(0, keepdim=True))
+        for i0, i1, end in c.steps(row0, n):
+            parts = w.new_empty(c.B, i1 - i0, end, dtype=torch.float32)
+            multiply(z[:, i0:i1], c.x[:, :end].mT, parts)
+            parts = add_batch(parts) if c.shared else parts
+            sizes = row0, i0, i1 - i0, end, c.S, R.shape[1], *strides(w), *strides(parts), *strides(out)
+            grid, fixed = (-(-c.S // 64), -(-(i1 - i0) // 4), c.Bw), {"CAUSAL": c.causal, "BASE2": c.t.base2}
+            launch(pair_gradients, grid, w, R, parts, out[:, i0:i1], *sizes, M=4, N=64, warps=1, **fixed)
         c.exact(row0, w, self.flag, None, None, None, None, self.top)
         marks = self.flag.amax(2)
         marks = marks.amax(0) if c.shared else marks
-        grid = marks_grid(c.exact_tiles(c.S, n, c.Bw))
-        sizes = row0, n, c.B, c.Bw, c.T, c.S, c.D, *self._strides(), *strides(w), *strides(out)
-        more = {"SHARED": c.shared, **self._constants()}
-        launch(pair_exact, grid, *self._inputs(w), marks, out, *sizes, **more)
+        look = marks_grid(c.exact_tiles(c.S, n, c.Bw))
+        given = row0, n, c.B, c.Bw, c.T, c.S, c.D, *self._strides(), *strides(w), *strides(out)
+        launch(pair_exact, look, *self._inputs(w), marks, out, *given, SHARED=c.shared, **c.exact_constants())
         return out
+
+    def keys(self) -> None:
+        """Compute dk and dv from the sums of all rows."""
+        c = self.c
+        tensors = self.sums, c.ref, c.k, c.v, c.bytes, self.dk, self.dv
+        given = c.S, c.D, c.SP, c.DP, *strides(c.k), *strides(c.v)
+        grid, fixed = (c.strips, c.SP // 32, c.B), {"BASE2": c.t.base2, "M": 32, "N": c.sizes.features}
+        launch(key_gradients, grid, *tensors, *given, **fixed)
 
     def keys_exact(self, row0: int, w: Tensor) -> None:
         """Add what the marked tiles of a block of rows give to dk and dv."""
         c = self.c
         grid = marks_grid(c.exact_tiles(c.D, c.S, c.B))
-        sizes = row0, w.shape[1], c.B, c.T, c.S, c.D, *self._strides(), c.batch(w), w.stride(1)
-        launch(key_exact, grid, *self._inputs(w), self.dk, self.dv, *sizes, **self._constants())
+        given = row0, w.shape[1], c.B, c.T, c.S, c.D, *self._strides(), c.batch(w), w.stride(1)
+        launch(key_exact, grid, *self._inputs(w), self.dk, self.dv, *given, **c.exact_constants())
 
     def _inputs(self, w: Tensor) -> tuple[Tensor | None, ...]:
         c = self.c
-        return w, c.k, c.v, c.bytes, self.g, self.q, self.y0, self.den, self.top, self.flag
+        return w, c.k, c.v, c.bytes, self.g, self.q, self.num, self.den, self.top, self.flag
 
     def _strides(self) -> tuple[int, ...]:
         return (*strides(self.c.k), *strides(self.c.v), *strides(self.g), *strides(self.q))
-
-    def _constants(self) -> dict[str, int | bool]:
-        t = self.c.tiles
-        return {"CAUSAL": self.c.causal, "BASE2": t.base2, "FM": t.rows, "FN": t.features, **EXACT}
 
 
 def _sample(dtype: torch.dtype, causal: bool, masked: bool, gate: bool, factors: bool, batched: bool) -> None:
@@ -924,8 +746,8 @@ def _sample(dtype: torch.dtype, causal: bool, masked: bool, gate: bool, factors:
 
 
 def _both(q: Tensor | None, k: Tensor, w: Tensor, w2: Tensor | None, mask: Tensor | None, causal: bool) -> None:
-    y, y0, den = forward(q, k, k, w, w2, mask, causal=causal, save=True)
-    backward(y, q, k, k, w, w2, mask, y0, den, causal=causal)
+    y, num, den = forward(q, k, k, w, w2, mask, causal=causal, save=True)
+    backward(y, q, k, k, w, w2, mask, num, den, causal=causal)
 
 
 def benchmark(B: int, T: int, D: int, heads: int) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -947,7 +769,4 @@ def samples() -> Iterator[tuple[str, Callable[[], None]]]:
 
 EXCEPTIONS = {
     "row_weights": dict.fromkeys(("wide", "grid"), "4 MB of log-weights, once for the whole batch"),
-    "row_sums": {"room": "tiles of 128 x 64 for two sums at four loads ahead; to be products of cuBLAS"},
-    "key_sums": {"room": "tiles of 128 x 64 for two sums; to be products of cuBLAS"},
-    "pair_sums": {"room": "a tile of 128 x 128; to be a product of cuBLAS"},
 }

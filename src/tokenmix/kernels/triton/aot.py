@@ -101,7 +101,7 @@ def configurations(only: tuple[str, ...] = ()) -> tuple[Configuration, ...]:
         for label, call in importlib.import_module(f"{__package__}.{stem}").samples():
             with record_launches() as launches:
                 call()
-            for one in launches:
+            for one in filter(is_compiled, launches):
                 c = configuration(f"{stem} {label}: {one.kernel.__name__}", one)
                 found.setdefault((one.kernel, *(str(x) for x in c[2:])), c)
     return tuple(found.values())
@@ -128,11 +128,17 @@ def _count_arguments(c: Configuration) -> int:
     return sum(c.constants.get(name, 0) is not None for name in c.signature) + bool(c.constants.get("CAUSAL"))
 
 
+def is_compiled(one: Launch) -> bool:
+    """Return whether a launch is of a kernel, not of a function of torch."""
+    return isinstance(one.kernel, triton.JITFunction)
+
+
 def configuration(label: str, one: Launch) -> Configuration:
     """Describe a launch's types as triton's own launcher specialises them.
 
     Constants, None and 1 are specialised by value, addresses and integers by divisibility by 16.
     """
+    assert isinstance(one.kernel, triton.JITFunction)
     constants, signature, aligned = {}, {}, []
     fixed = {one.kernel.arg_names[i] for i in one.kernel.constexprs}
     for name in one.kernel.arg_names:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Launch(NamedTuple):
     """Hold one launch: the kernel, its arguments by name (constants included), the compiler's options, and its size."""
 
-    kernel: JITFunction
+    kernel: JITFunction | Callable[..., object]  # or the function of torch that is called in its place
     args: Options
     options: dict[str, int]
     grid: tuple[int, ...]
@@ -70,6 +70,33 @@ def _device(args: tuple[object, ...]) -> contextlib.AbstractContextManager[objec
     """Make the device of the tensors the current one, on which Triton launches."""
     first = next((a for a in args if isinstance(a, Tensor)), None)
     return contextlib.nullcontext() if INTERPRETED or first is None else torch.cuda.device(first.device)
+
+
+SUMMED = 512  # terms of products of float32 that are summed before they are added to the others
+
+
+def multiply(a: Tensor, b: Tensor, out: Tensor, *, add: bool = False) -> None:
+    """Write a @ b, or with ``add`` add it, to ``out`` (B, ., .) in float32, by torch, which calls cuBLAS on a GPU."""
+    K = a.shape[-1]
+    if _notes.made is not None:
+        _notes.made.append(Launch(multiply, {"A": a, "B": b, "OUT": out}, {}, (), 2.0 * out.numel() * K))
+        return
+    step = SUMMED if a.dtype == torch.float32 else K
+    wide: dict[str, Any] = {} if a.dtype == torch.float32 else {"out_dtype": torch.float32}
+    for at in range(0, K, step):
+        left, right = a[..., at : at + step], b[:, at : at + step]
+        if at or add:
+            torch.baddbmm(out, left, right, out=out, **wide)
+        else:
+            torch.bmm(left, right, out=out, **wide)
+
+
+def add_batch(parts: Tensor) -> Tensor:
+    """Sum over the batch, (1, ., .)."""
+    if _notes.made is not None:
+        _notes.made.append(Launch(add_batch, {"PARTS": parts}, {}, (), 0.0))
+        return parts[:1]
+    return parts.sum(0, keepdim=True)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,8 @@ Launches are recorded on meta tensors and compiled for sm_90, without a GPU. The
     grid        at least two programs for each multiprocessor
     marks       a kernel that works on marked tiles alone has few programs, each of which looks through many tiles
 
-A kernel that only looks for marks and works where it finds one is free of ``wide``, ``copies`` and ``grid``.
+Functions of torch between the kernels (products of cuBLAS) are stated, and are free of the rules. A kernel that only
+looks for marks and where it finds one is free of ``wide``, ``copies`` and ``grid``.
 
 A kernel module may except a kernel from a rule by ``EXCEPTIONS``, kernel -> rule -> reason; an exception that is not
 needed is an error too. ``IDLE`` names arguments that are touched only where a tile is marked. The limit of a kernel is
@@ -38,7 +39,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ...system.files import write_json
-from .aot import Compiled, Configuration, compile_configuration, configuration, stems
+from .aot import Compiled, Configuration, compile_configuration, configuration, is_compiled, stems
 from .launch import Launch, record_launches
 
 TOKENS, DIM, HEADS, LENGTHS = 65536, 2048, 16, (1024, 4096)
@@ -75,8 +76,8 @@ def benchmark_work(T: int) -> tuple[Work, ...]:
             with record_launches() as launches:
                 call()
             for one in launches:
-                name = one.kernel.__name__
-                found.append(Work(form, name, stem, prod(one.grid), _bytes(one, stem), one.flops, one))
+                name, programs = one.kernel.__name__, prod(one.grid) if one.grid else 0
+                found.append(Work(form, name, stem, programs, _bytes(one, stem), one.flops, one))
     return tuple(found)
 
 
@@ -176,11 +177,11 @@ def report(keep: str = "", jobs: int = 2) -> Iterator[dict[str, Any]]:
     """Yield a row for each launch whose 'form: kernel' matches ``keep``: limits, waves, rules at the first length."""
     work = [(i, w) for i, w in enumerate(benchmark_work(LENGTHS[0])) if re.search(keep, f"{w.form}: {w.kernel}")]
     known: dict[str, int] = {}
-    for i, w in work:  # launches of one configuration are compiled once
+    for i, w in ((i, w) for i, w in work if is_compiled(w.launch)):  # launches of one configuration are compiled once
         known.setdefault(_identity(w), i)
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
         made = {name: pool.submit(_compile, i) for name, i in known.items()}
-        rows = [_row(w, made[_identity(w)].result()) for _, w in work]
+        rows = [_row(w, made[_identity(w)].result()) if is_compiled(w.launch) else _torch_row(w) for _, w in work]
     needed = {(row["form"], row["kernel"], rule) for row in rows for rule in row["excepted"]}
     for row, (_, w) in zip(rows, work, strict=True):
         given = _of_module(w.module, "EXCEPTIONS").get(w.kernel, {})
@@ -217,10 +218,24 @@ def _row(w: Work, row: Compiled) -> dict[str, Any]:
     }
 
 
+def _torch_row(w: Work) -> dict[str, Any]:
+    """Return the row of a function of torch, of whose code nothing is known."""
+    unknown = dict.fromkeys(("registers", "threads", "shared", "blocks", "waves"))
+    return {**describe(w), **unknown, "broken": [], "excepted": {}, "wrong": []}
+
+
 def describe(w: Work) -> dict[str, Any]:
     """Return what is known of a launch without compiling it."""
     known = {"form": w.form, "kernel": w.kernel, "programs": w.programs, "bytes": w.bytes, "flops": w.flops}
     return known | {"limit_us": round(w.limit * 1e6, 1)}
+
+
+def _shape(row: dict[str, Any]) -> str:
+    """Return the grid of a kernel and what its programs take, as text."""
+    if row["threads"] is None:
+        return "  by torch"
+    per = f"{row['threads']:>3} x {row['registers']:>3} registers, {row['shared']:>6} B, {row['blocks']} at once"
+    return f"{row['programs']:>8} programs of {per}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -237,8 +252,7 @@ def main(argv: list[str] | None = None) -> int:
         said += [f"excepted {rule}" for rule in row["excepted"]]
         print(
             f"{row['form'] + ': ' + row['kernel']:<44}{row['bytes'] / 1e6:>8.0f} MB{row['flops'] / 1e9:>7.0f} GFLOP"
-            f"{row['limit_us']:>7.0f} us{row['programs']:>8} programs of {row['threads']:>3} x {row['registers']:>3} "
-            f"registers, {row['shared']:>6} B, {row['blocks']} at once  {', '.join(said)}",
+            f"{row['limit_us']:>7.0f} us{_shape(row)}  {', '.join(said)}",
             flush=True,
         )
     if args.out:

@@ -500,23 +500,6 @@ def back_queries(
 
 
 @triton.jit
-def back_queries_exact(
-    G, Q, K, V, MASK, TOPS, S, Z, DEN, UNIT, DOT, FLAG, DQ, T, H, e, n, total, gb, gt, qb, qt, kb, kt, vb, vt,
-    ELU: tl.constexpr, DROP: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BI: tl.constexpr, TILES: tl.constexpr,
-    LOOK: tl.constexpr,
-):  # fmt: skip
-    """Look for marked chunks, and compute dq of them pair by pair."""
-    for start in span(0, total, tl.num_programs(0) * LOOK):
-        marks = load_marks(FLAG, start, total, TILES, LOOK)
-        for one in span(tl.where(tl.max(marks, 0) != 0, LOOK, 0)):
-            if is_marked(marks, one, LOOK):
-                _back_queries(
-                    tile_of(start, one), G, Q, K, V, MASK, TOPS, S, Z, DEN, UNIT, DOT, DQ, T, H, e, n, gb, gt, qb,
-                    qt, kb, kt, vb, vt, True, True, ELU, DROP, L, BK, BI,
-                )  # fmt: skip
-
-
-@triton.jit
 def _back_queries(
     number, G, Q, K, V, MASK, TOPS, S, Z, DEN, UNIT, DOT, DQ, T, H, e, n, gb, gt, qb, qt, kb, kt, vb, vt,
     CAUSAL: tl.constexpr, EXACT: tl.constexpr, ELU: tl.constexpr, DROP: tl.constexpr, L: tl.constexpr,
@@ -576,20 +559,26 @@ def back_keys(
 
 
 @triton.jit
-def back_keys_exact(
-    G, Q, K, V, MASK, TOPS, R, ZR, DEN, UNIT, DOT, FLAG, DK, T, H, e, n, total, gb, gt, qb, qt, kb, kt, vb, vt,
-    ELU: tl.constexpr, DROP: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BI: tl.constexpr, TILES: tl.constexpr,
-    LOOK: tl.constexpr,
+def back_exact(
+    G, Q, K, V, MASK, TOPS, S, Z, DEN, UNIT, DOT, FLAG, OUT, T, H, e, n, total, gb, gt, qb, qt, kb, kt, vb, vt,
+    KEYS: tl.constexpr, ELU: tl.constexpr, DROP: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BI: tl.constexpr,
+    TILES: tl.constexpr, LOOK: tl.constexpr,
 ):  # fmt: skip
-    """Look for marked chunks, and compute dk of them pair by pair."""
+    """Look for marked chunks, and compute dk, or dq, of them pair by pair."""
     for start in span(0, total, tl.num_programs(0) * LOOK):
         marks = load_marks(FLAG, start, total, TILES, LOOK)
         for one in span(tl.where(tl.max(marks, 0) != 0, LOOK, 0)):
             if is_marked(marks, one, LOOK):
-                _back_keys(
-                    tile_of(start, one), G, Q, K, V, MASK, TOPS, R, ZR, DEN, UNIT, DOT, DK, T, H, e, n, gb, gt, qb,
-                    qt, kb, kt, vb, vt, True, True, ELU, DROP, L, BK, BI,
-                )  # fmt: skip
+                if KEYS:
+                    _back_keys(
+                        tile_of(start, one), G, Q, K, V, MASK, TOPS, S, Z, DEN, UNIT, DOT, OUT, T, H, e, n, gb, gt,
+                        qb, qt, kb, kt, vb, vt, True, True, ELU, DROP, L, BK, BI,
+                    )  # fmt: skip
+                else:
+                    _back_queries(
+                        tile_of(start, one), G, Q, K, V, MASK, TOPS, S, Z, DEN, UNIT, DOT, OUT, T, H, e, n, gb, gt,
+                        qb, qt, kb, kt, vb, vt, True, True, ELU, DROP, L, BK, BI,
+                    )  # fmt: skip
 
 
 @triton.jit
@@ -820,11 +809,12 @@ class _Call:
         products: tuple[int, int],
         *,
         marks: bool = False,
+        **constants: bool,
     ) -> None:
         """Launch a kernel for each chunk and, in the causal form, the one that looks for the chunks it got wrong.
 
         ``slow``, the marks, is the argument ``at``, which a kernel without ``marks`` does not take. ``products`` counts
-        the products with a state and within a chunk.
+        the products with a state and within a chunk; ``constants`` are of the second kernel alone.
         """
         n, e, chunk = sizes[3], self.e, self.use.chunk
         flops = 2.0 * self.B * n * chunk * self.H * e * (products[0] * e + products[1] * chunk * self.causal)
@@ -838,7 +828,7 @@ class _Call:
             total = self.lead * n * tiles
             sizes = (*sizes[:4], total, *sizes[4:])
             options |= {wide: EXACT, "TILES": tiles, "LOOK": LOOK, "BK": 16, "registers": 255, "warps": 8}
-            launch(exact, marks_grid(total), *with_marks, *sizes, **options)
+            launch(exact, marks_grid(total), *with_marks, *sizes, **options, **constants)
 
 
 def saved_shapes(
@@ -892,10 +882,10 @@ def backward(
     own = (den, unit, dot)
     sizes = (c.T, heads, c.e, n, *steps, *more)
     tensors = (g, q, k, v, mask, tops, S, Z, *own, dq)
-    c.over_chunks(back_queries, back_queries_exact, slow, tensors, 11, sizes, "BI", (1, 2))
+    c.over_chunks(back_queries, back_exact, slow, tensors, 11, sizes, "BI", (1, 2), KEYS=False)
     sizes = (c.S, heads, c.e, m, *steps, *more)
     tensors = (g, q, k, v, mask, tops, R, ZR, *own, dk)
-    c.over_chunks(back_keys, back_keys_exact, slow, tensors, 11, sizes, "BI", (1, 2))
+    c.over_chunks(back_keys, back_exact, slow, tensors, 11, sizes, "BI", (1, 2), KEYS=True)
     given = (g, q, k, mask, tops, R, den, unit, dv)
     c.over_chunks(back_values, back_values_exact, slow, given, 8, (c.S, heads, c.e, m, *steps), "BJ", (1, 2))
     return dq, dk, dv
@@ -926,7 +916,7 @@ def _sample(x: Tensor, mask: Tensor | None, options: Options) -> None:
 
 
 EXCEPTIONS = dict.fromkeys(
-    ("outputs_exact", "back_queries_exact", "back_keys_exact", "back_values_exact"),
+    ("outputs_exact", "back_exact", "back_values_exact"),
     {"room": "works only where a chunk is marked; with the registers of two programs one of them spills"},
 ) | {
     "back_keys": {"room": "132 registers; with 128 it spills on sm_80"},
