@@ -28,7 +28,7 @@ from tokenmix.lab.cli import entry, output
 from tokenmix.lab.cli.entry import take_overrides
 from tokenmix.lab.cli.extras import EXTRAS
 from tokenmix.lab.cli.look import LOOKS
-from tokenmix.lab.cli.verbs import OLD_VERBS, VERBS
+from tokenmix.lab.cli.verbs import OTHER_VERBS, VERBS
 from tokenmix.system.text import si, size
 
 TINY = [
@@ -251,6 +251,7 @@ def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
     ("argv", "words"),
     [
         (["trian"], "there is no verb 'trian'; nearest: train"),
+        (["compare", "a", "b"], "`compare` is `report` here: tokenmix report DIR"),
         (["train", "txt", "--out", "OUT"], "there is no recipe 'txt'; nearest: text"),
         (["train", "images", "--out", "OUT"], "pvt_imagenet; `tokenmix list` says what each is for"),
         (["train", "text", "--row", "aft_locl", "--out", "OUT"], "nearest: aft_local"),
@@ -358,8 +359,8 @@ def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
         (["look", "sentence", "RUN", "--txt", "a"], "look sentence: there is no option --txt; nearest: --text"),
         (["look", "sentence", "RUN", "--data", "TEXT"], "no option --data; it shows one sentence, which --text gives"),
         (["look", "tokens", "RUN", "--data", "digits"], "stands here after the model: look tokens RUN digits"),
-        (["export-hf", "RUN", "OUT"], "error: `export-hf` is now `export`: tokenmix export RUN OUT."),
-        (["explain", "RUN"], "`explain` is now `look sentence`: tokenmix look sentence RUN --text TEXT."),
+        (["export-hf", "RUN", "OUT"], "error: `export-hf` is `export` here: tokenmix export RUN OUT."),
+        (["explain", "RUN"], "`explain` is `look sentence` here: tokenmix look sentence RUN --text TEXT."),
     ],
 )
 def test_what_does_not_work_is_one_line_and_exit_2(argv, words, capsys, tmp_path, text, run):
@@ -542,8 +543,8 @@ def test_a_mixer_of_a_module_of_ones_own_trains_and_is_scored(text, tmp_path, ca
         sys.modules.pop("mine_of_test_cli", None)
 
 
-def test_old_verbs_name_commands_that_parse():
-    for usage in OLD_VERBS.values():
+def test_other_verbs_name_commands_that_parse():
+    for usage in OTHER_VERBS.values():
         tyro.extras.subcommand_cli_from_dict(VERBS, args=usage.split() + ["KEY"] * (usage == "paper"))
 
 

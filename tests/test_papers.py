@@ -14,7 +14,7 @@ import tyro
 from ledger import printed
 from tokenmix import MixerError
 from tokenmix.lab.cli.entry import main, take_overrides
-from tokenmix.lab.cli.verbs import OLD_VERBS, VERBS
+from tokenmix.lab.cli.verbs import OTHER_VERBS, VERBS
 from tokenmix.lab.papers import (
     PAPERS,
     VERDICTS,
@@ -277,7 +277,7 @@ def test_wrong_names_are_refused(capsys):
     assert "paper aft has no section 'Tabel 7'; nearest: Table 7" in capsys.readouterr().err
     assert main(["paper", "--run"]) == 2
     assert "paper: --run needs a KEY, one of aft, hydra" in capsys.readouterr().err
-    assert OLD_VERBS["papers"] == "paper"
+    assert OTHER_VERBS["papers"] == "paper"
 
 
 SOURCE = """\

@@ -84,12 +84,12 @@ def _dispatch(argv: list[str], own_process: bool) -> int:
     from ...system.config import nearest
     from ...system.modules import typed_names
     from .fields import recipe_help
-    from .verbs import OLD_VERBS, VERBS
+    from .verbs import OTHER_VERBS, VERBS
 
     if argv and not argv[0].startswith("-") and argv[0] not in VERBS:
-        if usage := OLD_VERBS.get(argv[0]):
-            now = " ".join(takewhile(str.islower, usage.split()))
-            raise MixerError(f"`{argv[0]}` is now `{now}`: tokenmix {usage}.")
+        if usage := OTHER_VERBS.get(argv[0]):
+            verb = " ".join(takewhile(str.islower, usage.split()))
+            raise MixerError(f"`{argv[0]}` is `{verb}` here: tokenmix {usage}.")
         raise MixerError(f"there is no verb {argv[0]!r}; {nearest(argv[0], VERBS)}.")
     if not argv:
         argv = ["--help"]

@@ -30,13 +30,17 @@ VERBS: dict[str, type] = {
     "export": Export,
     "bench": Bench,
 }
-OLD_VERBS = {
+OTHER_VERBS = {
     "anatomy": "look tokens MODEL IMAGES",
+    "benchmark": "bench",
+    "compare": "report DIR",
+    "evaluate": "eval RUN",
     "explain": "look sentence RUN --text TEXT",
     "export-hf": "export RUN OUT",
     "export-onnx": "export MODEL OUT.onnx",
+    "generate": "sample RUN",
     "papers": "paper",
     "pictures": "look images MODEL IMAGE --out OUT",
     "watch": "report DIR --watch",
 }
-"""Verbs of earlier versions, and what they are now."""
+"""Verbs of earlier versions and of other tools, and what they are here."""
