@@ -251,7 +251,7 @@ def test_doctor_finds_a_broken_mixer(capsys, monkeypatch):
     ("argv", "words"),
     [
         (["trian"], "there is no verb 'trian'; nearest: train"),
-        (["compare", "a", "b"], "`compare` is `report` here: tokenmix report DIR"),
+        (["compare", "a", "b"], "`compare` is `report` here: tokenmix report RUN"),
         (["train", "txt", "--out", "OUT"], "there is no recipe 'txt'; nearest: text"),
         (["train", "images", "--out", "OUT"], "pvt_imagenet; `tokenmix list` says what each is for"),
         (["train", "text", "--row", "aft_locl", "--out", "OUT"], "nearest: aft_local"),

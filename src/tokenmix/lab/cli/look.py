@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
@@ -35,7 +35,7 @@ class LookSentence:
     out: Path = Path("explain.html")
     """HTML file to write."""
 
-    instead_of_data: ClassVar[str] = "it shows one sentence, which --text gives"
+    instead_of_data = "it shows one sentence, which --text gives"
 
     def run(self) -> int:
         """Let each model read the sentence and write the page."""
@@ -71,9 +71,7 @@ class LookTokens:
     out: Path = Path("anatomy.html")
     """HTML file to write."""
 
-    instead_of_data: ClassVar[str] = (
-        "what other verbs take as --data stands here after the model: look tokens RUN digits"
-    )
+    instead_of_data = "what other verbs take as --data stands here after the model: look tokens RUN digits"
 
     split: Literal["train", "valid", "test"] = "test"
     """Split of a labelled set."""
@@ -163,7 +161,7 @@ class LookImages:
     out: Path
     """Folder to write the pictures to."""
 
-    instead_of_data: ClassVar[str] = "it draws single images, whose files stand after the model"
+    instead_of_data = "it draws single images, whose files stand after the model"
 
     dark: bool = False
     """Draw on a dark background."""

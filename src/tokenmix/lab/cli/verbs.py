@@ -33,7 +33,7 @@ VERBS: dict[str, type] = {
 OTHER_VERBS = {
     "anatomy": "look tokens MODEL IMAGES",
     "benchmark": "bench",
-    "compare": "report DIR",
+    "compare": "report RUN",
     "evaluate": "eval RUN",
     "explain": "look sentence RUN --text TEXT",
     "export-hf": "export RUN OUT",
