@@ -629,6 +629,9 @@ def test_rows_of_a_plan_can_be_run_alone(plan, tmp_path, inline, capsys):
     assert cli.main([*command, "--rows", row, "--seeds", "0"]) == 0
     alone = Results.open(tmp_path / "out" / "results.json")
     assert {(r["row"], r["seed"]) for r in alone.runs.values()} == {(row, 0)}
+    assert f"Missing for a verdict:\n{shortcomings(alone)[0]}\n" in capsys.readouterr().out
+    assert cli.main(["report", str(tmp_path / "out")]) == 2  # no run, but what holds some
+    assert "is the folder of a sweep; its page is" in capsys.readouterr().err
     for more, said in (
         (["--rows", "aft_simpel"], "the plan has no row 'aft_simpel'; nearest: aft_simple"),
         (["--shell", "paper", "--seeds", "5"], "is a plan, which holds --shell; change it there"),

@@ -105,10 +105,13 @@ class Sweep:
         )
         say(found.path.read_text() if self.json else results_table(found).text())
         if not self.json:
+            from ..sweep import shortcomings
             from ..sweep.sweep_page import verdict_lines
 
-            for line in verdict_lines(found):
+            lacking = shortcomings(found)
+            for line in [*verdict_lines(found), *(["Missing for a verdict:"] if lacking else []), *lacking]:
                 say(line)
+            say(f"The page of the sweep: {self.out / 'sweep.html'}")
         return 0
 
     def _plan(self, changes: Options) -> SweepPlan:

@@ -107,7 +107,7 @@ def verdict_lines(results: Results) -> list[str]:
         "better": f"Better than {first}",
         "worse": f"Worse than {first}",
         "no difference": f"No difference from {first} beyond that between seeds",
-        "cannot be tested": f"Not decided against {first}; the table below says what is missing",
+        "cannot be tested": f"Not decided against {first}",
     }
     lines = [f"{text}: {', '.join(groups[verdict])}." for verdict, text in texts.items() if verdict in groups]
     counts = [len(results.scores(row)) for row in results.plan.rows if results.scores(row)]

@@ -64,6 +64,9 @@ class RunDir:
         """Open the directory of an existing run."""
         run = cls(path)
         if not (run.path / "config.json").is_file():
+            if (run.path / "sweep.html").is_file():
+                page, runs = run.path / "sweep.html", run.path / "runs"
+                raise MixerError(f"{path} is the folder of a sweep; its page is {page}, its runs are in {runs}.")
             raise MixerError(
                 f"{path} is not a run directory (no config.json in it); "
                 + f"`tokenmix train RECIPE --out {path}` creates one."
