@@ -70,6 +70,11 @@ PROGRAMS = {
         "torchrun --nproc-per-node 2 examples/context_parallel.py --length 8192 --steps 3",
         "scale.md",
     ),
+    "accelerate_lm": Example(
+        "our layers in a loop of Hugging Face's accelerate",
+        "python examples/accelerate_lm.py --steps 5",
+        "scale.md#with-other-trainers",
+    ),
 }
 SHOWS = {
     "index": "build a mixer, stream it, generate with a language model",

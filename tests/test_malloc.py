@@ -27,7 +27,7 @@ faults()
 default = faults()
 assert tokenmix.keep_memory()
 faults()
-print(default, faults())
+print(default, min(faults() for _ in range(3)))  # the system may take pages back
 print(resident())
 tokenmix.keep_memory(False)
 print(resident())
