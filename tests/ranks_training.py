@@ -83,14 +83,14 @@ def config(**changes: Any) -> RunConfig:
     return RunConfig(model, data, optim, loop).override({**few, **changes})
 
 
-def logged(out: Path) -> list[dict[str, Any]]:
+def read_steps(out: Path) -> list[dict[str, Any]]:
     """The lines of a run's steps."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [x for x in lines if x["kind"] == "train"]
 
 
 def train_losses(out: Path) -> list[float]:
-    return [x["loss"] for x in logged(out)]
+    return [x["loss"] for x in read_steps(out)]
 
 
 def last_step(out: Path) -> int:
@@ -156,7 +156,7 @@ def smooth(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten().long(), label_smoothing=0.1)
 
 
-def halved(step: int) -> float:
+def halve_rate(step: int) -> float:
     return 0.5 ** (step // 5)
 
 
@@ -183,19 +183,19 @@ def norms(out: Path, *, number: int = 0) -> None:
     """Train a model, batches, a loss, a schedule and an optimiser of one's own."""
     loop = TrainConfig(steps=10, accumulate=2, batch_size=8, log_every=1, eval_every=5, device="cpu", threads=1)
     own: dict[str, Any] = {"model": Normed(number), "batches": normed_batch, "valid": [normed_batch(99)]}
-    own |= {"loss": smooth, "schedule": halved, "optimizer": partial(torch.optim.SGD, lr=0.05, momentum=0.9)}
+    own |= {"loss": smooth, "schedule": halve_rate, "optimizer": partial(torch.optim.SGD, lr=0.05, momentum=0.9)}
     train(loop, out, verbose=False, **own)
 
 
 def parts(out: Path, **changes: Any) -> int:
     """Train a language model with a loss, a schedule and a callback of one's own; return how many lines were logged."""
     logged: list[dict] = []
-    given = {"loss": smooth, "schedule": halved, "callbacks": [Watcher()], "on_log": logged.append}
+    given = {"loss": smooth, "schedule": halve_rate, "callbacks": [Watcher()], "on_log": logged.append}
     train(config(**changes), out, verbose=False, resume=True, **given)
     return len(logged)
 
 
-def taught(out: Path) -> None:
+def train_with_teacher(out: Path) -> None:
     """Train a classifier of images whose layers learn from those of another, with rows that ranks share unevenly."""
     sizes: dict[str, Any] = {"image_size": (8, 8), "patch": 2, "channels": 1, "classes": 10, "pool": "mean"}
     model = ViTConfig(8, 2, ({"name": "hydra"},), **sizes)
@@ -212,7 +212,7 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def overflowed(rank: int, sharded: bool) -> tuple[float, bool]:
+def step_with_overflow(rank: int, sharded: bool) -> tuple[float, bool]:
     """Make an update after one number of one rank overflowed; return the scale, and whether the weights stayed."""
     torch.manual_seed(0)
     model, scaler = nn.Linear(4, 4), torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -229,7 +229,7 @@ def overflowed(rank: int, sharded: bool) -> tuple[float, bool]:
     return scaler.get_scale(), all(torch.equal(a, local(p)) for a, p in zip(before, model.parameters(), strict=True))
 
 
-def reduced(out: Path) -> int:
+def count_exchanges(out: Path) -> int:
     """Train two steps of two parts with sharded weights; return how often gradients were sent."""
     names = ("reduce_scatter_single", "reduce_scatter_tensor")  # since torch 2.13, and before
     name = next(each for each in names if hasattr(torch.distributed, each))
@@ -242,7 +242,7 @@ def reduced(out: Path) -> int:
     return len(calls)
 
 
-def refused(rank: int, name: str, out: str) -> str:
+def refusal_of(rank: int, name: str, out: str) -> str:
     changes = {"optim.lr": 0.1} if name == "unlike" and rank else {}
     try:
         train(config(**BAD[name], **changes), out, verbose=False)
@@ -255,13 +255,13 @@ def computed(rank: int, ranks: int, work: tuple[str, ...]) -> dict:
     """Do each piece of work: "train JOB LAYOUT OUT", "resume JOB LAYOUT OUT FROM", "refuse NAME OUT", and so on."""
     said: dict[str, Any] = {}
     others: dict[str, Callable[..., Any]] = {
-        "refuse": lambda name, out: refused(rank, name, out),
+        "refuse": lambda name, out: refusal_of(rank, name, out),
         "short": lambda out: short(Path(out)),
         "norms": lambda out: norms(Path(out), number=rank),
-        "taught": lambda out: taught(Path(out)),
+        "taught": lambda out: train_with_teacher(Path(out)),
         "parts": lambda out, layout: parts(Path(out), **LAYOUTS[layout]),
-        "overflow": lambda out: [overflowed(rank, sharded) for sharded in (False, True)],
-        "reduced": lambda out: reduced(Path(out)),
+        "overflow": lambda out: [step_with_overflow(rank, sharded) for sharded in (False, True)],
+        "reduced": lambda out: count_exchanges(Path(out)),
     }
     for each in work:
         verb, *words = each.split("|")

@@ -155,11 +155,11 @@ def test_a_disturbed_measurement_is_made_again(monkeypatch):
     """In each round but one, something else keeps the machine busy; the sentences are those of the quiet round."""
     calls: list[int] = []
 
-    def disturbed(model, n):
+    def decode_disturbed(model, n):
         calls.append(n)
         return Decoding(n, 1.0 if len(calls) > 2 * len(demo.MODELS) * len(TINY.contexts) else 9.0, 5)
 
-    monkeypatch.setattr(demo, "decoding", disturbed)
+    monkeypatch.setattr(demo, "decoding", decode_disturbed)
     found = demo.measure(TINY).decode
     assert {d.ms_per_token for by in found.values() for d in by.values()} == {1.0}
     assert sorted(found) == sorted(demo.MODELS)

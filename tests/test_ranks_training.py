@@ -124,8 +124,8 @@ def test_parts_of_ones_own(two, tmp_path, layout):
 
 def test_each_rank_adds_its_share_of_what_a_teacher_says(two, tmp_path):
     """Losses and those of the layers, which are means over the rows of all ranks."""
-    jobs.taught(tmp_path / "one")
-    one, many = (jobs.logged(run) for run in (tmp_path / "one", two[0] / "taught"))
+    jobs.train_with_teacher(tmp_path / "one")
+    one, many = (jobs.read_steps(run) for run in (tmp_path / "one", two[0] / "taught"))
     assert len(one) == 10
     assert [x["loss"] for x in many] == pytest.approx([x["loss"] for x in one], rel=1e-6)
     assert [x["aux"]["distill"] for x in many] == pytest.approx([x["aux"]["distill"] for x in one], rel=1e-5)

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..kernels.precision import at_least_float32
 from ..kernels.recompute import is_recomputing
-from ..mixers.parts.token_norm import Moments, TokenBatchNorm, masked_moments
+from ..mixers.parts.token_norm import Moments, TokenBatchNorm, masked_moments, move_statistics
 from .messages import Group, gather_trees
 from .sharing import Method, replace_methods
 
@@ -71,14 +71,12 @@ def _forward_of(norm: Any, measure: Callable[[Tensor, Tensor], Moments]) -> Call
         norm._check_input_dim(x)
         wide = at_least_float32(x).movedim(1, -1)
         flat = wide.reshape(-1, 1, norm.num_features)
-        n, mean, var = measure(flat, torch.ones_like(flat[..., :1], dtype=torch.bool))
+        moments = measure(flat, torch.ones_like(flat[..., :1], dtype=torch.bool))
         if norm.running_mean is not None and not is_recomputing():
-            with torch.no_grad():
-                norm.num_batches_tracked += 1
-                step = 1 / norm.num_batches_tracked if norm.momentum is None else norm.momentum
-                norm.running_mean += step * (mean - norm.running_mean)
-                norm.running_var += step * (var * n / (n - 1).clamp_min(1.0) - norm.running_var)
-        y = (wide - mean) * torch.rsqrt(var + norm.eps)
+            norm.num_batches_tracked += 1
+            step = 1 / norm.num_batches_tracked if norm.momentum is None else norm.momentum
+            move_statistics(norm.running_mean, norm.running_var, moments, step)
+        y = (wide - moments.mean) * torch.rsqrt(moments.var + norm.eps)
         y = y if norm.weight is None else y * norm.weight + norm.bias
         return y.movedim(-1, 1).to(x.dtype)
 

@@ -329,22 +329,23 @@ def sum_gradients(model: nn.Module, group: Group = None) -> None:
         live = [p for p, wanted in zip(parameters, used, strict=True) if wanted]
         for dtype in dict.fromkeys(p.dtype for p in live):
             for some in _messages_of([p for p in live if p.dtype == dtype]):
-                for p in some:
-                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-                flat = torch.cat([p.grad.reshape(-1) for p in some])  # type: ignore[union-attr]  # set above
+                grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in some]
+                flat = torch.cat([grad.reshape(-1) for grad in grads])
                 dist.all_reduce(flat, group=ranks.group)
-                for p, total in zip(some, flat.split([p.numel() for p in some]), strict=True):
-                    p.grad.copy_(total.view_as(p))  # type: ignore[union-attr]
+                for p, grad, total in zip(some, grads, flat.split([p.numel() for p in some]), strict=True):
+                    p.grad = grad.copy_(total.view_as(p))
 
 
 def _messages_of(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     """Yield the parameters whose gradients are sent together: at most ``TOGETHER`` numbers, or one parameter."""
     found: list[nn.Parameter] = []
+    numbers = 0
     for p in parameters:
-        if found and sum(each.numel() for each in found) + p.numel() > TOGETHER:
+        if found and numbers + p.numel() > TOGETHER:
             yield found
-            found = []
+            found, numbers = [], 0
         found.append(p)
+        numbers += p.numel()
     if found:
         yield found
 

@@ -662,13 +662,13 @@ class _Call:
         w: Tensor,
         mask: Tensor | None,
         causal: bool,
-        tiles: Numbers | None,
+        numbers: Numbers | None,
         block: tuple[int, int] | None,
         saved: Tensor | None = None,
         save: bool = True,
     ):
         self.q, self.k, self.v = None if q is None else rows(q), rows(k), rows(v)
-        self.mask, self.bytes, self.causal, t = mask, bytes_of(mask), causal, tiles or BY_DTYPE[v.dtype]
+        self.mask, self.bytes, self.causal, t = mask, bytes_of(mask), causal, numbers or BY_DTYPE[v.dtype]
         (self.B, self.T, self.D), self.L = v.shape, w.shape[-1]
         self.per_head = k.shape[-1] != self.D or w.shape[1] > 1
         self.H = _heads(k, v, w)
@@ -801,7 +801,7 @@ def _heads(k: Tensor, v: Tensor, w: Tensor) -> int:
 
 def forward(
     q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, *,
-    causal: bool, save: bool, tiles: Numbers | None = None, block: tuple[int, int] | None = None,
+    causal: bool, save: bool, numbers: Numbers | None = None, block: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Compute y_t = gate(q_t) * sum_s exp(k_s + w_ts) v_s / sum_s exp(k_s + w_ts), where w_ts = 0 outside the band.
 
@@ -816,7 +816,7 @@ def forward(
         (B, T, D), and a vector of what the backward pass needs: y before the gate, signed denominators, marks of
         tiles, sums of blocks and X; empty unless ``save``.
     """
-    c = _Call(q, k, v, w, mask, causal, tiles, block, save=save)
+    c = _Call(q, k, v, w, mask, causal, numbers, block, save=save)
     y = v.new_empty(v.shape)
     tensors = c.E, c.R, c.x, c.st, c.past, c.future, c.first(), c.q, y, c.y0, c.den, c.flag
     sizes = c.T, c.D, *c.near, *c.e_strides, *strides(c.q)
@@ -828,10 +828,10 @@ def forward(
 
 def backward(
     g: Tensor, q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None, y: Tensor, saved: Tensor, *,
-    causal: bool, tiles: Numbers | None = None, block: tuple[int, int] | None = None,
+    causal: bool, numbers: Numbers | None = None, block: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return dq (empty without q), dk, dv, and dw shaped like w; ``saved`` is that of ``forward``, its y unused."""
-    c, g = _Call(q, k, v, w, mask, causal, tiles, block, saved), rows(g)
+    c, g = _Call(q, k, v, w, mask, causal, numbers, block, saved), rows(g)
     b = _Backward(c, g)
     dk = v.new_empty(v.shape, dtype=torch.float32 if c.per_head else v.dtype)
     dv = v.new_empty(v.shape)

@@ -26,7 +26,7 @@ from ..data.subwords import END, PAD, SPECIAL, START, Subwords
 from .config import RunConfig
 from .registry import TaskData
 from .subword_task import SubwordTask, check_source, check_subwords, read_tokenizer, token_count, token_loss, token_nats
-from .task import Inputs, groups_of, timed
+from .task import Inputs, groups_of, record_seconds
 
 SHOWN, LIKELY = 8, 3
 """Texts of the validation split that a run writes at each evaluation, and guesses at each of their masks."""
@@ -230,7 +230,7 @@ class DocumentTask(SubwordTask):
     def count_targets(self, targets: Tensor) -> int:
         return token_count(targets)
 
-    @timed
+    @record_seconds
     def evaluate(self, model: nn.Module, split: str, /, *, max_texts: int | None = None) -> DocumentScore:
         """Score the model on a split. What is hidden of a text depends on its place in the split only.
 

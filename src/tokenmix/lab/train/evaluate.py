@@ -15,7 +15,7 @@ from ...errors import MixerError
 from ...models import evaluation_mode
 from ...system.machine import autocast
 from ...types import Options
-from .task import groups_of, timed
+from .task import groups_of, record_seconds
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def windows(size: int, seq_len: int, stride: int) -> Iterator[tuple[int, int, in
         start += stride
 
 
-@timed
+@record_seconds
 def evaluate(
     model: nn.Module,
     data: Tensor,

@@ -20,7 +20,7 @@ from .config import RunConfig
 from .constant import Zeros
 from .image_data_config import ImageDataConfig
 from .image_tasks import ImageTask, write_grid
-from .task import timed
+from .task import record_seconds
 
 DRAWS, HELD_OUT = 4, 5
 """Tell the draws of a step, and those of held-out images, from those of augmentation and masks, numbers 0 to 3."""
@@ -146,7 +146,7 @@ class FlowTask(ImageTask):
         """Return the model of no velocity."""
         return Zeros()
 
-    @timed
+    @record_seconds
     def evaluate(self, model: nn.Module, split: str, /, *, max_images: int | None = None) -> FlowScore:
         """Score the model on a split, with the classes of its images.
 

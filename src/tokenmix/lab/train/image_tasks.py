@@ -29,7 +29,7 @@ from .config import RunConfig
 from .constant import Constant, shares
 from .image_data_config import ImageDataConfig, check_images, check_tau
 from .registry import TaskData
-from .task import Evaluate, Task, check_unchanged, per_cent, timed
+from .task import Evaluate, Task, check_unchanged, per_cent, record_seconds
 from .text_task import streaming_cost
 
 STEPS_AHEAD = 100_000  # steps to plan ahead when only time limits the run
@@ -237,7 +237,7 @@ class ClassifyTask(ImageTask):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.of_class(outputs, targets)
 
-    @timed
+    @record_seconds
     def evaluate(
         self, model: Any, split: str, *, image_size: int | tuple[int, int] | None = None, max_images: int | None = None
     ) -> ClassScore:
@@ -314,7 +314,7 @@ class DensityTask(ImageTask):
         """Return the model that gives every sub-pixel the shares of the values among those of training."""
         return Constant(shares(self.batch, 256), self.places)
 
-    @timed
+    @record_seconds
     def evaluate(self, model: Any, split: str, *, max_images: int | None = None) -> DensityScore:
         options = {
             "batch_size": self.train.eval_batch,

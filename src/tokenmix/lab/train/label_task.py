@@ -23,7 +23,7 @@ from .config import RunConfig
 from .registry import TaskData
 from .rundir import RunDir
 from .subword_task import SubwordTask, check_subwords, recorded_texts
-from .task import Evaluate, groups_of, per_cent, timed
+from .task import Evaluate, groups_of, per_cent, record_seconds
 
 LABELS = "labels.json"
 READ: dict[str, tuple[Rows, list[str]]] = {}
@@ -212,7 +212,7 @@ class LabelTask(SubwordTask):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs.float(), targets)
 
-    @timed
+    @record_seconds
     def evaluate(self, model: nn.Module, split: str, /, *, max_texts: int | None = None) -> LabelScore:
         """Score the model on a split.
 

@@ -20,7 +20,7 @@ from .config import RunConfig
 from .constant import Zeros
 from .image_data_config import ImageDataConfig
 from .image_tasks import ImageTask
-from .task import timed
+from .task import record_seconds
 
 MASKS = 3
 """Tells the draws of masks from those of augmentation, which have the numbers 0 to 2."""
@@ -118,7 +118,7 @@ class MaskedImageTask(ImageTask):
         """Return the model of no light: each patch's own mean, where patches are normalised."""
         return Zeros((self.patches - self.kept, self.model.patch**2 * self.model.channels))
 
-    @timed
+    @record_seconds
     def evaluate(self, model: nn.Module, split: str, /, *, max_images: int | None = None) -> MaskedScore:
         """Score the model on a split. Which patches of an image are hidden depends on its place in the split only.
 

@@ -21,7 +21,7 @@ from .optim import learning_rate
 from .own_objects import digest, fingerprint, import_object, name_of, pack_state, unpack_state
 from .registry import OwnModel, TaskData
 from .rundir import plain_numbers
-from .task import Inputs, Task, timed
+from .task import Inputs, Task, record_seconds
 
 Batch = tuple[Inputs, Tensor]
 FORMS = {
@@ -69,8 +69,12 @@ class Parts:
         listed = isinstance(self.callbacks, Sequence)
         for name, each in (self.objects() if listed else {"callbacks": self.callbacks}).items():
             part, iterable = name.partition(".")[0], hasattr(each, "__iter__")
-            fits = iterable if part == "valid" else callable(each) or (part == "batches" and iterable)
-            fits = fits or (part == "callbacks" and _has_methods(each)) or isinstance(each, torch.optim.Optimizer)
+            others = {
+                "batches": iterable,
+                "optimizer": isinstance(each, torch.optim.Optimizer),
+                "callbacks": _has_methods(each),
+            }
+            fits = iterable if part == "valid" else callable(each) or others.get(part, False)
             if not fits or not listed:
                 said = FORMS.get(part, "a function")
                 raise MixerError(f"train: {part}= takes {said}, got {type(each).__name__} {str(each)[:60]}.")
@@ -265,14 +269,15 @@ class OwnTask(Task):
         """Return the number of class targets that are not -100, which torch's cross entropy ignores; else of rows."""
         return len(targets) if targets.is_floating_point() else int((targets != IGNORED).sum())
 
-    @timed
+    @record_seconds
     def evaluate(self, model: nn.Module, split: str, /, *args: Any, **options: Any) -> OwnScore:
         total, count = 0.0, 0
         if split != "valid":
             raise MixerError(f"eval: batches of one's own have the split valid, got {split!r}.")
+        device = next(model.parameters()).device
         for said, targets in self.answers(model, self.parts.valid or ()):
             n = self.count_targets(targets)
-            total += float(self.loss(said, targets.to(next(model.parameters()).device))) * n if n else 0.0
+            total += float(self.loss(said, targets.to(device))) * n if n else 0.0
             count += n
         return OwnScore(total / count if count else None)
 

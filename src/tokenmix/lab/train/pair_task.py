@@ -24,7 +24,7 @@ from ..data.translations import PARALLEL_SETS, ParallelText, open_parallel
 from .config import RunConfig
 from .registry import TaskData
 from .subword_task import SubwordTask, check_source, check_subwords, read_tokenizer, token_count, token_loss, token_nats
-from .task import Evaluate, groups_of, timed
+from .task import Evaluate, groups_of, record_seconds
 
 METRICS = ("bleu", "chrf", "rouge")
 
@@ -223,7 +223,7 @@ class PairTask(SubwordTask):
     def count_targets(self, targets: Tensor) -> int:
         return token_count(targets)
 
-    @timed
+    @record_seconds
     def evaluate(
         self,
         model: Any,

@@ -18,7 +18,7 @@ from ..data.inventory import Inventory
 from ..data.points import POINT_SETS, Cloud, Jitter, PointSampler, PointSet, open_points, stack_clouds
 from .config import RunConfig
 from .registry import TaskData
-from .task import Inputs, Task, groups_of, timed
+from .task import Inputs, Task, groups_of, record_seconds
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class PointClassTask(PointTask):
         points, category, _ = self.sampler.batch(step)
         return points, category
 
-    @timed
+    @record_seconds
     def evaluate(self, model: nn.Module, split: str, /) -> PointClassScore:
         """Score the classifier on a split."""
         classes = len(self.set.classes)
@@ -216,7 +216,7 @@ class PartTask(PointTask):
     def count_targets(self, targets: Tensor) -> int:
         return targets.numel()
 
-    @timed
+    @record_seconds
     def evaluate(self, model: nn.Module, split: str, /) -> PartScore:
         """Score the segmenter on a split; it chooses among the parts of each cloud's category, as is usual."""
         found, right, points, nats = [], 0, 0, 0.0

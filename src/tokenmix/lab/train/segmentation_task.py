@@ -22,7 +22,7 @@ from .config import RunConfig
 from .image_tasks import ImageTask, write_grid
 from .mask_scores import MaskScore, accuracies, confusion_matrix, intersection_over_union
 from .registry import TaskData
-from .task import timed
+from .task import record_seconds
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class SegmentationTask(ImageTask):
     def count_targets(self, targets: Tensor) -> int:
         return max(int((targets != IGNORED).sum()), 1)  # a batch without a class has a loss of 0
 
-    @timed
+    @record_seconds
     def evaluate(
         self,
         model: nn.Module,

@@ -22,7 +22,7 @@ from ..data.recall import IGNORED
 from ..data.synthetic import Synthetic
 from .config import RunConfig
 from .registry import TaskData
-from .task import Evaluate, Task, timed
+from .task import Evaluate, Task, record_seconds
 from .text_task import check_beyond, check_length, streaming_cost
 
 
@@ -221,7 +221,7 @@ class SyntheticTask(Task):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
-    @timed
+    @record_seconds
     def evaluate(
         self,
         model: Any,

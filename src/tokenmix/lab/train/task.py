@@ -90,17 +90,17 @@ def per_cent(score: object, *names: str) -> dict[str, float]:
     return {name: round(100 * share, 3) for name, share in found.items() if share is not None}
 
 
-def timed(evaluate: Callable[P, S]) -> Callable[P, S]:
+def record_seconds(evaluate: Callable[P, S]) -> Callable[P, S]:
     """Make an evaluation compute no gradients, and its score hold the seconds that it took."""
 
     @wraps(evaluate)
-    def scored(*args: P.args, **options: P.kwargs) -> S:
+    def score(*args: P.args, **options: P.kwargs) -> S:
         began = time.perf_counter()
         with torch.no_grad():
             found: Any = evaluate(*args, **options)
         return cast(S, replace(found, seconds=time.perf_counter() - began))
 
-    return scored
+    return score
 
 
 def groups_of(items: Iterable[T], n: int) -> Iterator[list[T]]:

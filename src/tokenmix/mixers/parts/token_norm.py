@@ -47,6 +47,15 @@ def masked_moments(x: Tensor, valid: Tensor) -> Moments:
     return Moments(n, mean, torch.where(valid, x - mean, 0.0).square().sum((0, 1)) / count)
 
 
+def move_statistics(running_mean: Tensor, running_var: Tensor, moments: Moments, step: Tensor | float) -> None:
+    """Move running statistics by the share ``step`` towards the mean and the unbiased variance of a batch."""
+    n, mean, var = moments
+    with torch.no_grad():
+        for running, now in ((running_mean, mean), (running_var, var * n / (n - 1).clamp_min(1.0))):
+            share = step.to(running.dtype) if isinstance(step, Tensor) else step
+            running += share * (now - running).to(running.dtype)
+
+
 class TokenBatchNorm(nn.Module):
     """BatchNorm1d over (rows, tokens) that ignores masked tokens.
 
@@ -95,19 +104,11 @@ class TokenBatchNorm(nn.Module):
 
     def _measure_batch(self, x: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         valid = torch.ones_like(x[..., :1], dtype=torch.bool) if key_mask is None else key_mask[..., None]
-        n, mean, var = self.measure(x, valid)
-        if is_recomputing():
-            return mean, var
-        with torch.no_grad():
-            step = self.momentum * n.clamp_max(1.0)  # a batch without valid tokens changes nothing
-            self.running_mean += step.to(self.running_mean.dtype) * (mean - self.running_mean).to(
-                self.running_mean.dtype
-            )
-            unbiased = var * n / (n - 1).clamp_min(1.0)
-            self.running_var += step.to(self.running_var.dtype) * (unbiased - self.running_var).to(
-                self.running_var.dtype
-            )
-        return mean, var
+        moments = self.measure(x, valid)
+        if not is_recomputing():
+            step = self.momentum * moments.n.clamp_max(1.0)  # a batch without valid tokens changes nothing
+            move_statistics(self.running_mean, self.running_var, moments, step)
+        return moments.mean, moments.var
 
 
 class LBR(nn.Module):
