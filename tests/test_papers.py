@@ -29,7 +29,9 @@ from tokenmix.lab.papers import (
     recorded_values,
     write_value,
 )
-from tokenmix.lab.papers.claims_page import page
+from tokenmix.lab.papers.claim import MEASURES
+from tokenmix.lab.papers.claims_page import count_kinds, page
+from tokenmix.lab.papers.counts import kept
 from tokenmix.lab.papers.identities import equal
 from tokenmix.lab.papers.load import SOURCES, read_paper, read_papers
 from tokenmix.lab.recipes import RECIPES, find_recipe
@@ -75,9 +77,9 @@ def test_a_verdict_follows_from_the_numbers():
     assert (number.verdict(5.717), number.verdict(5.76), number.verdict(None)) == (
         "confirmed",
         "contradicted",
-        "not yet",
+        "cannot be tested here",
     )
-    assert replace(number, compute="").verdict(5.717) == "not yet"
+    assert replace(number, compute="").verdict(5.717) == "cannot be tested here"
     assert {number.untested for _, _, number in NUMBERS} <= set(VERDICTS)
 
 
@@ -183,18 +185,65 @@ def test_measurements_of_other_kinds_are_found():
     assert measured_elsewhere("no_such.json:rows") is None
 
 
+def test_every_verdict_is_counted_once_by_kind():
+    kinds = count_kinds(tuple(PAPERS.values()))
+    assert sum(sum(kinds[kind].values()) for kind in list(kinds)[:3]) == len(NUMBERS)
+    assert sum(sum(kinds[kind].values()) for kind in list(kinds)[3:]) == sum(len(claim.trials) for _, claim in CLAIMS)
+    printed = kinds["numbers only printed"]
+    assert set(printed) == {"cannot be tested here", "not built yet"}
+
+
 def test_the_page_is_that_of_the_table():
     assert (ROOT / "docs/claims.md").read_text() == page(tuple(PAPERS.values())), "write it anew: make tables"
 
 
-TRIALS = sorted({trial for _, claim in CLAIMS for trial in claim.trials}, key=str)
+TRIED = sorted({trial for _, claim in CLAIMS for trial in claim.trials}, key=str)
 
 
-@pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: f"{trial.sweep}: {trial.text()}")
+@pytest.mark.parametrize(
+    "trial",
+    [trial for trial in TRIED if trial.claimed not in MEASURES],
+    ids=lambda trial: f"{trial.sweep}: {trial.text()}",
+)
 def test_what_is_tried_in_small_models_is_in_a_plan(trial):
     plan = SweepPlan.from_json(json.loads((ROOT / f"benchmarks/sweeps/{trial.sweep}.json").read_text()))
     assert {trial.row, trial.against} <= set(plan.rows)
     assert decide_trial(trial).verdict in VERDICTS[:4]
+
+
+@pytest.mark.parametrize("file", ["directions", "word_weights"])
+def test_what_is_tried_of_measured_rows_was_measured(file):
+    rows = json.loads((ROOT / f"benchmarks/results/{file}.json").read_text())["rows"]
+    tried = [trial for trial in TRIED if trial.claimed in MEASURES and trial.sweep == file]
+    assert {name for trial in tried for name in (trial.row, trial.against)} <= set(rows)
+    assert "cannot be tested here" not in {decide_trial(trial).verdict for trial in tried}
+    assert {trial.measured for trial in tried} == {file == "directions"}
+
+
+@pytest.mark.parametrize(
+    ("ms", "verdict"),
+    [
+        ((80, 90, 85), "confirmed"),
+        ((120, 130, 125), "contradicted"),
+        ((80, 130, 100), "no difference"),
+        ((80, 90), "cannot be tested here"),
+    ],
+)
+def test_a_direction_is_decided_by_the_interval_of_the_ratio(ms, verdict, tmp_path, monkeypatch):
+    rows = {"a": {"ms": ms, "MiB": ms}, "b": {"ms": [100] * len(ms), "MiB": [100] * len(ms)}}
+    (tmp_path / "directions.json").write_text(json.dumps({"rows": rows}))
+    monkeypatch.setattr(ours, "RESULTS", tmp_path)
+    assert decide_trial(Trial("directions", "a", "faster", "b")).verdict == verdict
+    swapped = {"confirmed": "contradicted", "contradicted": "confirmed"}
+    assert decide_trial(Trial("directions", "a", "larger", "b")).verdict == swapped.get(verdict, verdict)
+    assert decide_trial(Trial("directions", "b", "slower", "a")).verdict == verdict
+    assert decide_trial(Trial("directions", "a", "smaller", "c")).found == "not run"
+
+
+def test_memory_that_is_kept_is_that_of_a_run():
+    assert kept("attention", heads=1, plain=True) == "T^2"
+    assert kept("attention", heads=1, plain=True, by="d") == "d"
+    assert kept("linear", heads=1) == "T"
 
 
 def test_a_claim_that_is_tried_leads_to_where_it_is_reported():
@@ -207,8 +256,8 @@ def test_a_claim_that_is_tried_leads_to_where_it_is_reported():
         ((0.80, 0.81, 0.80), "confirmed"),
         ((0.60, 0.61, 0.60), "contradicted"),
         ((0.60, 0.81, 0.70), "no difference"),
-        ((0.80, 0.81), "cannot be tested at this size"),
-        ((), "cannot be tested at this size"),
+        ((0.80, 0.81), "cannot be tested here"),
+        ((), "cannot be tested here"),
     ],
 )
 def test_small_models_decide_by_the_protocol(scores, verdict, tmp_path, monkeypatch):
@@ -255,8 +304,7 @@ def test_the_list_names_every_source(capsys, monkeypatch):
     assert found["livt"]["verdicts"] == {
         "confirmed": 5,
         "stated alike": 2,
-        "cannot be tested at this size": 4,
-        "not built yet": 4,
+        "cannot be tested here": 8,
     }
     assert sum(found["livt"]["small"].values()) == 5
 
@@ -306,7 +354,7 @@ def test_a_data_file_is_read(tmp_path):
     (tmp_path / "mine.toml").write_text(SOURCE)
     (claim,) = read_papers(tmp_path)["mine"].claims
     assert [(n.name, n.printed, n.unit, n.untested) for n in claim.numbers] == [
-        ("parameters", "5.7", "", "not yet"),
+        ("parameters", "5.7", "", "cannot be tested here"),
         ("a score", "81.6", "", "not built yet"),
         ("another", "82", "%", "not built yet"),
     ]
@@ -322,7 +370,7 @@ def test_a_data_file_is_read(tmp_path):
         ("order = 1", "order = 1\nclaim = 2", "mine.toml"),
         ('says = "It', 'say = "It', r"mine.toml, claim 1 \(Eq. 1\) has no field 'say'; nearest: says"),
         ('says = "It counts."\n', "", r"mine.toml, claim 1 \(Eq. 1\) needs the field 'says'"),
-        ('"better"', '"bigger"', r"mine.toml, claim 1 .*trials.claimed is 'bigger'; nearest: better"),
+        ('"better"', '"bigger"', r"mine.toml, claim 1 .*trials.claimed is 'bigger'; nearest: higher"),
         ('printed = "5.7"', "printed = 5.7", "mine.toml, .*number parameters.printed must be a str, got 5.7"),
         ('printed = "5.7"', 'printd = "5.7"', "mine.toml, .*number parameters has no field 'printd'; nearest: printed"),
         ('name = "parameters"\n', "", r"mine.toml, .*needs one of name, rows and recipe, got \[\]"),

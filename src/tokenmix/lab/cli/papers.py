@@ -58,7 +58,7 @@ class ShowPapers:
     def _list(self) -> int:
         """Print one line for each source."""
         from ...errors import MixerError
-        from ..papers import NOT_BUILT, PAPERS, STATED, TOO_LARGE, VERDICTS, count_verdicts, recorded_values
+        from ..papers import NOT_BUILT, PAPERS, STATED, UNTESTABLE, VERDICTS, count_verdicts, recorded_values
 
         if self.section is not None or self.execute:
             given = "--section" if self.section is not None else "--run"
@@ -71,13 +71,14 @@ class ShowPapers:
                 "arxiv": paper.arxiv,
                 "verdicts": dict(paper.verdicts(recorded_values(paper))),
                 "small": dict(count_verdicts(paper)),
+                "measured": dict(count_verdicts(paper, measured=True)),
             }
             for paper in PAPERS.values()
         ]
         if self.json:
             say_json(found)
             return 0
-        used = {v: {TOO_LARGE: "too big", NOT_BUILT: "unbuilt", STATED: "stated"}.get(v, v) for v in VERDICTS}
+        used = {v: {UNTESTABLE: "untestable", NOT_BUILT: "unbuilt", STATED: "stated"}.get(v, v) for v in VERDICTS}
         used = {v: head for v, head in used.items() if any(v in entry["verdicts"] for entry in found)}
         say(f"{'paper':13} {'year':5} {'  '.join(used.values())}  title")
         for entry in found:
@@ -169,7 +170,7 @@ def _claim_lines(paper: Paper, claim: Claim, ours: dict[str, Value]) -> list[str
         lines += append_remark(line, f"[{number.source}]") if number.source else [line]
         lines += wrap_text("        ", number.why, 8) if number.why else []
     for trial, (verdict, found) in outcomes(claim):
-        lines += wrap_text("    ", f"in small models: {trial.text()} ({trial.sweep}): {verdict}: {found}", 8)
+        lines += wrap_text("    ", f"tried: {trial.text()} ({trial.sweep}): {verdict}: {found}", 8)
     return lines
 
 

@@ -9,9 +9,8 @@ from ...errors import MixerError
 from ...system.config import nearest
 from .claim import (
     NOT_BUILT,
-    NOT_YET,
     STATED,
-    TOO_LARGE,
+    UNTESTABLE,
     VERDICTS,
     Claim,
     Number,
@@ -28,14 +27,13 @@ from .ours import Outcome, compute_values, count_verdicts, decide_trial, measure
 __all__ = [
     "Claim",
     "NOT_BUILT",
-    "NOT_YET",
     "Number",
     "Outcome",
     "PAPERS",
     "Paper",
     "STATED",
-    "TOO_LARGE",
     "Trial",
+    "UNTESTABLE",
     "VERDICTS",
     "Value",
     "agrees",

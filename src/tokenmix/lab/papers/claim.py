@@ -16,11 +16,19 @@ Value = float | int | str
 F = TypeVar("F", bound=Callable[..., Any])
 
 CONFIRMED, CONTRADICTED, NO_DIFFERENCE = "confirmed", "contradicted", "no difference"
-TOO_LARGE, NOT_YET, NOT_BUILT = "cannot be tested at this size", "not yet", "not built yet"
+UNTESTABLE, NOT_BUILT = "cannot be tested here", "not built yet"
 STATED = "stated alike"
-VERDICTS = (CONFIRMED, CONTRADICTED, NO_DIFFERENCE, TOO_LARGE, NOT_YET, NOT_BUILT, STATED)
-"""The verdicts. Trained runs get one of the first four, by the protocol of docs/evidence.md."""
-CLAIMED = ("better", "worse", "like")
+VERDICTS = (CONFIRMED, CONTRADICTED, NO_DIFFERENCE, UNTESTABLE, NOT_BUILT, STATED)
+"""The verdicts. Trials get one of the first four, by docs/evidence.md."""
+MEASURES = {
+    "faster": ("ms", -1),
+    "slower": ("ms", 1),
+    "smaller": ("MiB", -1),
+    "larger": ("MiB", 1),
+    "higher": ("weight", 1),
+}
+"""What a paper says of what is measured of one row against another: the unit, and the sign of the difference."""
+CLAIMED = ("better", "worse", "like", *MEASURES)
 """What a paper says of one row against another. A difference contradicts "like", and that none is found is no proof."""
 PLAIN = re.compile(r"-?[\d,]*\d(\.\d+)?")
 
@@ -60,7 +68,7 @@ class Number:
     args: Options = field(default_factory=dict)
     source: str = ""
     why: str = ""
-    untested: str = NOT_YET
+    untested: str = UNTESTABLE
     result: str = ""
     derived: bool = False
 
@@ -88,12 +96,14 @@ class Number:
 
 @dataclass(frozen=True)
 class Trial:
-    """A claim put to small models: one row of a sweep against another.
+    """A claim put to small models, or to time and memory on this project's machines: one row against another.
 
     Args:
-        sweep: name of a plan under ``benchmarks/sweeps``.
-        row: row of the plan of which something is claimed.
-        claimed: what the paper says of it, one of ``CLAIMED``: "better" or "worse" than the other, or "like" it.
+        sweep: name of a plan under ``benchmarks/sweeps``, or of the file in ``benchmarks/results`` that holds what was
+            measured: "directions", time and memory, or "word_weights", weights in trained models.
+        row: row of which something is claimed.
+        claimed: what the paper says of it, one of ``CLAIMED``: "better" or "worse" than the other, or "like" it; or
+            one of ``MEASURES``.
         against: the other row.
     """
 
@@ -101,6 +111,11 @@ class Trial:
     row: str
     claimed: str
     against: str
+
+    @property
+    def measured(self) -> bool:
+        """Return whether time or memory decide it, and not trained models."""
+        return MEASURES.get(self.claimed, ("",))[0] in ("ms", "MiB")
 
     def text(self, form: str = "{}") -> str:
         """Return what is claimed as words, the names of rows in this form."""

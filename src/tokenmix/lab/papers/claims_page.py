@@ -23,19 +23,28 @@ data files in `src/tokenmix/lab/papers/sources`, and computes every number of ou
 - Where ours is only what the library states (a mixer's cost formula, a default, a recipe's field) and agrees, it is
   *stated alike*: we wrote down the same, which is no test.
 - Numbers in brackets in the column *printed* are printed nowhere: they follow from the formula that is.
-- A score of the papers' trained models *cannot be tested at this size*: it takes their data, sizes and weeks of GPUs.
-  The recipe that is named trains such a model.
-- *In small models* is the same question, put to models that train on one machine, by [the protocol](evidence.md): the
+- Scores of the papers' trained models, and times and memory on their machines, *cannot be tested here*: they take their
+  data, sizes and GPUs. The recipe that is named trains such a model.
+- *Tried here* is the same question, put to models that train on one machine, by [the protocol](evidence.md): the
   architecture around the mixer, the task, tokens, tuned rates, at least three paired seeds and a spread. It is
   *confirmed* or *contradicted* if the 95 % interval of the difference leaves 0 out, *no difference* if not. With fewer
-  seeds, or not run, it *cannot be tested at this size*. That one row is *like* another is contradicted by a difference
-  in either direction, and never confirmed. None of it says anything of the papers' sizes. The plans are in
+  seeds, or not run, it *cannot be tested here*. That one row is *like* another is contradicted by a difference in
+  either direction, and never confirmed. None of it says anything of the papers' sizes. The plans are in
   `benchmarks/sweeps`: `tokenmix sweep benchmarks/sweeps/PLAN.json` runs one.
-- Speed and memory of the papers' machines are *not yet* measured.
+- *Faster*, *slower*, *smaller* and *larger* are tried in the same tables: CPU time or peak memory of two calls, on one
+  thread of a CPU, three times in turns (`python -m benchmarks.directions`). The verdict is about the direction alone,
+  by the 95 % interval of the ratio over the repeats; how large the papers' ratios are on their GPUs it does not say.
 - *Not built yet*: the library lacks what the claim is about.
 
 Second-hand numbers are those that were not read in the document itself. A value in brackets was measured here under
-other conditions and decides nothing."""
+other conditions and decides nothing.
+
+53 verdicts of earlier versions of this page were withdrawn, and none was turned into its opposite: 43 confirmed what
+the library itself states, 8 were arithmetic with printed numbers, and 2 were of models that had not learned the sums of
+their training (`LOG.md`, 2026-11-30)."""
+
+COMPUTED, STATEMENTS, PRINTED = "numbers computed here", "numbers that the library states", "numbers only printed"
+TRAINED, MEASURED = "small models, trained here", "time and memory, measured here"
 
 
 def page(papers: tuple[Paper, ...]) -> str:
@@ -44,11 +53,27 @@ def page(papers: tuple[Paper, ...]) -> str:
 
 
 def overview(papers: tuple[Paper, ...]) -> str:
-    """Return the table of sources with their verdicts counted."""
+    """Return the verdicts counted by kind, and by source."""
     named = [(f"[`{paper.key}`](#{paper.key}): {paper.title}", paper) for paper in papers]
     numbers = {name: paper.verdicts(recorded_values(paper)) for name, paper in named}
-    trials = {name: found for name, paper in named if (found := count_verdicts(paper))}
-    return "\n\n".join([_counts("source", numbers, VERDICTS), _counts("in small models", trials, VERDICTS[:4])])
+    tables = [_counts("by kind", count_kinds(papers), VERDICTS), _counts("numbers", numbers, VERDICTS)]
+    for kind, measured in ((TRAINED, False), (MEASURED, True)):
+        found = {name: count for name, paper in named if (count := count_verdicts(paper, measured=measured))}
+        tables.append(_counts(kind, found, VERDICTS[:4]))
+    return "\n\n".join(tables)
+
+
+def count_kinds(papers: tuple[Paper, ...]) -> dict[str, Counter[str]]:
+    """Count the verdicts of all papers by how they come about."""
+    found: dict[str, Counter[str]] = {kind: Counter() for kind in (COMPUTED, STATEMENTS, PRINTED, TRAINED, MEASURED)}
+    kinds = {"computed": COMPUTED, "stated": STATEMENTS, "": PRINTED}
+    for paper in papers:
+        ours = recorded_values(paper)
+        for key, number in paper.numbers().items():
+            found[kinds[number.kind]][number.verdict(ours.get(key))] += 1
+        found[TRAINED] += count_verdicts(paper)
+        found[MEASURED] += count_verdicts(paper, measured=True)
+    return found
 
 
 def _counts(head: str, counts: Mapping[str, Counter[str]], verdicts: tuple[str, ...]) -> str:
@@ -78,15 +103,15 @@ def _claim(paper: Paper, claim: Claim, ours: dict[str, Value]) -> list[str]:
     parts.append("\n".join(["| number | printed | ours | verdict |", "|---|---|---|---|", *rows]))
     reasons = [f"- {number.name}: {number.why}." for number in claim.numbers if number.why]
     parts += ["\n".join(reasons)] if reasons else []
-    return [*parts, *_small_models_text(claim)]
+    return [*parts, *_trials_text(claim)]
 
 
-def _small_models_text(claim: Claim) -> list[str]:
-    """Return what small models say of a claim, and where."""
+def _trials_text(claim: Claim) -> list[str]:
+    """Return what was tried here of a claim, and where."""
     place = f"[{title(claim.small)}]({claim.small})" if claim.small else ""
     if not claim.trials:
-        return [f"In small models: {place}."] if place else []
-    table = ["| in small models | plan | difference | verdict |", "|---|---|---|---|"]
+        return [f"Tried here: {place}."] if place else []
+    table = ["| tried here | in | difference | verdict |", "|---|---|---|---|"]
     for trial, (verdict, found) in outcomes(claim):
         table.append(f"| {trial.text('`{}`')} | `{trial.sweep}` | {found} | {verdict} |")
     return ["\n".join(table), *([f"More in {place}."] if place else [])]

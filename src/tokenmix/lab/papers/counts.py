@@ -181,6 +181,40 @@ def grows(mixer: str, by: str = "N", of: str = "mixing", **options: Any) -> str:
     return by + classify_growth([getattr(build_layer(mixer, 64, T, **options).cost(T), of) / T for T in sizes], by)
 
 
+def kept(mixer: str, by: str = "T", plain: bool = False, **options: Any) -> str:
+    """Classify how the memory that a layer keeps for its backward pass grows, by running it.
+
+    Counted are the bytes of the tensors that autograd saves, without the parameters.
+
+    Args:
+        by: "T" for 256, 1,024 and 4,096 tokens of 64 features, "d" for 64, 256 and 1,024 features of 256 tokens.
+        plain: run plain products of torch instead of fused kernels.
+        options: the mixer's; words as for ``grows``.
+    """
+    shapes = [(256 * 4**i, 64) if by == "T" else (256, 64 * 4**i) for i in range(3)]
+    costs = [_kept_bytes(mixer, T, d, plain, options) / (T if by == "T" else d) for T, d in shapes]
+    return by + classify_growth(costs, by)
+
+
+def _kept_bytes(mixer: str, T: int, dim: int, plain: bool, options: dict[str, Any]) -> int:
+    """Count the bytes that a layer saves of one pass over T tokens."""
+    from ...kernels.backend import use_backend
+    from ...mixers import build_mixer
+
+    given = {name: WORDS[v](T) if isinstance(v, str) and v in WORDS else v for name, v in options.items()}
+    layer = build_mixer(mixer, dim, **given)
+    own = {p.untyped_storage().data_ptr() for p in layer.parameters()}
+    found: dict[int, torch.UntypedStorage] = {}
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        found[x.untyped_storage().data_ptr()] = x.untyped_storage()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x), use_backend("eager" if plain else "auto"):
+        layer(torch.randn(1, T, dim))
+    return sum(storage.nbytes() for at, storage in found.items() if at not in own)
+
+
 def classify_growth(costs: list[float], by: str) -> str:
     """Name the growth of a cost per unit at n, 4 n and 16 n units: "" if it stays, " log N", " sqrt N", "^2"."""
     first, second = costs[1] - costs[0], costs[2] - costs[1]

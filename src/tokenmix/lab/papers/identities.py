@@ -113,6 +113,27 @@ def hydra_lengths() -> str:
     return compare_values(hydra(3 * q, 3 * k, 2 * v, eps=0.0), 2 * hydra(q, k, v, eps=0.0))
 
 
+def polynl() -> str:
+    """Compare the mixer PolyNL with Hydra whose queries are the tokens and whose kernel is the mean."""
+    from ...functional import hydra
+    from ...mixers import build_mixer
+
+    mixer: Any = build_mixer("polynl", D).double()
+    x = draw_tensor(B, T, D)
+    products = (mixer.k_proj(x) * mixer.v_proj(x)).mean(1, keepdim=True)
+    written = mixer.out_proj(x * products)
+    hydras = mixer.out_proj(hydra(x, mixer.k_proj(x), mixer.v_proj(x), feature="identity") / T)
+    return compare_values(torch.stack([mixer(x), hydras]), torch.stack([written, written]))
+
+
+def non_local() -> str:
+    """Compare a Non-Local block, softmax of its embedded products, with attention of one head and scale 1."""
+    from ...functional import attention
+
+    q, k, v = qkv()
+    return compare_values(attention(q, k, v, heads=1, scale=1.0), (q @ k.mT).softmax(-1) @ v)
+
+
 def external_rows() -> str:
     """Compare what a memory of ones reads, the sum of each row of weights, with 1."""
     from ...functional import external

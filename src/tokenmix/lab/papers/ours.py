@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from functools import cache
+from math import exp, log
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 import torch
 
-from ..sweep.evidence import compare, plural
+from ..sweep.evidence import LEAST_SEEDS, compare, plural, student
 from ..sweep.plan import SweepPlan
 from ..sweep.results import Results
-from .claim import CONFIRMED, CONTRADICTED, NO_DIFFERENCE, TOO_LARGE, Claim, Paper, Trial, Value
+from .claim import CONFIRMED, CONTRADICTED, MEASURES, NO_DIFFERENCE, UNTESTABLE, Claim, Paper, Trial, Value
 
 RECORD = Path(__file__).parent / "ours.json"
 BENCHMARKS = Path(__file__).resolve().parents[4] / "benchmarks"
@@ -84,11 +86,13 @@ def measured_sweep(name: str) -> Results | None:
 
 def decide_trial(trial: Trial) -> Outcome | None:
     """Decide a trial from the results in ``benchmarks/results``; None outside of a checkout."""
+    if trial.claimed in MEASURES:
+        return _decide_direction(trial)
     results = measured_sweep(trial.sweep)
     if results is None:
         return None
     if not results.scores(trial.row).keys() & results.scores(trial.against).keys():
-        return Outcome(TOO_LARGE, "not run")
+        return Outcome(UNTESTABLE, "not run")
     found = compare(results, trial.row, trial.against)
     margin = f" ± {found.margin:.3f}" if found.margin is not None else ""
     text = f"{found.difference:+.3f}{margin} {results.metric()}, {plural(found.n, 'seed')}"
@@ -96,7 +100,27 @@ def decide_trial(trial: Trial) -> Outcome | None:
         return Outcome(CONFIRMED if found.verdict == trial.claimed else CONTRADICTED, text)
     if found.verdict == "no difference":
         return Outcome(NO_DIFFERENCE, text)
-    return Outcome(TOO_LARGE, f"{text} ({'; '.join(found.why)})")
+    return Outcome(UNTESTABLE, f"{text} ({'; '.join(found.why)})")
+
+
+def _decide_direction(trial: Trial) -> Outcome | None:
+    """Decide which of two rows has less: the 95 % interval of their ratio, repeat by repeat, must leave 1 out."""
+    file = RESULTS / f"{trial.sweep}.json"
+    if not file.is_file():
+        return None
+    rows, (unit, sign) = json.loads(file.read_text())["rows"], MEASURES[trial.claimed]
+    if not rows.keys() >= {trial.row, trial.against}:
+        return Outcome(UNTESTABLE, "not run")
+    logs = [log(a / b) for a, b in zip(rows[trial.row][unit], rows[trial.against][unit], strict=True)]
+    text, n = f"{exp(mean(logs)):.2f} times the {unit}", plural(len(logs), "repeat" if trial.measured else "seed")
+    if len(logs) < LEAST_SEEDS:
+        return Outcome(UNTESTABLE, f"{text}, {n}, needs {LEAST_SEEDS}")
+    margin = student(len(logs)) * stdev(logs) / len(logs) ** 0.5
+    low, high = (exp(mean(logs) + side * margin) for side in (-1, 1))
+    text = f"{text} ({low:.2f} to {high:.2f}), {n}"
+    if abs(mean(logs)) <= margin:
+        return Outcome(NO_DIFFERENCE, text)
+    return Outcome(CONFIRMED if mean(logs) * sign > 0 else CONTRADICTED, text)
 
 
 def outcomes(claim: Claim) -> list[tuple[Trial, Outcome]]:
@@ -104,9 +128,10 @@ def outcomes(claim: Claim) -> list[tuple[Trial, Outcome]]:
     return [(trial, outcome) for trial in claim.trials if (outcome := decide_trial(trial)) is not None]
 
 
-def count_verdicts(paper: Paper) -> Counter[str]:
-    """Count the verdicts of a paper's trials."""
-    return Counter(outcome.verdict for claim in paper.claims for _, outcome in outcomes(claim))
+def count_verdicts(paper: Paper, *, measured: bool = False) -> Counter[str]:
+    """Count the verdicts of a paper's trials of trained models, or of those of time and memory."""
+    found = (each for claim in paper.claims for each in outcomes(claim))
+    return Counter(outcome.verdict for trial, outcome in found if trial.measured == measured)
 
 
 def write(papers: tuple[Paper, ...], file: Path = RECORD) -> dict[str, dict[str, Value]]:
