@@ -3,7 +3,7 @@
     python -m benchmarks.frozen_features --data CIFAR.npz --out runs/frozen             # train what is missing, print
     python -m benchmarks.frozen_features --data CIFAR.npz --out runs/frozen --record    # and keep it in its results
 
-ViTs of 4 layers x 64 with softmax attention and a class token, images of 32 x 32 in patches of 4: no registers and
+ViTs of 4 layers x 64 with softmax attention and a class token, images of 32 x 32 in patches of 8: no registers and
 four, three seeds each, one thread, one rate that was tuned for neither. The class of CIFAR-10's test images is probed
 after each layer; the masks of synthetic scenes, which the models have never seen, from the patches of the output. A
 run that was stopped continues.
@@ -32,8 +32,8 @@ from tokenmix.lab.train import resume, train
 from vit_anatomy import config_of
 
 RECORD = Path(__file__).parent / "results" / "frozen_features.json"
-STEPS, SEEDS, REGISTERS = 600, (0, 1, 2), (0, 4)
-READ, SCENES = 4000, 400
+STEPS, PATCH, SEEDS, REGISTERS = 600, 8, (0, 1, 2), (0, 4)
+READ, SCENES = 2000, 400
 """Images of the test split, half of which are fitted; scenes to fit on, and as many to score."""
 
 
@@ -104,12 +104,20 @@ def main() -> None:
     parser.add_argument("--record", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"machine": machine(), "steps": STEPS, "seeds": SEEDS, "registers": REGISTERS, "rows": {}}
+    found: dict[str, Any] = {
+        "machine": machine(),
+        "steps": STEPS,
+        "read": READ,
+        "scenes": SCENES,
+        "seeds": SEEDS,
+        "registers": REGISTERS,
+        "rows": {},
+    }
     for seed in SEEDS:
         for registers in REGISTERS:
             folder = given.out / f"r{registers}-s{seed}"
             changes = {"train.steps": STEPS, "train.eval_every": STEPS, "train.save_every": STEPS // 5}
-            changes |= {"train.seed": seed, "train.keep": 5}
+            changes |= {"train.seed": seed, "train.keep": 5, "model.patch": PATCH}
             if (folder / "config.json").exists():
                 resume(folder, verbose=False)
             else:

@@ -34,7 +34,9 @@ class OurViT(ProbedModel):
         """Load the model at each checkpoint of its run."""
         from ..train import load_run
 
-        for step in [] if self.run_dir is None else list_steps(self.run_dir / "checkpoints"):
+        if self.run_dir is None:
+            return
+        for step in list_steps(self.run_dir / "checkpoints"):
             model, _ = load_run(self.run_dir, step=step)
             assert isinstance(model, ViT)
             yield step, replace(our_vit(self.name, model, self.mean, self.std), image_size=self.image_size)

@@ -265,11 +265,11 @@ def depth_probe(pooled: dict[str, Tensor], labels: Tensor | None, *, seed: int =
     fit, score = halves(len(labels), seed)
     if len(labels[fit].unique()) < 2:
         return ONE_CLASS
-    found = (
+    linear, near = (
         {kind: [probe(x[fit], labels[fit], x[score], labels[score]) for x in layers] for kind, layers in pooled.items()}
         for probe in (classify, nearest)
     )
-    return ByDepth(*found, len(fit), len(score))
+    return ByDepth(linear, near, len(fit), len(score))
 
 
 def nearest(fit: Tensor, fit_labels: Tensor, score: Tensor, score_labels: Tensor) -> float:
@@ -301,9 +301,10 @@ def segmentation_probe(
         grid: (H, W).
     """
     shares = F.adaptive_avg_pool2d(F.one_hot(fit_masks, classes).movedim(-1, 1).double(), grid)
-    probe, confusion = ridge(fit.flatten(0, 1), shares.flatten(2).mT.flatten(0, 1)), 0
+    probe = ridge(fit.flatten(0, 1), shares.flatten(2).mT.flatten(0, 1))
+    confusion = torch.zeros(classes, classes, dtype=torch.int64, device=fit.device)
     for part, masks in zip(score.split(32), score_masks.split(32), strict=True):
         maps = probe(part).mT.unflatten(-1, grid)
         found = F.interpolate(maps, masks.shape[-2:], mode="bilinear").argmax(1)
-        confusion = confusion + confusion_matrix(found, masks, classes)
+        confusion += confusion_matrix(found, masks, classes)
     return float(intersection_over_union(confusion).nanmean())
