@@ -6,7 +6,7 @@ Clips are drawn on the fly: one disc or square on noise moves in one of 8 direct
 border. No frame alone shows which way. A run that was stopped goes on.
 """
 
-import sys
+import argparse
 from functools import partial
 from math import prod
 
@@ -85,5 +85,10 @@ def run(mixer, out, steps=400):
 
 
 if __name__ == "__main__":
-    mixer = sys.argv[1] if len(sys.argv) > 1 else "aft_conv"
-    print(f"{mixer}: {100 * run(mixer, f'runs/video_{mixer}')['accuracy']:.1f} % of 1,000 clips right")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mixer", choices=MIXERS)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--out", default="runs/video")
+    given = parser.parse_args()
+    line = run(given.mixer, f"{given.out}/{given.mixer}", given.steps)
+    print(f"{given.mixer}: {100 * line['accuracy']:.1f} % of 1,000 clips right")
