@@ -253,7 +253,7 @@ def test_the_list_names_every_source(capsys, monkeypatch):
     assert found["livt"]["verdicts"] == {
         "confirmed": 5,
         "stated alike": 2,
-        "cannot be tested at this size": 4,
+        "cannot be tested at this size": 5,
         "not built yet": 4,
     }
     assert sum(found["livt"]["small"].values()) == 2
