@@ -169,7 +169,7 @@ def _claim_lines(paper: Paper, claim: Claim, ours: dict[str, Value]) -> list[str
         lines += append_remark(line, f"[{number.source}]") if number.source else [line]
         lines += wrap_text("        ", number.why, 8) if number.why else []
     for trial, (verdict, found) in outcomes(claim):
-        lines += wrap_text("    ", f"in small models: {trial.text()}: {verdict}: {found}", 8)
+        lines += wrap_text("    ", f"in small models: {trial.text()} ({trial.sweep}): {verdict}: {found}", 8)
     return lines
 
 

@@ -20,6 +20,8 @@ TOO_LARGE, NOT_YET, NOT_BUILT = "cannot be tested at this size", "not yet", "not
 STATED = "stated alike"
 VERDICTS = (CONFIRMED, CONTRADICTED, NO_DIFFERENCE, TOO_LARGE, NOT_YET, NOT_BUILT, STATED)
 """The verdicts. Trained runs get one of the first four, by the protocol of docs/evidence.md."""
+CLAIMED = ("better", "worse", "like")
+"""What a paper says of one row against another. A difference contradicts "like", and that none is found is no proof."""
 PLAIN = re.compile(r"-?[\d,]*\d(\.\d+)?")
 
 
@@ -91,7 +93,7 @@ class Trial:
     Args:
         sweep: name of a plan under ``benchmarks/sweeps``.
         row: row of the plan of which something is claimed.
-        claimed: what the paper says of it, "better" or "worse" than the other.
+        claimed: what the paper says of it, one of ``CLAIMED``: "better" or "worse" than the other, or "like" it.
         against: the other row.
     """
 
@@ -100,9 +102,10 @@ class Trial:
     claimed: str
     against: str
 
-    def text(self) -> str:
-        """Return what is claimed, and where it was tried, as words."""
-        return f"{self.row} {self.claimed} than {self.against} ({self.sweep})"
+    def text(self, form: str = "{}") -> str:
+        """Return what is claimed as words, the names of rows in this form."""
+        than = "" if self.claimed == "like" else " than"
+        return f"{form.format(self.row)} {self.claimed}{than} {form.format(self.against)}"
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ data files in `src/tokenmix/lab/papers/sources`, and computes every number of ou
 - *In small models* is the same question, put to models that train on one machine, by [the protocol](evidence.md): the
   architecture around the mixer, the task, tokens, tuned rates, at least three paired seeds and a spread. It is
   *confirmed* or *contradicted* if the 95 % interval of the difference leaves 0 out, *no difference* if not. With fewer
-  seeds, or not run, it *cannot be tested at this size*. That says nothing of the papers' sizes. The plans are in
+  seeds, or not run, it *cannot be tested at this size*. That one row is *like* another is contradicted by a difference
+  in either direction, and never confirmed. None of it says anything of the papers' sizes. The plans are in
   `benchmarks/sweeps`: `tokenmix sweep benchmarks/sweeps/PLAN.json` runs one.
 - Speed and memory of the papers' machines are *not yet* measured.
 - *Not built yet*: the library lacks what the claim is about.
@@ -87,8 +88,7 @@ def _small_models_text(claim: Claim) -> list[str]:
         return [f"In small models: {place}."] if place else []
     table = ["| in small models | plan | difference | verdict |", "|---|---|---|---|"]
     for trial, (verdict, found) in outcomes(claim):
-        claimed = f"`{trial.row}` {trial.claimed} than `{trial.against}`"
-        table.append(f"| {claimed} | `{trial.sweep}` | {found} | {verdict} |")
+        table.append(f"| {trial.text('`{}`')} | `{trial.sweep}` | {found} | {verdict} |")
     return ["\n".join(table), *([f"More in {place}."] if place else [])]
 
 

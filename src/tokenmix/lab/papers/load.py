@@ -11,7 +11,7 @@ from pathlib import Path
 from ...errors import MixerError
 from ...system.config import from_json, nearest
 from ...types import Record
-from .claim import VERDICTS, Claim, Number, Paper, Trial
+from .claim import CLAIMED, VERDICTS, Claim, Number, Paper, Trial
 
 SOURCES = Path(__file__).parent / "sources"
 
@@ -80,7 +80,7 @@ def _claim(data: Record, where: str) -> Claim:
     """Return one claim."""
     trials = tuple(from_json(Trial, trial, where=f"{where}.trials") for trial in _tables(data, "trials", where))
     for trial in trials:
-        _one_of(trial.claimed, ("better", "worse"), f"{where}.trials.claimed")
+        _one_of(trial.claimed, CLAIMED, f"{where}.trials.claimed")
     numbers = tuple(number for entry in _tables(data, "numbers", where) for number in _numbers(entry, where))
     if not numbers:
         raise MixerError(f"papers: {where} has no numbers; give [[claim.numbers]], at least one.")
