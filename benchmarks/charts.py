@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -22,16 +22,19 @@ from typing import Any
 from tokenmix.lab.papers.ours import measured_sweep
 from tokenmix.lab.sweep.evidence import compare
 from tokenmix.lab.sweep.results import Results
+from tokenmix.system.text import size
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
 FOLDER = ROOT / "docs/assets/charts"
 IMAGE = re.compile(r'<img alt="([^"]*)" src="(?:\.\./)*assets/charts/(\w+)\.svg"[^>]*>')
-BLUE, ORANGE = "#3b8fc4", "#e0702f"
+BLUE, ORANGE, PURPLE = "#3b8fc4", "#e0702f", "#9a6bc9"
 """Legible on white and on dark pages; apart for colour-blind readers."""
 STYLE = "<style>.chart{color:#1b1f24}@media(prefers-color-scheme:dark){.chart{color:#e4e7ea}}</style>"
 WIDTH = 520
 """Units of a chart, of which a line of text takes 15: legible on a telephone, too."""
+PANEL = 382
+"""Height of a panel of the scatter plots."""
 LETTER, LINE = 0.56, 1.25
 """Width of a letter and height of a line of text, in font sizes, on the safe side."""
 NAMES = {
@@ -55,41 +58,120 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Dot:
-    """A dot of a scatter plot, with its name."""
+    """A dot of a scatter plot: its name, the group that gives its shape and colour, and the range over the seeds."""
 
     x: float
     y: float
     name: str
-    colour: str
+    group: str
+    low: float
+    high: float
 
 
-def draw_quality_against_state() -> str:
-    """Draw bits per byte on enwik8 against the bytes of state after 8,192 tokens, each dot with its name.
+GROUPS = {
+    "AFT": (BLUE, "circle"),
+    "gated recurrences": (PURPLE, "square"),
+    "attention, hybrids": (ORANGE, "circle"),
+    "others": ("currentColor", "square"),
+}
+"""The groups of the scatter plots in the order of their legend, each with its colour and shape."""
+RECALL = {
+    "attention": ("attention", "attention, hybrids"),
+    "gated_delta, attention": ("hybrid", "attention, hybrids"),
+    "delta": ("DeltaNet", "gated recurrences"),
+    "kda": ("KDA", "gated recurrences"),
+    "gated_delta": ("Gated DeltaNet", "gated recurrences"),
+    "mamba2": ("Mamba-2", "gated recurrences"),
+    "aft_pairs, 16": ("AFT-pairs R=16", "AFT"),
+    "aft_pairs, 4": ("AFT-pairs R=4", "AFT"),
+    "aft_forget, norm": ("AFT-forget, norm", "AFT"),
+    "aft_reach": ("AFT-reach", "AFT"),
+    "aft_local": ("AFT-local", "AFT"),
+    "aft_simple": ("AFT-simple", "AFT"),
+    "hydra": ("Hydra", "others"),
+    "linear": ("linear attention", "others"),
+}
+"""The rows of ``benchmarks/sweeps/recall.json`` that are drawn: those that stream, one size of each."""
+QUALITY = {
+    "attention, all parts": "attention, hybrids",
+    "attention": "attention, hybrids",
+    "aft_forget": "AFT",
+    "aft_conv": "AFT",
+    "aft_local": "AFT",
+    "aft_simple": "AFT",
+    "gated_delta": "gated recurrences",
+    "linear": "others",
+}
+"""The rows of ``benchmarks/sweeps/enwik8_modern.json`` that are drawn against their state: those with a verdict."""
+
+
+def quality_dots() -> list[Dot]:
+    """Return bits per byte on enwik8 against the bytes of state after the tokens of ``ladder.json``.
 
     The state was recorded after 256 tokens or, if it grows, in ``ladder.json``. Attention with added parts does not
-    stream here; it keeps the keys and values of attention at least. Rows with no verdict are left out.
+    stream here; it keeps the keys and values of attention at least.
     """
-    sweep, ladder = _sweep(), json.loads((RESULTS / "ladder.json").read_text())
-    grown = ladder["rungs"]["attention"]["state_bytes"]
-    dots = []
-    rows = (
-        "attention, all parts",
-        "aft_forget",
-        "attention",
-        "aft_conv",
-        "gated_delta",
-        "aft_local",
-        "aft_simple",
-        "linear",
-    )
-    for row in rows:
-        softmax = row.startswith("attention")
-        kept = grown if softmax else max(run.get("state_bytes") or 0 for run in sweep.finals(row))
-        score = mean(sweep.scores(row).values())
-        dots.append(Dot(kept, score, f"{NAMES[row]} {score:.2f}", ORANGE if softmax else BLUE))
-    ticks = [(10 * 2**10, "10 KiB"), (100 * 2**10, "100 KiB"), (2**20, "1 MiB"), (10 * 2**20, "10 MiB")]
-    x, y = f"memory of a stream after {ladder['context']:,} tokens", "bits per byte, lower is better"
-    return _scatter(dots, ticks, [1.9, 2.0, 2.1, 2.2], x, y)
+    sweep, dots = _sweep(), []
+    grown = json.loads((RESULTS / "ladder.json").read_text())["rungs"]["attention"]["state_bytes"]
+    for row, group in QUALITY.items():
+        kept = grown if row.startswith("attention") else _state_of(sweep, row)
+        dots.append(_dot(sweep, row, kept, NAMES[row], group))
+    return dots
+
+
+def recall_dots() -> list[Dot]:
+    """Return the accuracy of recall against the bytes of state after a sequence; equal dots are one with both names."""
+    sweep, dots = _sweep("recall"), {}
+    for row, (name, group) in RECALL.items():
+        dot = _dot(sweep, row, _state_of(sweep, row), name, group)
+        same = (dot.x, f"{dot.y:.2f}")
+        dots[same] = replace(dots[same], name=f"{dots[same].name}, {name}") if same in dots else dot
+    return list(dots.values())
+
+
+def _state_of(sweep: Results, row: str) -> int:
+    return max(run.get("state_bytes") or 0 for run in sweep.finals(row))
+
+
+def _dot(sweep: Results, row: str, kept: int, name: str, group: str) -> Dot:
+    scores = sweep.scores(row).values()
+    return Dot(kept, mean(scores), name, group, min(scores), max(scores))
+
+
+KIB = [(n * 2**10, f"{n} KiB") for n in (1, 10, 100)]
+MIB = [(n * 2**20, f"{n} MiB") for n in (1, 10)]
+
+
+def draw_quality_against_state(*, across: bool) -> str:
+    """Draw bits per byte and the accuracy of recall against the bytes of state, each dot with its name and score.
+
+    The two panels are side by side, or one below the other. A line through a dot is the range over the seeds.
+    """
+    tokens = json.loads((RESULTS / "ladder.json").read_text())["context"]
+    length = _sweep("recall").plan.changes["data.seq_len"]
+    x = "memory of a stream after {:,} tokens"
+    quality = Panel("bits per byte, lower is better", x.format(tokens), KIB + MIB, [1.9, 2.0, 2.1, 2.2], 0.04)
+    recall = Panel("accuracy of recall, higher is better", x.format(length), KIB, [0.2, 0.4, 0.6, 0.8, 1.0], 0.1)
+    parts, at, y = [], 6.0, 16.0
+    for group, (colour, shape) in GROUPS.items():
+        if at + 26 + LETTER * 15 * len(group) > (2 * WIDTH if across else WIDTH):
+            at, y = 6.0, y + 22
+        parts += [_mark(at + 6, y - 5, colour, shape), _text(at + 18, y, group)]
+        at += 40 + LETTER * 15 * len(group)
+    head = y + 14
+    for i, (panel, dots) in enumerate(((quality, quality_dots()), (recall, recall_dots()))):
+        left, top = (i * WIDTH, head) if across else (0, head + i * PANEL)
+        parts.append(f'<g transform="translate({left:g},{top:g})">\n' + "\n".join(panel.draw(dots)) + "\n</g>")
+    return _svg(2 * WIDTH if across else WIDTH, head + (PANEL if across else 2 * PANEL), parts)
+
+
+def describe_quality_against_state() -> str:
+    """Return the words for the picture of ``draw_quality_against_state``: every row with its score and state."""
+    said = []
+    for dots in (quality_dots(), recall_dots()):
+        rows = sorted(dots, key=lambda dot: dot.y, reverse=len(said) > 0)
+        said.append("; ".join(f"{dot.name} {dot.y:.2f} ({size(int(dot.x))})" for dot in rows))
+    return f"Two scatter plots against the memory of a stream. Bits per byte: {said[0]}. Accuracy of recall: {said[1]}."
 
 
 def draw_differences_from_attention() -> str:
@@ -134,8 +216,8 @@ def draw_training_speed() -> str:
     for i, (row, name) in enumerate(names.items()):
         y = top + step * i
         parts += [_text(left - 12, y + 25, name, "end")]
-        for j, (size, found) in enumerate(record["tables"].items()):
-            ratio, length = found[row]["ratio_to_fused"], int(re.findall(r"T=(\d+)", size)[0])
+        for j, (shape, found) in enumerate(record["tables"].items()):
+            ratio, length = found[row]["ratio_to_fused"], int(re.findall(r"T=(\d+)", shape)[0])
             colour = (BLUE, ORANGE)[j]
             parts += [_bar(left, y + 2 + 19 * j, width * ratio / most, 17, colour)]
             said = f"{ratio:.2f}x" + (f" at {length:,} tokens" if i == 0 else "")
@@ -208,7 +290,8 @@ def _space_out(group: Sequence[float], least: float) -> list[float]:
 
 
 CHARTS: dict[str, Callable[[], str]] = {
-    "quality_state": draw_quality_against_state,
+    "quality_state": partial(draw_quality_against_state, across=True),
+    "quality_state_narrow": partial(draw_quality_against_state, across=False),
     "quality": draw_differences_from_attention,
     "speed": draw_training_speed,
     "growth_tokens": partial(draw_growth, "tokens"),
@@ -227,33 +310,53 @@ def _inline(name: str, alt: str) -> str:
     return drawn.replace("<svg ", f'<svg role="img" aria-label="{alt}" ', 1)
 
 
-def _sweep() -> Results:
-    found = measured_sweep("enwik8_modern")
+def _sweep(name: str = "enwik8_modern") -> Results:
+    found = measured_sweep(name)
     assert found is not None
     return found
 
 
-def _scatter(dots: Sequence[Dot], x_ticks: list[tuple[float, str]], y_ticks: list[float], x: str, y: str) -> str:
-    """Draw dots with their names on a logarithmic and a linear axis."""
-    left, top, width, height = 40, 30, 470, 300
-    low, high = (math.log(f(d.x for d in dots)) + pad for f, pad in ((min, -0.6), (max, 0.6)))
-    down, up = (f(d.y for d in dots) + pad for f, pad in ((min, -0.04), (max, 0.04)))
-    log_x = scale(low, high, left, left + width)
-    at_y = scale(up, down, top, top + height)
-    parts = [_text(6, 16, y), _text(left + width / 2, top + height + 40, x, "middle")]
-    parts += [_line(left, at_y(v), left + width, at_y(v), faint=True) for v in y_ticks]
-    parts += [_text(left - 8, at_y(v) + 5, f"{v:.1f}", "end") for v in y_ticks]
-    parts += [_line(log_x(math.log(v)), top, log_x(math.log(v)), top + height, faint=True) for v, _ in x_ticks]
-    parts += [_text(log_x(math.log(v)), top + height + 19, said, "middle") for v, said in x_ticks]
-    parts += [_line(left, top, left, top + height), _line(left, top + height, left + width, top + height)]
-    points = [(log_x(math.log(dot.x)), at_y(dot.y)) for dot in dots]
-    boxes = place_names(points, [dot.name for dot in dots], 15, (left, top, left + width, top + height))
-    for dot, (px, py), box in zip(dots, points, boxes, strict=True):
-        parts += [f'<circle cx="{px:.1f}" cy="{py:.1f}" r="6" fill="{dot.colour}"/>']
-        anchor = "start" if box[0] > px else "end" if box[2] < px else "middle"
-        x0 = {"start": box[0], "end": box[2], "middle": (box[0] + box[2]) / 2}[anchor]
-        parts += [_text(x0, box[3] - 5, dot.name, anchor)]
-    return _svg(WIDTH, top + height + 52, parts)
+@dataclass(frozen=True)
+class Panel:
+    """The axes of a scatter plot: a logarithmic and a linear one, with what they show and their ticks."""
+
+    y: str
+    x: str
+    x_ticks: list[tuple[int, str]]
+    y_ticks: list[float]
+    pad: float
+
+    def draw(self, dots: Sequence[Dot]) -> list[str]:
+        """Return dots with their names and scores, as ``WIDTH`` x ``PANEL`` units."""
+        left, top, width, height = 40, 30, 470, PANEL - 82
+        low, high = (math.log(f(d.x for d in dots)) + pad for f, pad in ((min, -0.6), (max, 0.9)))
+        down, up = min(d.low for d in dots) - self.pad, max(d.high for d in dots) + self.pad
+        log_x, at_y = scale(low, high, left, left + width), scale(up, down, top, top + height)
+        right, bottom = left + width, top + height
+        parts = [_text(6, 16, self.y), _text(left + width / 2, bottom + 40, self.x, "middle")]
+        parts += [_line(left, at_y(v), right, at_y(v), faint=True) for v in self.y_ticks]
+        parts += [_text(left - 8, at_y(v) + 5, f"{v:.1f}", "end") for v in self.y_ticks]
+        ticks = [(log_x(math.log(v)), said) for v, said in self.x_ticks if low < math.log(v) < high]
+        parts += [_line(v, top, v, bottom, faint=True) for v, _ in ticks]
+        parts += [_text(v, bottom + 19, said, "middle") for v, said in ticks]
+        parts += [_line(left, top, left, bottom), _line(left, bottom, right, bottom)]
+        points = [(log_x(math.log(dot.x)), at_y(dot.y)) for dot in dots]
+        names = [f"{dot.name} {dot.y:.2f}" for dot in dots]
+        boxes = place_names(points, names, 15, (left, top, right, bottom))
+        for dot, name, (px, py), box in zip(dots, names, points, boxes, strict=True):
+            colour, shape = GROUPS[dot.group]
+            parts += [_line(px, at_y(dot.low), px, at_y(dot.high), colour), _mark(px, py, colour, shape)]
+            anchor = "start" if box[0] > px else "end" if box[2] < px else "middle"
+            x0 = {"start": box[0], "end": box[2], "middle": (box[0] + box[2]) / 2}[anchor]
+            parts += [_text(x0, box[3] - 5, name, anchor)]
+        return parts
+
+
+def _mark(x: float, y: float, colour: str, shape: str) -> str:
+    """Return the mark of a dot: a circle or a square."""
+    if shape == "circle":
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{colour}"/>'
+    return _bar(x - 5, y - 5, 10, 10, colour)
 
 
 def scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
@@ -267,20 +370,42 @@ def place_names(points: Sequence[tuple[float, float]], names: Sequence[str], fon
     Raises:
         ValueError: if there is none for a name.
     """
-    taken: list[Box] = [(x - 7, y - 7, x + 7, y + 7) for x, y in points]
-    placed = []
+    dots: list[Box] = [(x - 7, y - 7, x + 7, y + 7) for x, y in points]
+    free = []
     for (x, y), name in zip(points, names, strict=True):
-        wide, high = LETTER * font * len(name), LINE * font
-        places = [(x + 11, y - high / 2), (x - 11 - wide, y - high / 2), (x - wide / 2, y + 9)]
-        places += [(x - wide / 2, y - 9 - high), (x + 9, y + 5), (x + 9, y - 5 - high)]
-        places += [(x - 9 - wide, y + 5), (x - 9 - wide, y - 5 - high)]
-        boxes = [(left, top, left + wide, top + high) for left, top in places]
-        free = [b for b in boxes if _inside(b, room) and not any(_overlap(b, other) for other in taken)]
-        if not free:
+        boxes = [
+            box
+            for box in _places_beside(x, y, LETTER * font * len(name), LINE * font)
+            if _inside(box, room) and not any(_overlap(box, dot) for dot in dots)
+        ]
+        if not boxes:
             raise ValueError(f"chart: there is no room for the name {name!r}.")
-        placed.append(free[0])
-        taken.append(free[0])
-    return placed
+        free.append(boxes)
+    found = _choose(free, [])
+    if found is None:
+        raise ValueError(f"chart: there is no room for all of the names {', '.join(names)}.")
+    return found
+
+
+def _places_beside(x: float, y: float, wide: float, high: float) -> list[Box]:
+    """Return the boxes of a name beside a point, the best first."""
+    places = [(x + 11, y - high / 2), (x - 11 - wide, y - high / 2), (x - wide / 2, y + 9)]
+    places += [(x - wide / 2, y - 9 - high), (x + 9, y + 5), (x + 9, y - 5 - high)]
+    places += [(x - 9 - wide, y + 5), (x - 9 - wide, y - 5 - high)]
+    places += [(x + 7 - wide, y + 9), (x + 7 - wide, y - 9 - high), (x - 7, y + 9), (x - 7, y - 9 - high)]
+    return [(left, top, left + wide, top + high) for left, top in places]
+
+
+def _choose(free: Sequence[list[Box]], taken: list[Box]) -> list[Box] | None:
+    """Choose a box from each list so that no two overlap, or return None where that cannot be."""
+    if len(taken) == len(free):
+        return taken
+    for box in free[len(taken)]:
+        if not any(_overlap(box, other) for other in taken):
+            found = _choose(free, [*taken, box])
+            if found is not None:
+                return found
+    return None
 
 
 def _inside(box: Box, room: Box) -> bool:

@@ -9,6 +9,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean, stdev
 from textwrap import indent
 from typing import Any
 
@@ -31,6 +32,8 @@ CLIFFS = "<!-- cliffs -->"
 DECODER = "<!-- decoder -->"
 KERNEL_LIMITS = "<!-- kernel limits -->"
 HYBRIDS = "<!-- hybrids -->"
+FROZEN = "<!-- frozen features -->"
+VIDEO = "<!-- video -->"
 SWEEP = re.compile(r"<!-- sweep (\w+) -->")
 """A page asks for the table of a sweep by the name of its plan under benchmarks/sweeps."""
 MADE = ("best rate", "parameters")
@@ -345,6 +348,47 @@ def hybrids(results: Path) -> str:
     return "\n".join(lines)
 
 
+def frozen_features(results: Path) -> str:
+    """Return the findings of ``benchmarks/frozen_features.py``: probes by depth, and norms by step."""
+    found = json.loads(results.read_text())
+    rows = {n: [found["rows"][f"r{n}-s{seed}"] for seed in found["seeds"]] for n in found["registers"]}
+    kinds = list(rows[max(rows)][0]["linear"])
+    heads = ["after layer", "registers", *(f"{kind}: linear / k-NN" for kind in kinds)]
+    lines = _head(heads)
+    for layer in range(len(rows[0][0]["linear"][kinds[0]])):
+        for n, runs in rows.items():
+            cells = ["before" if layer == 0 else str(layer - 1), str(n)]
+            for kind in kinds:
+                both = ([run[how].get(kind) for run in runs] for how in ("linear", "nearest"))
+                cells.append(" / ".join(_spread([each[layer] for each in those]) for those in both if all(those)))
+            lines.append(_row(cells))
+    steps = list(rows[0][0]["norms"])
+    norms = [f"step {int(step):,}" for step in steps]
+    lines += ["", *_head(["registers", "top-1", *norms])]
+    for n, runs in rows.items():
+        cells = [str(n), _spread([run["valid_top1"] for run in runs])]
+        for step in steps:
+            pair = (mean(run["norms"][step][which][-1] for run in runs) for which in ("median", "largest"))
+            cells.append(" / ".join(f"{norm:.1f}" for norm in pair))
+        lines.append(_row(cells))
+    return "\n".join(lines)
+
+
+def _spread(shares: list[float]) -> str:
+    """Return mean and standard deviation of shares in per cent."""
+    return f"{100 * mean(shares):.1f} ± {100 * stdev(shares):.1f}"
+
+
+def video(results: Path) -> str:
+    """Return the findings of ``benchmarks/video_small.py``: a line for each mixer."""
+    found = json.loads(results.read_text())
+    lines = _head(["mixer", f"of {found['clips']:,} clips right", "cross-entropy", "CPU seconds"])
+    for name, row in found["rows"].items():
+        cells = [f"{100 * row['accuracy']:.1f} %", f"{row['loss']:.3f}", f"{row['cpu_seconds']:.0f}"]
+        lines.append(_row([f"`{name}`", *cells]))
+    return "\n".join(lines)
+
+
 def _head(cells: list[str]) -> list[str]:
     return [_row(cells), "|---" * len(cells) + "|"]
 
@@ -424,5 +468,7 @@ TABLES = {
     DECODER: (decoder, "decoder.json"),
     KERNEL_LIMITS: (kernel_limits, "triton_limits.json"),
     HYBRIDS: (hybrids, "cpu_kernels.json"),
+    FROZEN: (frozen_features, "frozen_features.json"),
+    VIDEO: (video, "video_small.json"),
 }
 """Mark -> what builds the table in its place, and from which file."""

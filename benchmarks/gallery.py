@@ -70,6 +70,11 @@ PROGRAMS = {
         "torchrun --nproc-per-node 2 examples/context_parallel.py --length 8192 --steps 3",
         "scale.md",
     ),
+    "video": Example(
+        "clips: which way does a shape move? Mixers on a grid of time, rows and columns",
+        "python examples/video.py hydra --steps 20 --out OUT",
+        "vision.md#video",
+    ),
     "accelerate_lm": Example(
         "our layers in a loop of Hugging Face's accelerate",
         "python examples/accelerate_lm.py --steps 5",

@@ -57,8 +57,8 @@ def of_transformers(registers=True):
     return ViTForImageClassification(ViTConfig(**SMALL, intermediate_size=32)).eval()
 
 
-def tiny(folder, *, model=None, data=None):
-    """Train a run for four steps, by default of a ViT on the digits."""
+def tiny(folder, *, model=None, data=None, every=4):
+    """Train a run for four steps, by default of a ViT on the digits, with a checkpoint after ``every``."""
     model = model or OurConfig(
         dim=8,
         layers=2,
@@ -71,7 +71,7 @@ def tiny(folder, *, model=None, data=None):
         registers=1,
     )
     data = data or ImageDataConfig(source="digits", augment=Augment())
-    loop = TrainConfig(steps=4, batch_size=4, log_every=2, eval_every=4, save_every=4, device="cpu")
+    loop = TrainConfig(steps=4, batch_size=4, log_every=2, eval_every=4, save_every=every, device="cpu")
     train(RunConfig(model=model, data=data, train=loop), folder)
     return folder
 
@@ -296,6 +296,43 @@ def test_the_class_is_found_in_the_tokens_that_hold_it():
     assert "too few" in probes.class_probe(patches[:9], prefix[:9], ("a", "b"), mask[:9], labels[:9])
 
 
+def test_the_class_is_found_at_the_depth_that_holds_it():
+    labels = torch.arange(60) % 3
+    noise, held = torch.randn(60, 4), torch.eye(4)[labels] + 0.01 * torch.randn(60, 4)
+    constant = torch.ones(60, 4)
+    pooled = {"[CLS]": torch.stack([constant, noise, held]), "mean of all patches": torch.stack([noise, held, held])}
+    found = probes.depth_probe(pooled, labels)
+    assert (found.fitted, found.scored) == (30, 30)
+    for by in (found.linear, found.nearest):
+        first, middle, last = by["[CLS]"]
+        assert max(first, middle) < 0.7 < last == 1
+        assert by["mean of all patches"][1:] == [1, 1]
+    assert probes.depth_probe(pooled, None) == "the images have no labels; give a labelled set"
+    assert "too few" in probes.depth_probe({"[CLS]": held[None, :8]}, labels[:8])
+
+
+def test_nearest_neighbours_vote_with_the_exponential_of_their_cosine():
+    angles = torch.tensor([0.0, 0.02, 0.04, 0.3, 2.0])
+    fit, labels = torch.stack([angles.cos(), angles.sin()], 1) * 5, torch.tensor([0, 1, 1, 0, 2])
+    asked = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 2.0]])
+    assert probes.nearest(fit, labels, asked, torch.tensor([1, 0, 2])) == pytest.approx(2 / 3)
+    many = torch.cat([fit[1:2], fit[4:].expand(30, 2)]), torch.tensor([1] + [2] * 30)
+    assert probes.nearest(*many, asked[:1], torch.tensor([1])) == 1  # the weight decides, not the number
+    assert probes.nearest(*many, torch.tensor([[0.0, 1.0]]), torch.tensor([2])) == 1
+
+
+def test_masks_are_found_in_tokens_that_hold_the_classes_of_their_pixels():
+    torch.manual_seed(0)
+    masks = torch.randint(0, 3, (20, 2, 3)).repeat_interleave(4, 1).repeat_interleave(4, 2)
+    held = torch.nn.functional.one_hot(masks[:, ::4, ::4].flatten(1), 3).float() @ torch.randn(3, 5)
+    parts = masks[:10], held[10:], masks[10:]
+    found = probes.segmentation_probe(held[:10], *parts, (2, 3), 3)
+    mixed = probes.segmentation_probe(held[:10].flip(0), *parts, (2, 3), 3)
+    assert mixed < 0.4 < 0.6 < found  # borders are smoothed by the interpolation
+    sharp = masks[:, ::4, ::4]
+    assert probes.segmentation_probe(held[:10], sharp[:10], held[10:], sharp[10:], (2, 3), 3) == 1
+
+
 # Maps and objects
 
 
@@ -433,6 +470,23 @@ def test_planted_outliers_show_in_all_measures_and_on_the_page(tmp_path):
     assert len(numbers["objects"]["boxes"]) == 6
 
 
+def test_norms_of_a_run_are_read_at_every_checkpoint(run, tmp_path, capsys):
+    folder = tiny(tmp_path / "run", every=2)
+    subject = open_subject(str(folder))
+    pixels = load_images(["digits"], subject, limit=40).pixels
+    found = outliers.norms_by_step(subject, pixels)
+    assert list(found) == [2, 4]
+    norms = read(subject, pixels).norms.patches.flatten(1)
+    assert found[4].largest == norms.amax(1).tolist()
+    assert found[4].median == norms.median(1).values.tolist()
+    assert found[4].outliers == outliers.find_outliers(read(subject, pixels).norms).share
+    assert found[2] != found[4]
+    assert outliers.norms_by_step(open_subject(str(run)), pixels) == {}
+    assert cli.main(["look", "tokens", str(folder), "digits", "--limit", "40", "--out", str(tmp_path / "a.html")]) == 0
+    assert "Norms by step of training" in capsys.readouterr().out
+    assert "Norms by step of training" in (tmp_path / "a.html").read_text()
+
+
 def test_a_run_and_folders_of_other_libraries_are_dissected_from_the_command_line(run, tmp_path, capsys):
     assert (
         cli.main(["look", "tokens", str(run), "digits", "--out", str(tmp_path / "a.html"), "--json", "--limit", "60"])
@@ -442,7 +496,9 @@ def test_a_run_and_folders_of_other_libraries_are_dissected_from_the_command_lin
     assert found["kind"] == "a ViT of tokenmix with aft_conv"
     assert found["tokens_before_patches"] == ["register 1"]
     assert found["objects"]["features"] == "keys"
-    assert found["classified"]["scored"] == 30
+    assert found["classified"]["scored"] == found["by_depth"]["scored"] == 30
+    assert [len(found["by_depth"]["nearest"][kind]) for kind in ("mean of registers", "mean of all patches")] == [3, 3]
+    assert found["by_step"] == {}  # one checkpoint
     of_transformers().save_pretrained(tmp_path / "hf")
     files = []
     for i in range(3):

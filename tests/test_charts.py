@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import charts
 import gallery
 from notebooks import NOTEBOOKS, ROOT
+from tokenmix.lab.papers.ours import measured_sweep
 
 
 @pytest.mark.parametrize("name", charts.CHARTS)
@@ -22,19 +24,62 @@ def test_a_chart_is_that_of_the_recorded_results(name):
 
 def test_no_chart_is_left_over_and_each_is_on_a_page():
     assert {path.stem for path in charts.FOLDER.iterdir()} == set(charts.CHARTS)
-    pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
-    assert all(f"assets/charts/{name}.svg)" in pages for name in charts.CHARTS)
+    pages = "".join(page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
+    assert all(re.search(rf'assets/charts/{name}\.svg[)"]', pages) for name in charts.CHARTS)
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md", "docs/index.md"])
+def test_the_words_of_the_first_picture_are_those_of_the_results(page):
+    text, said = (ROOT / page).read_text(), charts.describe_quality_against_state()
+    if page.endswith(".zh.md"):
+        (alt,) = re.findall(r'<img alt="([^"]*)"', text)
+        assert re.findall(r"R=\d+|[\d.]+(?: [KM]iB)?", alt) == re.findall(r"R=\d+|\d[\d.]*(?: [KM]iB)?", said)
+    else:
+        assert f'<img alt="{said}"' in text or f"![{said}]" in text
+    if page.startswith("README"):
+        assert 'srcset="docs/assets/charts/quality_state_narrow.svg"' in text
+
+
+def test_every_figure_of_quality_and_speed_in_the_readme_is_from_a_result():
+    """The other figures are counts, which tests/test_counts_in_prose.py has, lengths, and minutes of commands."""
+    sweep = measured_sweep("enwik8_10m")
+    size = round(sweep.finals("attention")[0]["parameters"], -6)
+    at = {row: f"{sweep.scores(row)[0]:.3f}" for row in ("attention", "aft_forget", "two aft_forget, one attention")}
+    models = json.loads((charts.RESULTS / "whole_models_lm.json").read_text())["tables"]["T=4096, batch 1"]
+    ratios = [models[name]["ratio_to_fused"] for name in ("aft_local 32", "aft_simple", "hydra")]
+    times = json.loads((charts.RESULTS / "nvidia_h200.json").read_text())["times"]
+    both = {row["form"]: row["both"] for row in times if row["T"] == 4096 and "both" in row}
+    best = min(ms for form, ms in both.items() if form.startswith("sdpa")) / both["aft_simple causal"]
+    low, high, gpu = f"{min(ratios):.1f}", f"{max(ratios):.1f}", f"{best:.1f}"
+    english, chinese = ((ROOT / name).read_text() for name in ("README.md", "README.zh.md"))
+    said = "attention reaches {} bits per byte, AFT-forget {}, and two layers of AFT-forget for each of attention {}"
+    assert f"in a model of {size // 10**6} million parameters (one seed) {said.format(*at.values())}." in english
+    assert f"{low} to {high} times as fast with AFT-local, AFT-simple or Hydra" in english
+    assert f"AFT-simple is {gpu} times as fast as the best softmax attention at 4,096 tokens" in english
+    assert [number for number in (*at.values(), f"{low} 至 {high} 倍", f"{gpu} 倍") if number not in chinese] == []
+
+
+def test_what_the_readme_says_of_the_first_picture_holds():
+    quality, recall = ({dot.name: dot for dot in dots} for dots in (charts.quality_dots(), charts.recall_dots()))
+    attention, near = quality["attention"], [quality[name] for name in ("AFT-forget", "AFT-conv", "AFT-local")]
+    assert all(dot.x < attention.x / 100 and dot.y - attention.y < 0.1 for dot in near)
+    assert max(dot.y for dot in recall.values() if dot.group == "AFT") < 0.8
+    delta = recall["DeltaNet, KDA"]
+    assert delta.low > 0.95
+    assert delta.x < max(dot.x for dot in recall.values() if dot.group == "AFT")
 
 
 @pytest.mark.parametrize("name", charts.CHARTS)
 def test_every_text_of_a_chart_is_inside_it(name):
-    root = ElementTree.fromstring(charts.CHARTS[name]())
+    root, space = ElementTree.fromstring(charts.CHARTS[name]()), "{http://www.w3.org/2000/svg}"
     _, _, width, height = map(float, root.get("viewBox").split())
-    for text in root.iter("{http://www.w3.org/2000/svg}text"):
-        x, wide = float(text.get("x")), 0.5 * 15 * len(text.text)  # half a letter's height is a mean letter's width
-        left = {"start": x, "middle": x - wide / 2, "end": x - wide}[text.get("text-anchor", "start")]
-        assert 0 <= left < left + wide <= width, text.text
-        assert 0 < float(text.get("y")) <= height
+    for group in (root, *root.iter(f"{space}g")):
+        right, down = map(float, re.findall(r"[\d.]+", group.get("transform", "0 0")))
+        for text in group.findall(f"{space}text"):
+            x, wide = right + float(text.get("x")), 0.5 * 15 * len(text.text)  # a mean letter is half as wide as high
+            left = {"start": x, "middle": x - wide / 2, "end": x - wide}[text.get("text-anchor", "start")]
+            assert 0 <= left < left + wide <= width, text.text
+            assert 0 < down + float(text.get("y")) <= height
 
 
 def test_names_cover_neither_names_nor_points():

@@ -68,7 +68,7 @@ def test_offsets_move_digits_in_training_alone(cls):
     assert seen == set(range(20))
 
 
-@pytest.mark.parametrize("positions", [None, "learned", "sinusoidal", ABACUS, COUPLED], ids=str)
+@pytest.mark.parametrize("positions", [None, "learned", "sinusoidal", "smooth", ABACUS, COUPLED], ids=str)
 @pytest.mark.parametrize(
     "loop",
     [None, LoopConfig(3, "add"), LoopConfig(2, "concat", "layer", "noise"), LoopConfig(inject="add", every="layer")],
@@ -272,7 +272,7 @@ def test_cape_draws_within_its_bounds_and_evenly():
     [
         (
             {"positions": "abacuss"},
-            "one of learned, sinusoidal, abacus, coupled, ...}, such a name or null, got 'abacuss'",
+            "one of learned, sinusoidal, abacus, coupled, smooth, ...}, such a name or null, got 'abacuss'",
         ),
         ({"positions": {"dim": 3}}, r"such a name or null, got \{'dim': 3\}"),
         ({"positions": {"name": "abacus", "offset": 3}}, "the options of 'abacus' are max_len, digits, max_offset"),

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from mkdocs.exceptions import PluginError
 
+import docs_claims
 import docs_hooks
 import docs_math
 import docs_mixers
@@ -246,3 +247,42 @@ def test_the_table_of_conformance_says_what_the_file_says(tmp_path):
     assert "| `f` | fla, float32 | 8 of 11, **no**: left_padding, refused: right_padding, **no**: x |" in lines
     assert "    - `m`, left_padding: `off by 1`" in lines
     assert "    - `m`, right_padding, refused: ValueError: not here" in lines
+
+
+def test_a_claim_is_shown_as_printed_and_as_found_in_the_language_of_the_page():
+    shown = docs_claims.claim_tables("aft", "Table 3", {})
+    assert "| factors, train / test | 2.75 / 2.74 bits/dim |\n" in shown
+    trial = "| `aft_local` better than `aft_local, plain bias` | `cifar10_density` | -0.096 ± 0.050 bits per dim, "
+    assert f"{trial}3 seeds | confirmed |" in shown
+    computed = docs_claims.claim_tables("aft", "Table 3, parameters", {})
+    assert "| a bias for each pair | 9.6 M | 9.634 M | confirmed |" in computed
+    chinese = docs_claims.claim_tables("aft", "Table 3", docs_claims.CHINESE)
+    assert "| `aft_local` 优于 `aft_local, plain bias` | `cifar10_density` |" in chinese
+    assert "3 个种子 | 证实 |" in chinese
+    with pytest.raises(ValueError, match="'aft' has no claim 'Table 99'"):
+        docs_claims.claim_tables("aft", "Table 99", {})
+
+
+def test_numbers_that_are_words_have_no_table():
+    assert "a direction" not in docs_claims.claim_tables("aft", "Table 9", {})
+
+
+def test_locality_shows_mean_and_deviation_of_the_seeds(tmp_path):
+    layers = [
+        [{"distance": d, "near": 0.5, "near_equal": 0.1}, {"distance": 0.8, "near": 0.2, "near_equal": 0.1}]
+        for d in (0.4, 0.6)
+    ]
+    runs = {"vit": {str(seed): {"trained": found} for seed, found in enumerate(layers)}}
+    file = tmp_path / "found.json"
+    assert "`python -m benchmarks.locality`" in docs_claims.locality(file, {})
+    file.write_text(json.dumps({"runs": runs}))
+    shown = docs_claims.locality(file, {})
+    assert "| 1 | 0.50 ± 0.14, 50 % |\n| 2 | 0.80 ± 0.00, 20 % |" in shown
+    assert "more local than the last in 2 of 2 models; with equal weights 10 % would be near" in shown
+
+
+def test_detection_shows_the_trained_layer_beside_the_new_one(tmp_path):
+    runs = {"keys": {"0": {"start": [{"any": 0.5, "kind": 0.51}], "trained": [{"any": 0.8, "kind": 0.7}]}}}
+    file = tmp_path / "found.json"
+    file.write_text(json.dumps({"runs": runs}))
+    assert "| 1 | 0.80 | 0.50 | 0.70 | 0.51 |" in docs_claims.detection(file, {})

@@ -10,6 +10,7 @@ from tokenmix import MixerError
 from tokenmix.positions.pair import ALiBi
 from tokenmix.positions.rotary import RotaryPositions
 from tokenmix.positions.sinusoidal import SinusoidalPositions
+from tokenmix.positions.smooth import SmoothPositions
 from tokenmix.positions.xpos import XPositions
 
 FAR = (2**53 + 2, 2**62, 2**63 - 1, -(2**53) - 2, -(2**63))
@@ -42,6 +43,7 @@ def test_far_positions_are_refused_by_each_method(far):
         lambda: RotaryPositions(8)(at, x),
         lambda: XPositions(8)(at, x),
         lambda: SinusoidalPositions(8)(at),
+        lambda: SmoothPositions(8)(at),
         lambda: ALiBi(2)(at, at, torch.float32),
     ):
         with pytest.raises(MixerError, match="2\\^53"):

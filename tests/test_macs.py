@@ -72,8 +72,11 @@ def small(kind):
         return build_model(
             ViTConfig(dim=16, layers=2, mixers=ATTENTION, image_size=(24, 32), patch=8, classes=3, stem="conv")
         )
+    resnet = build_model(ResNetConfig(widths=(4, 6, 6), depths=(2, 1, 2), image_size=(25, 14)))
     if kind == "resnet":
-        return build_model(ResNetConfig(widths=(4, 6, 6), depths=(2, 1, 2), image_size=(25, 14)))
+        return resnet
+    if kind == "segmenter of a resnet":
+        return Segmenter(resnet, SegmentationConfig(classes=5, width=12, hidden=6, levels=(1, 2)))
     options = {"depths": (1, 2, 1, 1), "dims": (8, 12, 20, 16), "mlp_ratios": (2, 2, 1, 1), "image_size": (96, 64)}
     pyramid = build_model(PyramidConfig(mixers=PVT, classes=3, **options))
     if kind == "pyramid":
@@ -94,10 +97,12 @@ def small(kind):
     )
 
 
-@pytest.mark.parametrize("kind", ["vit", "stem", "pyramid", "segmenter", "eamlp", "t2t", "resnet"])
+@pytest.mark.parametrize(
+    "kind", ["vit", "stem", "pyramid", "segmenter", "segmenter of a resnet", "eamlp", "t2t", "resnet"]
+)
 def test_macs_are_half_of_what_torch_counts(kind):
     model = small(kind).eval()
-    size = (model.backbone if kind == "segmenter" else model).config.image_size
+    size = model.config.image_size
     with FlopCounterMode(display=False) as counter, use_backend("eager"), torch.no_grad():
         model(torch.randn(1, 3, *size))
     assert macs(model).total * 2 == counter.get_total_flops()

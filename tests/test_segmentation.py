@@ -1,4 +1,4 @@
-"""EANet's head on a pyramid or a ViT: the block to the digit and to the number, sizes, other mixers."""
+"""EANet's head on a pyramid, a ViT or a ResNet: the block to the digit and to the number, sizes, other mixers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import torch
 import torch.nn.functional as F
 
 from tokenmix import MixerError
-from tokenmix.models import PyramidConfig, SegmentationConfig, Segmenter, ViTConfig, build_model
+from tokenmix.models import PyramidConfig, ResNetConfig, SegmentationConfig, Segmenter, ViTConfig, build_model
 from tokenmix.models.segmentation import EAHead, MixerResidual, external_head
 
 HYDRA = ({"name": "hydra"},)
 
 
 def backbone(kind="pyramid", mixers=HYDRA, **options):
+    if kind == "resnet":
+        sizes = {"widths": (4, 6, 8, 10), "depths": (1, 1, 1, 1), "image_size": (32, 64), "classes": 0}
+        return build_model(ResNetConfig(**sizes))
     if kind == "vit":
         return build_model(
             ViTConfig(dim=8, layers=4, mixers=mixers, image_size=(32, 64), patch=8, classes=0, **options)
@@ -105,7 +108,7 @@ def test_weights_start_as_documented():
     assert not bool(head.classify.bias.any() or head.block.mixer.q_proj.bias.any())
 
 
-@pytest.mark.parametrize("kind", ["pyramid", "vit"])
+@pytest.mark.parametrize("kind", ["pyramid", "vit", "resnet"])
 def test_logits_have_the_size_of_the_image(kind):
     assert make(kind)(torch.randn(2, 3, 32, 64)).shape == (2, 5, 32, 64)
     model = make(kind, ({"name": "aft_conv", "heads": 2, "kernel_size": 3},), free=True)
@@ -127,6 +130,21 @@ def test_logits_stand_where_the_maps_do():
     )  # beyond the outermost centres the edge goes on
     cut = model(torch.randn(1, 3, 30, 57))  # filled to the same 32 x 64
     assert torch.equal(cut, logits[..., :30, :57])
+
+
+def test_a_resnet_gives_the_maps_of_its_stages_and_takes_any_size():
+    model = make("resnet", levels=(1, 3), mixer={"name": "aft_full", "rank": 2})
+    maps = model.backbone.feature_maps(torch.randn(2, 3, 33, 64))
+    assert [tuple(m.shape[1:]) for m in maps] == [(4, 33, 64), (6, 17, 32), (8, 9, 16), (10, 5, 8)]
+    assert model.backbone.config.strides == (1, 2, 4, 8)
+    assert model.blocks == []
+    assert model.resize((33, 40))(torch.randn(1, 3, 33, 40)).shape == (1, 5, 33, 40)
+    assert model.config.image_size == (33, 40)
+    assert model.head.block.mixer.max_len == 17 * 20
+    assert build_model(model.config)(torch.randn(1, 3, 33, 40)).shape == (1, 5, 33, 40)
+    classifier = build_model(ResNetConfig(widths=(4, 6), depths=(1, 1))).eval()
+    images = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(classifier(images), classifier.head(classifier.feature_maps(images)[-1].mean((2, 3))))
 
 
 def test_levels_are_read_on_the_finest_grid():
@@ -205,5 +223,5 @@ def test_wrong_heads_and_backbones_are_refused():
     ):
         with pytest.raises(MixerError, match=says):
             make(**options)
-    with pytest.raises(MixerError, match="must be a Pyramid or a ViT, got Linear"):
+    with pytest.raises(MixerError, match="must be a Pyramid, a ViT or a ResNet, got Linear"):
         Segmenter(torch.nn.Linear(2, 2), SegmentationConfig(classes=2))

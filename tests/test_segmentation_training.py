@@ -36,7 +36,7 @@ from tokenmix.lab.train.mask_scores import accuracies
 from tokenmix.lab.train.optim import learning_rate
 from tokenmix.lab.train.rundir import RunDir
 from tokenmix.lab.train.tasks import match_data, open_task
-from tokenmix.models import PyramidConfig, SegmentationConfig, SegmenterConfig, ViTConfig, build_model
+from tokenmix.models import PyramidConfig, ResNetConfig, SegmentationConfig, SegmenterConfig, ViTConfig, build_model
 
 RECIPE = RECIPES["segmentation"]
 
@@ -254,8 +254,10 @@ def test_every_row_takes_a_smoke_step(row, tmp_path):
     fields = {"train.steps": 1, "train.batch_size": 2, "data.scenes": 10, "train.samples": 1}
     summary = train(RECIPE.config(row, "smoke").override(fields), tmp_path / "run")
     assert 0 <= summary["valid_miou"] < 0.5
-    specs = RECIPE.config(row, "paper").model.backbone.specs()
-    assert {s["name"] for s in specs} == {{"pvt": "spatial_reduction"}.get(row, row)}
+    model = RECIPE.config(row, "paper").model
+    names = {"pvt": ["spatial_reduction"], "resnet": []}.get(row, [row])
+    assert sorted({s["name"] for s in model.backbone.specs()} if names else []) == names
+    assert [model.backbone.strides[level] for level in model.head.levels] == [8, 16, 32]
 
 
 def test_the_paper_s_training_as_printed():
@@ -373,9 +375,14 @@ def test_wrong_configs_are_one_line(tmp_path):
         build_model(segmenter()).__class__(build_model(segmenter().backbone))
 
 
-def test_a_config_of_either_backbone_goes_to_json_and_back(tmp_path):
+def test_a_config_of_any_backbone_goes_to_json_and_back(tmp_path):
     vit = ViTConfig(dim=8, layers=4, mixers=({"name": "hydra"},), image_size=(16, 16), patch=4, classes=0)
-    for model in (segmenter(), SegmenterConfig(vit, SegmentationConfig(6, {"name": "hydra"}, 8, 6, (1, 3)))):
+    resnet = ResNetConfig(widths=(4, 6), depths=(1, 1), image_size=(16, 16), classes=0)
+    others = [
+        SegmenterConfig(each, SegmentationConfig(6, {"name": "hydra"}, 8, 6, those))
+        for each, those in ((vit, (1, 3)), (resnet, (0, 1)))
+    ]
+    for model in (segmenter(), *others):
         run = config(model)
         assert RunConfig.from_json(json.loads(json.dumps(run.to_json()))) == run
         assert match_data(config(replace(model, head=replace(model.head, classes=9)))).model.classes == 6

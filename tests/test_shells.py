@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -22,7 +23,7 @@ from tokenmix.models import (
     shell_of,
 )
 from tokenmix.models.layers import hidden_width
-from tokenmix.positions import SinusoidalPositions
+from tokenmix.positions import SinusoidalPositions, SmoothPositions
 
 LOCAL, SIMPLE, ATTENTION = {"name": "aft_local", "window": 8}, {"name": "aft_simple"}, {"name": "attention", "heads": 2}
 LANGUAGE = LMConfig(dim=16, max_len=24, mixers=(LOCAL, ATTENTION))
@@ -56,6 +57,8 @@ def test_what_a_spec_sets_itself_stays():
         (lambda: replace(LANGUAGE, logit_cap=-1.0), "logit_cap must be a positive number or null, got -1"),
         (lambda: replace(LANGUAGE, positions="rotary"), "one of learned, sinusoidal, abacus, coupled"),
         (lambda: SinusoidalPositions(7), "dim must be an even number, got 7"),
+        (lambda: SmoothPositions(4, waves=0), "waves must be an integer of at least 1, got 0"),
+        (lambda: SmoothPositions(4, shortest=9, longest=8), "2 <= shortest <= longest, got shortest=9, longest=8"),
     ],
 )
 def test_bad_choices_are_refused(attempt, words):
@@ -88,6 +91,30 @@ def test_counts_are_exact():
     assert macs(gated) == macs(plain)
     rms = build_model("deit_tiny", norm_type="rms")
     assert sum(p.numel() for p in plain.parameters()) - sum(p.numel() for p in rms.parameters()) == 25 * 192
+
+
+def test_smooth_positions_are_sums_of_waves_and_change_little_from_one_to_the_next():
+    built = SmoothPositions(6, waves=3, shortest=8, longest=128)
+    assert built.weight.shape == (6, 6)
+    lengths, (a, b) = (8, 32, 128), built.weight.detach().double().split(3)
+    at = torch.tensor([[0, 1, 777]])
+    for row, t in zip(built(at)[0], (0, 1, 777), strict=True):
+        angles = [2 * math.pi * t / length for length in lengths]
+        wanted = sum(a[m] * math.cos(x) + b[m] * math.sin(x) for m, x in enumerate(angles))
+        torch.testing.assert_close(row, wanted)
+    steps = built(torch.arange(400)[None])[0].diff(dim=0).norm(dim=1)
+    bound = sum(2 * math.pi / length * (a[m].norm() + b[m].norm()) for m, length in enumerate(lengths))
+    assert steps.max() <= bound
+    sharp = SmoothPositions(6, waves=3, shortest=2, longest=2)(torch.arange(400)[None])[0].diff(dim=0).norm(dim=1)
+    assert sharp.max() > 2 * steps.max()
+    torch.testing.assert_close(
+        SmoothPositions(2, waves=1)(torch.tensor([[0, 8]]))[0].diff(dim=0).abs().max().item(), 0.0
+    )
+    large = SmoothPositions(64, waves=32)(torch.arange(2000)[None])
+    assert 0.015 < float(large.detach().std()) < 0.025  # init_std
+    torch.nn.init.zeros_(built.weight)
+    built.reset_parameters()
+    assert bool(built.weight.any())
 
 
 def test_sinusoids_are_those_of_the_paper():

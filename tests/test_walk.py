@@ -19,7 +19,8 @@ import pytest
 from notebooks import NOTEBOOKS, notebook, path_of, written
 
 ROOT = Path(__file__).resolve().parents[1]
-PAIRS = [("README.md", "README.zh.md"), ("docs/from-attention-to-aft.md", "docs/from-attention-to-aft.zh.md")]
+WALK = ("docs/from-attention-to-aft.md", "docs/from-attention-to-aft.zh.md")
+PAIRS = [("README.md", "README.zh.md"), WALK, ("docs/aft-annotated.md", "docs/aft-annotated.zh.md")]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 HEADING = re.compile(r"^#+(?= )", flags=re.MULTILINE)
 PICTURE = re.compile(r"!\[(.*?)\]\((assets/walk/[\w.]+)\)")
@@ -122,7 +123,14 @@ def test_links_of_the_chinese_readme_are_those_of_the_readme_and_exist():
     assert [path for path in theirs if not (ROOT / path).exists()] == []
 
 
-@pytest.mark.parametrize("page", [page for pair in PAIRS[1:] for page in pair])
+def test_the_annotated_pages_ask_for_the_same_tables_and_pictures():
+    texts = [(ROOT / page).read_text() for page in PAIRS[2]]
+    asked = [re.findall(r"<!-- .*? -->|assets/[\w/.]+", text) for text in texts]
+    assert len(asked[0]) > 15
+    assert asked[0] == asked[1]
+
+
+@pytest.mark.parametrize("page", WALK)
 def test_pictures_are_small_and_described(page):
     text = (ROOT / page).read_text()
     shown = PICTURE.findall(text)

@@ -43,8 +43,9 @@ class LMConfig(Json):
         norm_type: "layer" for LayerNorm, "rms" for RMSNorm, both with eps 1e-5.
         mlp: "gelu", "relu2" or "swiglu"; see ``MLP``.
         mlp_bias: whether its layers have biases.
-        positions: what is added to the embedding: "learned" vectors, fixed "sinusoidal" ones, "abacus" or "coupled"
-            ones of digits (``positions.ADDED_POSITIONS``), an object of such a name and options, or None.
+        positions: what is added to the embedding: "learned" vectors, fixed "sinusoidal" ones, learned "smooth" ones,
+            "abacus" or "coupled" ones of digits (``positions.ADDED_POSITIONS``), an object of such a name and options,
+            or None.
         sample_positions: other positions in training, such as ``{"name": "offset", "longest": 512}``, for what is added
             to the embedding and for the mixers; see ``positions.SAMPLERS``. ``{"name": "cape", "global_shift": 50,
             "local_shift": 0.5, "scale": 1.03}`` jitters sinusoids alone. None: the tokens' own.

@@ -146,20 +146,24 @@ def layers_of_eamlp(model: EAMLP, size: Size) -> Applications:
         yield model.head, 1
 
 
-def layers_of_resnet(model: ResNet, size: Size) -> Applications:
+def layers_of_resnet(model: ResNet, size: Size, head: bool = True) -> Applications:
     """Yield each layer of a ResNet with the number of times it is applied: a stage's once in each of its cells."""
     yield model.stem, cells(size, 1)
     for i, stage in enumerate(model.stages):
         yield stage, cells(size, 2**i)  # the stride is in a block's first convolution
-    if model.head is not None:
+    if head and model.head is not None:
         yield model.head, 1
 
 
 def layers_of_segmenter(model: Segmenter, size: Size) -> Applications:
     """Yield each layer of a backbone and a segmentation head with the number of times it is applied."""
     backbone: Any = model.backbone
-    yield from (layers_of_vit if isinstance(backbone, ViT) else layers_of_pyramid)(backbone, size, head=False)
-    unit = backbone.config.patch if isinstance(backbone, ViT) else backbone.config.stride
+    if isinstance(backbone, ResNet):
+        yield from layers_of_resnet(backbone, size, head=False)
+        unit = model.stride
+    else:
+        yield from (layers_of_vit if isinstance(backbone, ViT) else layers_of_pyramid)(backbone, size, head=False)
+        unit = backbone.config.patch if isinstance(backbone, ViT) else backbone.config.stride
     times = cells(size, unit) * (unit // model.stride) ** 2
     for layer in (model.head.reduce, model.head.block, model.head.refine, model.head.classify):
         yield layer, times

@@ -5,7 +5,8 @@ It has no mixers: neighbourhoods of 3 x 3 cells alone join the places of an imag
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -55,6 +56,11 @@ class ResNetConfig(Json):
                 "ResNetConfig: channels must be positive, classes >= 0 and drop_path in [0, 1), got "
                 + f"{self.channels}, {self.classes} and {self.drop_path}."
             )
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Return the side in pixels of a cell of each stage: 1, 2, 4 ..."""
+        return tuple(2**i for i in range(len(self.widths)))
 
 
 class BasicBlock(nn.Module):
@@ -130,9 +136,19 @@ class ResNet(Model):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (B, C, H, W) to logits (B, classes), or to the pooled features if there is no head."""
+        pooled = self.feature_maps(images)[-1].mean((2, 3))
+        return pooled if self.head is None else self.head(pooled)
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        """Compute the map of each stage, finest first: (B, width, H / stride, W / stride), rounded up."""
         check_images("ResNet", images, self.config.channels)
-        x = F.relu(self.stem_norm(self.stem(images)))
+        x, found = F.relu(self.stem_norm(self.stem(images))), []
         for stage in self.stages:
             x = stage(x)
-        pooled = x.mean((2, 3))
-        return pooled if self.head is None else self.head(pooled)
+            found.append(x)
+        return found
+
+    def resize(self, image_size: int | Sequence[int]) -> ResNet:
+        """Note another image size in the config; no parameter depends on it."""
+        self.config = replace(self.config, image_size=both_sides(image_size, "ResNet.resize"))
+        return self

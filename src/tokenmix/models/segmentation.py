@@ -1,11 +1,11 @@
-"""Semantic segmentation with EANet's head (Guo et al. 2021, arXiv 2105.02358) on feature maps of a ViT or a pyramid."""
+"""Semantic segmentation with EANet's head (Guo et al. 2021, arXiv 2105.02358) on maps of a ViT, pyramid or ResNet."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,11 @@ from .images import both_sides, resizable, resize_mixers
 from .layers import BatchNorm2d, init_linear
 from .model import Model
 from .pyramid import Pyramid, PyramidConfig
+from .resnet import ResNet, ResNetConfig
 from .vit import ViT, ViTConfig
+
+Backbone: TypeAlias = Pyramid | ViT | ResNet
+BACKBONES: tuple[type[Backbone], ...] = (Pyramid, ViT, ResNet)
 
 
 def external_head() -> Spec:
@@ -75,11 +79,12 @@ class SegmenterConfig(Json):
     """A whole ``Segmenter`` as JSON: its backbone and its head.
 
     Args:
-        backbone: a ``PyramidConfig`` or a ``ViTConfig`` with ``classes=0``, as a model without a head of its own.
+        backbone: a ``PyramidConfig``, ``ViTConfig`` or ``ResNetConfig`` with ``classes=0``, as a model without a head
+            of its own.
         head: the segmentation head.
     """
 
-    backbone: PyramidConfig | ViTConfig
+    backbone: PyramidConfig | ViTConfig | ResNetConfig
     head: SegmentationConfig
     kind: ClassVar[str] = "segmentation"
 
@@ -184,23 +189,26 @@ class Segmenter(Model):
     """A backbone's feature maps, the head, and logits at the size of the image.
 
     Args:
-        backbone: a ``Pyramid`` or a ``ViT``, best built with ``classes=0``; its head and last norm are not used. The
-            model accepts the image sizes that the backbone accepts. Or a ``SegmenterConfig``, for both.
+        backbone: a ``Pyramid``, a ``ViT`` or a ``ResNet``, best built with ``classes=0``; its head and last norm are
+            not used. The model accepts the image sizes that the backbone accepts. Or a ``SegmenterConfig``, for both.
         head: a ``SegmentationConfig``; None: that of the ``SegmenterConfig``.
     """
 
     config_class = SegmenterConfig
     pipeline_tags = "image-segmentation", "image-segmentation"
 
-    def __init__(self, backbone: Pyramid | ViT | SegmenterConfig, head: SegmentationConfig | None = None):
+    def __init__(self, backbone: Backbone | SegmenterConfig, head: SegmentationConfig | None = None):
         super().__init__()
         if isinstance(backbone, SegmenterConfig) and head is None:
             head, inner = backbone.head, backbone.backbone
-            backbone = Pyramid(inner) if isinstance(inner, PyramidConfig) else ViT(inner)
+            kind: Any = next(kind for kind in BACKBONES if isinstance(inner, kind.config_class))
+            backbone = kind(inner)
         if head is None:
             raise MixerError("Segmenter: give a backbone and a SegmentationConfig, or a SegmenterConfig for both.")
-        if not isinstance(backbone, (Pyramid, ViT)):
-            raise MixerError(f"Segmenter: the backbone must be a Pyramid or a ViT, got {type(backbone).__name__}.")
+        if not isinstance(backbone, BACKBONES):
+            raise MixerError(
+                f"Segmenter: the backbone must be a Pyramid, a ViT or a ResNet, got {type(backbone).__name__}."
+            )
         dims, strides = map_widths(backbone), map_strides(backbone)
         if head.levels[-1] >= len(dims):
             raise MixerError(
@@ -220,14 +228,14 @@ class Segmenter(Model):
 
     @property
     def blocks(self) -> list[Block]:
-        """Return the layers of the backbone."""
-        return list(self.backbone.blocks)
+        """Return the layers of the backbone that have mixers, none of a ResNet."""
+        return [] if isinstance(self.backbone, ResNet) else list(self.backbone.blocks)
 
     @property
     def grid(self) -> tuple[int, int]:
         """Return rows and columns of the finest map that is read, at the size the backbone is built for."""
         height, width = self.backbone.config.image_size
-        return height // self.stride, width // self.stride
+        return -(-height // self.stride), -(-width // self.stride)
 
     def reset_parameters(self) -> None:
         """Re-initialise backbone and head from torch's generator."""
@@ -255,21 +263,23 @@ class Segmenter(Model):
     def resize(self, image_size: int | Sequence[int]) -> Segmenter:
         """Adapt this model to another image size in place, as the backbone's ``resize`` does."""
         height, width = both_sides(image_size, "Segmenter.resize")
-        steps = [(self.head.block.mixer, self.grid, (height // self.stride, width // self.stride), 0)]
+        steps = [(self.head.block.mixer, self.grid, (-(-height // self.stride), -(-width // self.stride)), 0)]
         resizable(steps)  # refuse before the backbone changes
         self.backbone.resize((height, width))
         resize_mixers(steps)
         return self
 
 
-def map_widths(backbone: Pyramid | ViT) -> list[int]:
+def map_widths(backbone: Backbone) -> list[int]:
     """Return the channels of each of the backbone's feature maps."""
-    return list(backbone.config.dims) if isinstance(backbone, Pyramid) else [backbone.config.dim] * 4
+    if isinstance(backbone, ViT):
+        return [backbone.config.dim] * 4
+    return list(backbone.config.dims if isinstance(backbone, Pyramid) else backbone.config.widths)
 
 
-def map_strides(backbone: Pyramid | ViT) -> list[int]:
+def map_strides(backbone: Backbone) -> list[int]:
     """Return the side in pixels of a cell of each feature map."""
-    return list(backbone.config.strides) if isinstance(backbone, Pyramid) else [backbone.config.patch] * 4
+    return [backbone.config.patch] * 4 if isinstance(backbone, ViT) else list(backbone.config.strides)
 
 
 def on_grid(x: Tensor, size: torch.Size) -> Tensor:

@@ -15,6 +15,7 @@ from .pair import PAIR_POSITIONS, ALiBi, Fire, Kerple, PairPositions, Sandwich, 
 from .rotary import RotaryPositions
 from .samplers import SAMPLERS
 from .sinusoidal import SinusoidalPositions
+from .smooth import SmoothPositions
 from .xpos import XPositions
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Sandwich",
     "ShawPositions",
     "SinusoidalPositions",
+    "SmoothPositions",
     "T5Bias",
     "XPositions",
     "build_added_positions",

@@ -9,12 +9,14 @@ from .checks import choose_class
 from .digits import AbacusPositions, CoupledPositions
 from .learned import LearnedPositions
 from .sinusoidal import SinusoidalPositions
+from .smooth import SmoothPositions
 
 ADDED_POSITIONS: dict[str, type[nn.Module]] = {
     "learned": LearnedPositions,
     "sinusoidal": SinusoidalPositions,
     "abacus": AbacusPositions,
     "coupled": CoupledPositions,
+    "smooth": SmoothPositions,
 }
 
 

@@ -12,7 +12,8 @@ from ..report.figures import Picture, check_drawing
 from ..report.page import environment
 from . import pictures as draw
 from .measure import Anatomy
-from .probes import Classified, Compared, Probes
+from .outliers import StepNorms
+from .probes import ByDepth, Classified, Compared, Probes
 
 NONE = "none"
 HOW = {
@@ -82,7 +83,7 @@ def parts(anatomy: Anatomy) -> list[Section]:
                 "An outlier is a patch whose token has a norm far above the others' after the last layer. In the paper "
                 "they appear in the middle layers of large models that were trained for long, in uniform regions.",
             ],
-            [],
+            _step_tables(anatomy.by_step),
             draw.norm_pictures(anatomy),
         ),
         Section(
@@ -101,7 +102,7 @@ def parts(anatomy: Anatomy) -> list[Section]:
                 "Linear probes read one token. In the paper, outliers tell less of their position and their pixels "
                 "than other patches, and more of the class of the image: they hold what belongs to all of it.",
             ],
-            [*_probe_tables(anatomy.probes), *_class_tables(anatomy.classified)],
+            [*_probe_tables(anatomy.probes), *_class_tables(anatomy.classified), *_depth_tables(anatomy.by_depth)],
             [],
         ),
         Section(
@@ -140,7 +141,8 @@ def _whole_image_warning(anatomy: Anatomy) -> list[str]:
 
 def summary(anatomy: Anatomy) -> str:
     """Return the numbers for a terminal."""
-    tables = [*_probe_tables(anatomy.probes), *_class_tables(anatomy.classified)]
+    tables = [*_step_tables(anatomy.by_step), *_probe_tables(anatomy.probes), *_class_tables(anatomy.classified)]
+    tables += _depth_tables(anatomy.by_depth)
     return "\n".join([*lead(anatomy), *(table.text() for table in tables)])
 
 
@@ -172,6 +174,30 @@ def _class_tables(found: Classified | str) -> list[Table]:
     note = f"Logistic regression, fitted on {found.fitted} images, scored on {found.scored} others; "
     note += f"the most frequent class has {100 * found.chance:.1f} %."
     return [Table(title, ["token", "right, %"], rows, [note])]
+
+
+def _depth_tables(found: ByDepth | str) -> list[Table]:
+    if isinstance(found, str):  # the table above says why
+        return []
+    columns = [f"{kind}, {how}" for kind in found.linear for how in ("linear", "k-NN")]
+    layers = zip(*(by[kind] for kind in found.linear for by in (found.linear, found.nearest)), strict=True)
+    rows = [
+        ["before" if i == 0 else str(i - 1), *(f"{100 * share:.1f}" for share in row)] for i, row in enumerate(layers)
+    ]
+    note = (
+        f"Right, %, on {found.scored} images; logistic regression and nearest neighbours among {found.fitted} others."
+    )
+    return [Table("Class of the image by depth", ["after layer", *columns], rows, [note])]
+
+
+def _step_tables(found: dict[int, StepNorms]) -> list[Table]:
+    rows = [
+        [f"{step:,}", _number(then.median[-1]), _number(then.largest[-1]), f"{100 * then.outliers:.2f}"]
+        for step, then in found.items()
+    ]
+    title, columns = "Norms by step of training", ["step", "median", "largest", "outliers, %"]
+    note = "Of patches after the last layer; outliers by the default cutoff at each step."
+    return [Table(title, columns, rows, [note])] if found else []
 
 
 def _pair(found: Compared, times: float = 1.0) -> list[str]:

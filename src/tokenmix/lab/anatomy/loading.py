@@ -82,7 +82,8 @@ def _load_ours(folder: Path, config: Record) -> ProbedModel:
     assert isinstance(found, ViT)
     data = config.get("data") if "model" in config else None
     data = data if isinstance(data, dict) else {}
-    return our_vit(str(folder), found, data.get("mean"), data.get("std"))
+    subject = our_vit(str(folder), found, data.get("mean"), data.get("std"))
+    return replace(subject, run_dir=folder if data else None)
 
 
 def _timm(name: str, weights: str | None) -> ProbedModel:

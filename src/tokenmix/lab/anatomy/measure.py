@@ -12,8 +12,8 @@ from ...types import Record
 from .images import Images
 from .looks import Look, token_looks
 from .lost import Found, discover
-from .outliers import Outliers, Redundancy, find_outliers, redundancy
-from .probes import Classified, Probes, class_probe, patch_pixels, probe_tokens
+from .outliers import Outliers, Redundancy, StepNorms, find_outliers, norms_by_step, redundancy
+from .probes import ByDepth, Classified, Probes, class_probe, depth_probe, patch_pixels, probe_tokens
 from .subject import ProbedModel, Reading, read
 
 FEATURES = ("auto", "keys", "values", "queries", "tokens")
@@ -25,7 +25,8 @@ class Anatomy:
     """What was measured.
 
     Args:
-        probes, classified: numbers, or why there are none.
+        probes, classified, by_depth: numbers, or why there are none.
+        by_step: step of training -> norms then, of a run with more than one checkpoint; else empty.
         looks: where tokens look in the images that are shown; empty where a grid has one patch.
         how: how the weights behind ``looks`` are known: softmax, values or jacobian.
         objects: found in the images that are shown, in ``features``: "keys", "values", "queries" or "tokens".
@@ -38,6 +39,8 @@ class Anatomy:
     redundancy: Redundancy
     probes: Probes | str
     classified: Classified | str
+    by_depth: ByDepth | str
+    by_step: dict[int, StepNorms]
     looks: list[Look]
     how: str
     objects: list[Found]
@@ -68,6 +71,8 @@ class Anatomy:
             "similarity": {"outliers": self.redundancy.outliers, "others": self.redundancy.others},
             "probes": self.probes if isinstance(self.probes, str) else _to_plain_dict(self.probes),
             "classified": self.classified if isinstance(self.classified, str) else self.classified._asdict(),
+            "by_depth": self.by_depth if isinstance(self.by_depth, str) else self.by_depth._asdict(),
+            "by_step": {step: norms._asdict() for step, norms in self.by_step.items()},
             "looks": {
                 "weights": self.how,
                 "tokens": {each.name: {"smooth": each.smooth, "on_outliers": each.on_outliers} for each in self.looks},
@@ -113,6 +118,8 @@ def dissect(
     pixels = patch_pixels(images.pixels, subject.side)
     probes = probe_tokens(seen.patches, pixels, marked, subject.grid, seed=seed)
     classified = class_probe(seen.patches, seen.prefix, subject.prefix, marked, images.labels, seed=seed)
+    by_depth = depth_probe(seen.pooled, images.labels, seed=seed)
+    by_step = norms_by_step(subject, images.pixels, tell)
     tell("look tokens: attention")
     some = images.pixels[:shown]
     weights, how = subject.attention(some)
@@ -120,7 +127,8 @@ def dissect(
     looks = token_looks(weights, list(subject.prefix), subject.grid, found.mask[:shown], norms[:shown])
     objects = [discover(each, subject.grid, k=k, shift=shift) for each in chosen[:shown]]
     alike = redundancy(seen.similarity, found.mask)
-    return Anatomy(subject, images, seen, found, alike, probes, classified, looks, how, objects, used)
+    parts = probes, classified, by_depth, by_step
+    return Anatomy(subject, images, seen, found, alike, *parts, looks, how, objects, used)
 
 
 def _features(subject: ProbedModel, seen: Reading, wanted: str) -> tuple[Tensor, str]:

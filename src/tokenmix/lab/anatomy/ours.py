@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from ...mixers import Inputs
 from ...models import ViT
+from ...system.checkpoint import list_steps
 from ...types import Options
 from ..report.maps import Layer, look_into
 from ..report.pictures import effective_attention
@@ -19,7 +22,24 @@ from .subject import ProbedModel, Projected, prefix_names
 
 @dataclass
 class OurViT(ProbedModel):
-    """A ViT of this library: the mixers say themselves what their queries, keys and values are."""
+    """A ViT of this library: the mixers say themselves what their queries, keys and values are.
+
+    Args:
+        run_dir: the run directory whose checkpoints can be read; None: there is none.
+    """
+
+    run_dir: Path | None = None
+
+    def at_steps(self) -> Iterator[tuple[int, ProbedModel]]:
+        """Load the model at each checkpoint of its run."""
+        from ..train import load_run
+
+        if self.run_dir is None:
+            return
+        for step in list_steps(self.run_dir / "checkpoints"):
+            model, _ = load_run(self.run_dir, step=step)
+            assert isinstance(model, ViT)
+            yield step, replace(our_vit(self.name, model, self.mean, self.std), image_size=self.image_size)
 
     def run(self, images: Tensor) -> tuple[Tensor, Projected]:
         """Return the normalised tokens, and q, k and v of the last mixer's functional form, where it has one of each

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
 
 from ...errors import MixerError
 from ..report.norms import Norms, outlier_cutoff, share_above
+from .subject import ProbedModel, read
 
 
 class Outliers(NamedTuple):
@@ -60,6 +62,33 @@ def find_outliers(norms: Norms, *, cutoff: float | None = None, top: float | Non
     else:
         cutoff = outlier_cutoff(last)
     return Outliers(cutoff, rule, last > cutoff, share_above(norms.patches, cutoff))
+
+
+class StepNorms(NamedTuple):
+    """The norms of patches at one step of training, before the first layer and after each.
+
+    Attributes:
+        median, largest: by layer.
+        outliers: share of patches above the fence of ``find_outliers`` after the last layer, at this step.
+    """
+
+    median: list[float]
+    largest: list[float]
+    outliers: float
+
+
+def norms_by_step(
+    subject: ProbedModel, images: Tensor, tell: Callable[[str], None] = lambda line: None
+) -> dict[int, StepNorms]:
+    """Measure the norms of patches at each step of training that the model's run has kept, if it kept more than one."""
+    found = {}
+    for step, then in subject.at_steps():
+        tell(f"look tokens: reading {len(images)} images at step {step:,}")
+        norms = read(then, images, 0).norms
+        layers = norms.patches.flatten(1)
+        at_end = find_outliers(norms)
+        found[step] = StepNorms(layers.median(1).values.tolist(), layers.amax(1).tolist(), at_end.share)
+    return found if len(found) > 1 else {}
 
 
 class Redundancy(NamedTuple):

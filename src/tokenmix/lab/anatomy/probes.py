@@ -10,12 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import MixerError
+from ..train.mask_scores import confusion_matrix, intersection_over_union
 from .outliers import mean_of
 
 STRENGTH = 1e-3
 """Weight of the penalty of a ridge regression, per token."""
 CHUNK = 4096  # tokens at a time
 LEAST = 8  # images below which nothing is probed
+NEIGHBOURS, TEMPERATURE = 20, 0.07  # of k-NN, as in Wu et al. 2018 (arXiv 1805.01978) and DINO
+ONE_CLASS = "the images to fit on are all of one class; give more"
 
 
 class Linear(NamedTuple):
@@ -183,6 +186,17 @@ def classify(fit: Tensor, fit_labels: Tensor, score: Tensor, score_labels: Tenso
     return float(model.score(score.double().cpu().numpy(), score_labels.cpu().numpy()))
 
 
+def _lacking(labels: Tensor | None) -> tuple[str, int]:
+    """Return why the classes of images cannot be probed, "" if they can, and how many images that takes."""
+    if labels is None:
+        return "the images have no labels; give a labelled set", 0
+    classes = len(labels.unique())
+    least = max(2 * LEAST, 4 * classes)
+    few = len(labels) < least or classes < 2
+    said = f"{len(labels)} images of {classes} classes are too few; {least} of at least 2 classes are needed"
+    return said if few else "", least
+
+
 def class_probe(
     patches: Tensor, prefix: Tensor, names: Sequence[str], mask: Tensor, labels: Tensor | None, *, seed: int = 0
 ) -> Classified | str:
@@ -199,12 +213,10 @@ def class_probe(
     Returns:
         Accuracies, or why there are none.
     """
-    if labels is None:
-        return "the images have no labels; give a labelled set"
-    classes, having = len(labels.unique()), mask.any(1) & ~mask.all(1)
-    least = max(2 * LEAST, 4 * classes)
-    if len(labels) < least or classes < 2:
-        return f"{len(labels)} images of {classes} classes are too few; {least} of at least 2 classes are needed"
+    why, least = _lacking(labels)
+    if labels is None or why:
+        return why
+    having = mask.any(1) & ~mask.all(1)
     outliers = int(having.sum()) >= least and len(labels[having].unique()) > 1
     used = having if outliers else torch.ones_like(having)
     patches, prefix, mask, labels = patches[used], prefix[used], mask[used], labels[used]
@@ -217,7 +229,82 @@ def class_probe(
     )
     fit, score = halves(len(labels), seed)
     if len(labels[fit].unique()) < 2:
-        return "the images to fit on are all of one class; give more"
+        return ONE_CLASS
     found = {name: classify(x[fit], labels[fit], x[score], labels[score]) for name, x in tokens.items()}
     chance = float(labels[score].bincount().max() / len(score))
     return Classified(found, chance, len(fit), len(score))
+
+
+class ByDepth(NamedTuple):
+    """How often the class of an image is found from the tokens before the first layer and after each.
+
+    Attributes:
+        linear, nearest: kind of token -> accuracy by layer, of logistic regression and of the nearest neighbours.
+        fitted, scored: numbers of images.
+    """
+
+    linear: dict[str, list[float]]
+    nearest: dict[str, list[float]]
+    fitted: int
+    scored: int
+
+
+def depth_probe(pooled: dict[str, Tensor], labels: Tensor | None, *, seed: int = 0) -> ByDepth | str:
+    """Classify images from the tokens of each layer, on the half of the images that was not fitted.
+
+    Args:
+        pooled: kind of token -> (layers + 1, B, D), as in ``Reading``.
+        labels: (B,), or None.
+
+    Returns:
+        Accuracies, or why there are none.
+    """
+    why, _ = _lacking(labels)
+    if labels is None or why:
+        return why
+    fit, score = halves(len(labels), seed)
+    if len(labels[fit].unique()) < 2:
+        return ONE_CLASS
+    linear, near = (
+        {kind: [probe(x[fit], labels[fit], x[score], labels[score]) for x in layers] for kind, layers in pooled.items()}
+        for probe in (classify, nearest)
+    )
+    return ByDepth(linear, near, len(fit), len(score))
+
+
+def nearest(fit: Tensor, fit_labels: Tensor, score: Tensor, score_labels: Tensor) -> float:
+    """Return the accuracy of the k nearest neighbours among features (n, D), on images that are not among them.
+
+    Each of the k = 20 with the largest cosine c votes for its class with weight exp(c / 0.07) (Wu et al. 2018, arXiv
+    1805.01978); of fewer features all vote.
+    """
+    known, asked = (F.normalize(x.double(), dim=-1) for x in (fit, score))
+    classes, right = int(fit_labels.max()) + 1, 0
+    for part, truth in zip(asked.split(CHUNK), score_labels.split(CHUNK), strict=True):
+        near = (part @ known.mT).topk(min(NEIGHBOURS, len(known)), dim=1)
+        votes = F.one_hot(fit_labels[near.indices], classes) * (near.values / TEMPERATURE).exp()[..., None]
+        right += int((votes.sum(1).argmax(1) == truth).sum())
+    return right / len(score)
+
+
+def segmentation_probe(
+    fit: Tensor, fit_masks: Tensor, score: Tensor, score_masks: Tensor, grid: tuple[int, int], classes: int
+) -> float:
+    """Return the mean IoU of a linear map from each patch's token to the classes of its pixels.
+
+    The map is fitted in closed form to the share of each class in each patch; its outputs are interpolated to pixels,
+    each of which gets the class of the largest.
+
+    Args:
+        fit, score: tokens (B, H W, D) of images to fit on and of others to score.
+        fit_masks, score_masks: their classes, int64 (B, H p, W p), each below ``classes``.
+        grid: (H, W).
+    """
+    shares = F.adaptive_avg_pool2d(F.one_hot(fit_masks, classes).movedim(-1, 1).double(), grid)
+    probe = ridge(fit.flatten(0, 1), shares.flatten(2).mT.flatten(0, 1))
+    confusion = torch.zeros(classes, classes, dtype=torch.int64, device=fit.device)
+    for part, masks in zip(score.split(32), score_masks.split(32), strict=True):
+        maps = probe(part).mT.unflatten(-1, grid)
+        found = F.interpolate(maps, masks.shape[-2:], mode="bilinear").argmax(1)
+        confusion += confusion_matrix(found, masks, classes)
+    return float(intersection_over_union(confusion).nanmean())

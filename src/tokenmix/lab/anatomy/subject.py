@@ -80,6 +80,10 @@ class ProbedModel(ABC):
         queries, keys and values of its last layer.
         """
 
+    def at_steps(self) -> Iterator[tuple[int, ProbedModel]]:
+        """Load the model at each step of its training that is kept, the first step first; none is by default."""
+        yield from ()
+
     @abstractmethod
     def attention(self, images: Tensor) -> tuple[Tensor, str]:
         """Return what each token reads of each in the last layer, (B, T, T), the mean over heads, and how it is known.
@@ -97,6 +101,8 @@ class Reading(NamedTuple):
         similarity: (B, H, W), cosine similarity of each patch with its neighbours right after the patch embedding.
         patches: (B, H W, D), the patches' tokens at the output of the model.
         prefix: (B, prefix, D), the other tokens there.
+        pooled: kind of token -> (layers + 1, B, D), where the norms are: the tokens of ``prefix`` except registers, and
+            the means of registers and of patches.
         features: queries, keys and values of the last layer's patches in the first images, each (b, H W, width) or
             None.
     """
@@ -105,6 +111,7 @@ class Reading(NamedTuple):
     similarity: Tensor
     patches: Tensor
     prefix: Tensor
+    pooled: dict[str, Tensor]
     features: Projected
 
 
@@ -132,7 +139,8 @@ def read(subject: ProbedModel, images: Tensor, first: int = BATCH) -> Reading:
             left = max(0, first - sum(len(p[3]) for p in parts))
             features = [None if each is None else each[:left, n:] for each in projected]
             alike = patch_similarity(seen.embedded[0])
-            parts.append((sizes[:, :, n:].unflatten(2, grid), sizes[:, :, :n], alike, output, features))
+            pooled = [pool_tokens(x, subject.prefix) for x in seen.layers]
+            parts.append((sizes[:, :, n:].unflatten(2, grid), sizes[:, :, :n], alike, output, features, pooled))
     norms = Norms(torch.cat([p[0] for p in parts], 1), torch.cat([p[1] for p in parts], 1))
     if not bool(norms.patches.isfinite().all()):
         raise MixerError(
@@ -140,7 +148,20 @@ def read(subject: ProbedModel, images: Tensor, first: int = BATCH) -> Reading:
         )
     tokens = torch.cat([p[3] for p in parts])
     joined = [None if each[0] is None else torch.cat(each) for each in zip(*(p[4] for p in parts), strict=True)]
-    return Reading(norms, torch.cat([p[2] for p in parts]), tokens[:, n:], tokens[:, :n], Projected(*joined))
+    by_layer = {
+        kind: torch.stack([torch.cat([p[5][i][kind] for p in parts]) for i in range(len(norms.patches))])
+        for kind in parts[0][5][0]
+    }
+    return Reading(norms, torch.cat([p[2] for p in parts]), tokens[:, n:], tokens[:, :n], by_layer, Projected(*joined))
+
+
+def pool_tokens(x: Tensor, prefix: Sequence[str]) -> dict[str, Tensor]:
+    """Return vectors (B, D) of tokens x (B, T, D): of each that ``prefix`` names, all registers, and all patches."""
+    registers = [i for i, name in enumerate(prefix) if name.startswith("register")]
+    found = {name: x[:, i] for i, name in enumerate(prefix) if i not in registers}
+    if registers:
+        found["mean of registers"] = x[:, registers].mean(1)
+    return {**found, "mean of all patches": x[:, len(prefix) :].mean(1)}
 
 
 def check_images(subject: ProbedModel, images: Tensor) -> None:

@@ -10,14 +10,17 @@ from ...system.text import whole_number
 from .corpus import SPLITS
 from .docstrings import docstring_pairs
 from .inventory import LONGEST, first_names
+from .long_range import LONG_SETS, draw_rows
 from .rows import Rows, read_tables, split_file, split_rows
 from .sampler import mix64
 from .tables import KINDS, Row, column_names, is_table
 
 LABELLED_SETS = {
     "docstring_match": "whether a docstring belongs to a function of the Python standard library on this machine",
+    **{name: made.about for name, made in LONG_SETS.items()},
 }
 """Sets that need no file."""
+ROOM = 123
 TEXTS = (
     ("sentence",),
     ("text",),
@@ -35,6 +38,7 @@ def open_labelled(
     columns: tuple[str, ...] | None = None,
     label: str = "label",
     split: tuple[float, ...] | None = None,
+    room: int = ROOM,
 ) -> tuple[Rows, list[str]]:
     """Open labelled texts; each row of the result is one text or two, and then the label.
 
@@ -44,6 +48,7 @@ def open_labelled(
         columns: one column of texts, or two for pairs; None: the first of ``TEXTS`` that a table has.
         label: column of the labels.
         split: proportions of train, validation and test for rows that are not split yet; None: 90/5/5.
+        room: most characters of a row of a set that is drawn (``long_range.LONG_SETS``), 123 by default.
 
     Returns:
         The rows, and the labels of the training split in their order: by number if all are numbers, else by name.
@@ -54,7 +59,9 @@ def open_labelled(
     """
     if columns is not None and len(columns) not in (1, 2):
         raise MixerError(f"data.columns must name one column of texts, or two for pairs, got {list(columns)}.")
-    if source in LABELLED_SETS:
+    if source in LONG_SETS:
+        rows = draw_rows(source, room)
+    elif source in LABELLED_SETS:
         rows = _match_docstrings(split_rows(source, list(docstring_pairs()), split))
     else:
         path = Path(source).expanduser()

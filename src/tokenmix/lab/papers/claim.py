@@ -117,10 +117,14 @@ class Trial:
         """Return whether time or memory decide it, and not trained models."""
         return MEASURES.get(self.claimed, ("",))[0] in ("ms", "MiB")
 
+    @property
+    def relation(self) -> str:
+        """Return what is claimed as words between the rows, such as "better than"."""
+        return "like" if self.claimed == "like" else f"{self.claimed} than"
+
     def text(self, form: str = "{}") -> str:
         """Return what is claimed as words, the names of rows in this form."""
-        than = "" if self.claimed == "like" else " than"
-        return f"{form.format(self.row)} {self.claimed}{than} {form.format(self.against)}"
+        return f"{form.format(self.row)} {self.relation} {form.format(self.against)}"
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,17 @@ def sinusoids() -> str:
     return "equal" if off < 1e-6 else f"off by {off:.1e}"
 
 
+def smooth() -> str:
+    """Compare smooth positions with their waves written out."""
+    from ...positions import SmoothPositions
+
+    built = SmoothPositions(5, waves=2, shortest=4, longest=16).double()
+    a, b = built.weight.detach().split(2)
+    angles = [[2 * math.pi * t / length for length in (4, 16)] for t in range(9)]
+    wanted = [sum(a[m] * math.cos(x) + b[m] * math.sin(x) for m, x in enumerate(row)) for row in angles]
+    return compare_values(built(torch.arange(9)[None]).detach()[0], torch.stack(wanted))
+
+
 def rotary_is_relative() -> str:
     """Compare products of rotated queries and keys at positions 3 and 5 with those at 103 and 105."""
     from ...positions import RotaryPositions

@@ -14,6 +14,7 @@ from .image_diffusion import RECIPE as _image_diffusion
 from .livt_cifar_lt import RECIPES as _livt_cifar_lt
 from .livt_imagenet_lt import RECIPE as _livt_imagenet_lt
 from .livt_pretrain import RECIPE as _livt_pretrain
+from .long_range import RECIPE as _long_range
 from .points import RECIPES as _points
 from .pvt_imagenet import RECIPE as _pvt_imagenet
 from .recall import RECIPE as _recall
@@ -54,6 +55,7 @@ _ALL = (
     *_arithmetic,
     *_translation,
     *_documents,
+    _long_range,
     *_points,
 )
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _ALL}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import MixerError
-from ...models import MAE, Encoder, Pyramid, Segmenter, ViT
+from ...models import MAE, Encoder, Pyramid, ResNet, Segmenter, ViT
 from ...models.model import load_weights
 from ...models.saved import load_model
 from .config import RunConfig
@@ -23,7 +23,7 @@ def start_from(model: nn.Module, path: Path | str) -> None:
     to its image size; the head keeps its own.
     """
     source, _ = load_model(path)
-    if isinstance(model, Segmenter) and isinstance(source, (Pyramid, ViT)):
+    if isinstance(model, Segmenter) and isinstance(source, (Pyramid, ResNet, ViT)):
         source.resize(model.config.image_size)
         load_weights(model.backbone, _as_backbone(source.state_dict(), model.backbone), Path(path))
         return

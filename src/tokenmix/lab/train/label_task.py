@@ -26,6 +26,8 @@ from .subword_task import SubwordTask, check_subwords, recorded_texts
 from .task import Evaluate, groups_of, per_cent, record_seconds
 
 LABELS = "labels.json"
+FRAME = 5
+"""Tokens around the characters of two texts: a start, and for each text the space before its first word and an end."""
 READ: dict[str, tuple[Rows, list[str]]] = {}
 """The labelled texts that ``labels_of`` has read last, as a million rows take seconds: by config and state of files."""
 
@@ -247,7 +249,13 @@ def open_texts(data: LabelDataConfig) -> tuple[Rows, list[str]]:
     """Open the labelled texts of a config, and return their labels too; what ``labels_of`` has just read is taken."""
     kept = READ.pop(repr((data, _state(data))), None)
     READ.clear()
-    return kept or open_labelled(data.path or data.source, columns=data.columns, label=data.label, split=data.split)
+    return kept or open_labelled(
+        data.path or data.source,
+        columns=data.columns,
+        label=data.label,
+        split=data.split,
+        room=data.max_tokens - FRAME,
+    )
 
 
 def labels_of(config: RunConfig) -> list[str]:
