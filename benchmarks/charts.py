@@ -273,6 +273,40 @@ def draw_growth(what: str) -> str:
     return _svg(WIDTH, 612, parts)
 
 
+def draw_long_range() -> str:
+    """Draw accuracy, processor time per step and memory of each mixer on the tasks of the recipe ``long_range``."""
+    tasks = {task: measured_sweep(f"long_range_{task}") for task in ("listops", "retrieval")}
+    done = {task: found for task, found in tasks.items() if found is not None and found.finals("attention")}
+    if not done:
+        return _svg(WIDTH, 30, [_text(6, 20, "not run yet")])
+    rows = [row for row in next(iter(done.values())).plan.rows if any(found.finals(row) for found in done.values())]
+    panels = {
+        "accuracy, %": lambda run: 100 * run["score"],
+        "CPU ms per step": lambda run: 1e3 * run["cpu_seconds"] / run["steps"],
+        "MiB": lambda run: run["peak_mib"],
+    }
+    left, width, thick, top = 116, 132, 15, 52
+    step, parts = thick * len(done) + 10, []
+    for j, (task, colour) in enumerate(zip(done, (BLUE, ORANGE), strict=False)):
+        x = left + 160 * j
+        parts += [_bar(x, 4, 13, 13, colour), _text(x + 19, 16, task)]
+    parts += [_text(left - 10, top + step * (i + 0.5), row, "end") for i, row in enumerate(rows)]
+    for p, (title, value) in enumerate(panels.items()):
+        x = left + width * p
+        found = {
+            (row, task): mean(value(run) for run in done[task].finals(row))
+            for row in rows
+            for task in done
+            if done[task].finals(row)
+        }
+        parts += [_text(x, top - 8, title), _line(x, top, x, top + step * len(rows))]
+        for (row, task), each in found.items():
+            j = list(done).index(task)
+            y, long = top + step * rows.index(row) + thick * j, (width - 52) * each / max(found.values())
+            parts += [_bar(x, y, long, thick - 2, (BLUE, ORANGE)[j]), _text(x + long + 5, y + 12, f"{each:,.0f}")]
+    return _svg(WIDTH, top + step * len(rows) + 8, parts)
+
+
 def _move_apart(places: Sequence[float], least: float) -> list[float]:
     """Move rising numbers apart until neighbours differ by ``least``, their mean kept."""
     groups: list[list[float]] = []
@@ -296,6 +330,7 @@ CHARTS: dict[str, Callable[[], str]] = {
     "speed": draw_training_speed,
     "growth_tokens": partial(draw_growth, "tokens"),
     "growth_features": partial(draw_growth, "features"),
+    "long_range": draw_long_range,
 }
 """What draws each chart, by the name of its file."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -113,3 +114,16 @@ def test_the_gallery_lists_every_example_with_its_time():
     shown = gallery.tables(record)
     assert all(f"| `examples/{file}` |" in shown for file in files.values())
     assert all(f"| `examples/{name}.ipynb` |" in shown for name in NOTEBOOKS.values())
+
+
+def test_the_chart_of_long_sequences_shows_each_mean_of_each_task_that_was_run(monkeypatch):
+    runs = [{"score": score, "cpu_seconds": 20.0, "steps": 400, "peak_mib": 1234.4} for score in (0.5, 0.52)]
+    plan = SimpleNamespace(rows={"attention": {}, "linear": {}, "hydra": {}})
+    of_rows = {"attention": runs, "linear": runs[:1]}
+    found = SimpleNamespace(plan=plan, finals=lambda row: of_rows.get(row, []))
+    monkeypatch.setattr(charts, "measured_sweep", lambda name: found if name == "long_range_retrieval" else None)
+    said = [text.text for text in ElementTree.fromstring(charts.draw_long_range()).iter() if text.tag.endswith("text")]
+    assert said[:3] == ["retrieval", "attention", "linear"]
+    assert sorted(said[3:]) == sorted(["accuracy, %", "51", "50", "CPU ms per step", "50", "50", "MiB", *["1,234"] * 2])
+    monkeypatch.setattr(charts, "measured_sweep", lambda name: found)
+    test_every_text_of_a_chart_is_inside_it("long_range")
