@@ -173,4 +173,4 @@ def _spread(values: list[float]) -> str:
 
 
 def _missing(words: dict[str, str]) -> str:
-    return f"*{_say('not yet', words).capitalize()}*: `python -m benchmarks.locality`."
+    return f"*{_say('not yet', words).capitalize()}*: `python benchmarks/locality.py`."

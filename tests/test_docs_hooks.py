@@ -274,7 +274,7 @@ def test_locality_shows_mean_and_deviation_of_the_seeds(tmp_path):
     ]
     runs = {"vit": {str(seed): {"trained": found} for seed, found in enumerate(layers)}}
     file = tmp_path / "found.json"
-    assert "`python -m benchmarks.locality`" in docs_claims.locality(file, {})
+    assert "`python benchmarks/locality.py`" in docs_claims.locality(file, {})
     file.write_text(json.dumps({"runs": runs}))
     shown = docs_claims.locality(file, {})
     assert "| 1 | 0.50 ± 0.14, 50 % |\n| 2 | 0.80 ± 0.00, 20 % |" in shown
