@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from .claim import VERDICTS, Claim, Number, Paper, Value, write_value
+from ..sweep.evidence import Comparison
+from .claim import VERDICTS, Claim, Number, Paper, Trial, Value, write_value
 from .dotted import locate_code
-from .ours import count_verdicts, measured_elsewhere, outcomes, recorded_values
+from .ours import count_verdicts, drawn_again, measured_elsewhere, outcomes, recorded_values, training_minutes
 
 DOCS = Path(__file__).resolve().parents[4] / "docs"
 
@@ -49,7 +50,27 @@ TRAINED, MEASURED = "small models, trained here", "time and memory, measured her
 
 def page(papers: tuple[Paper, ...]) -> str:
     """Return the whole page, from the recorded values."""
-    return "\n\n".join([INTRODUCTION, overview(papers), *map(section, papers)]) + "\n"
+    return "\n\n".join([INTRODUCTION, *_lots_text(), overview(papers), *map(section, papers)]) + "\n"
+
+
+def _lots_text() -> list[str]:
+    """Return how many verdicts that were drawn by lot kept their word, and each of them."""
+    lots = drawn_again()
+    if not lots:
+        return []
+    words = Counter(lot["word"] for lot in lots)
+    head = (
+        f"{len(lots)} verdicts on small models were drawn by lot, and both rows of each trained again with three new "
+    )
+    head += f"seeds at the rates of before (`benchmarks/lots.py`): {words.pop('kept', 0)} kept their word"
+    head += "".join(f", {count} {word}" for word, count in words.most_common())
+    head += ". *Not found again* has no difference now, *a difference now* had none before."
+    table = ["| drawn | in | before | with new seeds | |", "|---|---|---|---|---|"]
+    for lot in lots:
+        trial = Trial(**lot["trial"])
+        told = (Comparison(**lot[when]).text() for when in ("before", "now"))
+        table.append(f"| {trial.text('`{}`')} | `{trial.sweep}` | {' | '.join(told)} | {lot['word']} |")
+    return [head, "\n".join(table)]
 
 
 def overview(papers: tuple[Paper, ...]) -> str:
@@ -111,9 +132,10 @@ def _trials_text(claim: Claim) -> list[str]:
     place = f"[{title(claim.small)}]({claim.small})" if claim.small else ""
     if not claim.trials:
         return [f"Tried here: {place}."] if place else []
-    table = ["| tried here | in | difference | verdict |", "|---|---|---|---|"]
+    table = ["| tried here | in | difference | CPU-minutes | verdict |", "|---|---|---|---|---|"]
     for trial, (verdict, found) in outcomes(claim):
-        table.append(f"| {trial.text('`{}`')} | `{trial.sweep}` | {found} | {verdict} |")
+        took = "" if (minutes := training_minutes(trial)) is None else f"{minutes:.0f}"
+        table.append(f"| {trial.text('`{}`')} | `{trial.sweep}` | {found} | {took} | {verdict} |")
     return ["\n".join(table), *([f"More in {place}."] if place else [])]
 
 

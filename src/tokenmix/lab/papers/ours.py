@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...types import Record
 from ..sweep.evidence import LEAST_SEEDS, compare, plural, student
 from ..sweep.plan import SweepPlan
 from ..sweep.results import Results
@@ -121,6 +122,22 @@ def _decide_direction(trial: Trial) -> Outcome | None:
     if abs(mean(logs)) <= margin:
         return Outcome(NO_DIFFERENCE, text)
     return Outcome(CONFIRMED if mean(logs) * sign > 0 else CONTRADICTED, text)
+
+
+def training_minutes(trial: Trial) -> float | None:
+    """Return the processor time that both rows of a trial took, tuning included; None if one was not trained."""
+    results = None if trial.measured else measured_sweep(trial.sweep)
+    if results is None or not results.finals(trial.row) or not results.finals(trial.against):
+        return None
+    runs = (run for run in results.runs.values() if run["row"] in (trial.row, trial.against))
+    return sum(run.get("cpu_seconds", 0.0) for run in runs) / 60
+
+
+def drawn_again() -> list[Record]:
+    """Return the verdicts that were drawn by lot and trained again with new seeds; outside of a checkout none."""
+    file = RESULTS / "lots.json"
+    found: list[Record] = json.loads(file.read_text())["lots"] if file.is_file() else []
+    return [lot for lot in found if "word" in lot]
 
 
 def outcomes(claim: Claim) -> list[tuple[Trial, Outcome]]:
