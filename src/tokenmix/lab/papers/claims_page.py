@@ -56,17 +56,17 @@ def page(papers: tuple[Paper, ...]) -> str:
 def _lots_text() -> list[str]:
     """Return how many verdicts that were drawn by lot kept their word, and each of them."""
     lots = drawn_again()
-    if not lots:
+    done = [lot for lot in lots if "word" in lot]
+    if not done:
         return []
-    words = Counter(lot["word"] for lot in lots)
-    head = (
-        f"{len(lots)} verdicts on small models were drawn by lot, and both rows of each trained again with three new "
-    )
-    head += f"seeds at the rates of before (`benchmarks/lots.py`): {words.pop('kept', 0)} kept their word"
-    head += "".join(f", {count} {word}" for word, count in words.most_common())
+    words = Counter(lot["word"] for lot in done)
+    head = f"{len(lots)} verdicts on small models were drawn by lot, to train both rows of each again with three new "
+    head += "seeds at the rates of before (`benchmarks/lots.py`). "
+    head += f"Of {len(done)} that were, " if len(done) < len(lots) else "Of them, "
+    head += f"{words.pop('kept', 0)} kept their word" + "".join(f", {n} {word}" for word, n in words.most_common())
     head += ". *Not found again* has no difference now, *a difference now* had none before."
     table = ["| drawn | in | before | with new seeds | |", "|---|---|---|---|---|"]
-    for lot in lots:
+    for lot in done:
         trial = Trial(**lot["trial"])
         told = (Comparison(**lot[when]).text() for when in ("before", "now"))
         table.append(f"| {trial.text('`{}`')} | `{trial.sweep}` | {' | '.join(told)} | {lot['word']} |")

@@ -134,10 +134,10 @@ def training_minutes(trial: Trial) -> float | None:
 
 
 def drawn_again() -> list[Record]:
-    """Return the verdicts that were drawn by lot and trained again with new seeds; outside of a checkout none."""
+    """Return the verdicts that were drawn by lot, with "word" once trained again; outside of a checkout none."""
     file = RESULTS / "lots.json"
     found: list[Record] = json.loads(file.read_text())["lots"] if file.is_file() else []
-    return [lot for lot in found if "word" in lot]
+    return found
 
 
 def outcomes(claim: Claim) -> list[tuple[Trial, Outcome]]:
