@@ -84,8 +84,9 @@ def plan_layers(
         )
     where = f"at {length:,} {host.inputs.unit}, batch {advice.batch}"
     logits = final_output(wanted[0])[1]
+    reachable = picked is not None or (ratio is not None and ratio[0] >= budget)
     return LayerPlan(
-        budget, spec, where, whole, tuple(layers), logits, chosen, picked is not None, ratio, together, data is not None
+        budget, spec, where, whole, tuple(layers), logits, chosen, reachable, ratio, together, data is not None
     )
 
 
@@ -94,24 +95,30 @@ def time_layers(
 ) -> tuple[float, dict[str, float]]:
     """Return the seconds of a pass of the model, and those that each replaced layer saves in it, by name.
 
-    They are medians over passes of the two models in turns, with clocks around the layers.
+    The two models take turns, with clocks around the layers. Each layer's part is taken within one pass, as the load of
+    the machine slows all of it alike, and the rest of the model is taken to last as long in both.
     """
     sites = {name: list(adapter.origin[0]) for name, adapter in adapters_by_site(replaced).items()}
-    clocks = [
-        [
+    clocks = {
+        m: [
             Clock([m.get_submodule(f"{name}.{path}".strip(".")) for path in paths], device)
             for name, paths in sites.items()
         ]
         for m in (model, replaced)
-    ]
-    passes: list[float] = []
+    }
+    passes: dict[nn.Module, list[float]] = {m: [] for m in clocks}
     began = time.perf_counter()
-    while len(passes) <= LEAST_TURNS or (len(passes) < MOST_TURNS and time.perf_counter() - began < budget):
-        passes.append(time_pass(lambda: call(model), clocks[0], device))
-        time_pass(lambda: call(replaced), clocks[1], device)
-    spent = [[clock.seconds()[1:] for clock in row] for row in clocks]  # the first pass warmed up
-    saved = [median(a - b for a, b in zip(own, new, strict=True)) for own, new in zip(*spent, strict=True)]
-    return median(passes[1:]), dict(zip(sites, saved, strict=True))
+    while (turns := len(passes[model])) <= LEAST_TURNS or (turns < MOST_TURNS and time.perf_counter() - began < budget):
+        for m, those in clocks.items():
+            passes[m].append(time_pass(lambda m=m: call(m), those, device))
+    parts = {  # the first pass warmed up
+        m: [median(a / b for a, b in zip(clock.seconds()[1:], passes[m][1:], strict=True)) for clock in those]
+        for m, those in clocks.items()
+    }
+    whole, rest = median(passes[model][1:]), {m: 1 - sum(found) for m, found in parts.items()}
+    scale = rest[model] / rest[replaced]
+    saved = [whole * (own - scale * new) for own, new in zip(parts[model], parts[replaced], strict=True)]
+    return whole, dict(zip(sites, saved, strict=True))
 
 
 def measure_speed(

@@ -80,10 +80,11 @@ class LayerPlan:
             return [f"{never}: it is not faster than attention in any layer. Give a longer input or another mixer."]
         low, middle, high = self.ratio
         speed = f"{self.predicted:.2f}x as fast predicted, {middle:.2f}x ({low:.2f} to {high:.2f}) measured"
-        if not self.reachable:
-            return [f"{never}: with the {many} in which it saves time replaced, {speed}. This is what is reachable."]
-        missed = "measured below the budget; ask for more, and measure again"
         spread = "the budget lies within the spread; measure again on a quiet machine"
+        if not self.reachable:
+            told = spread if high >= self.budget else "this is what is reachable"
+            return [f"{never}: with the {many} in which it saves time replaced, {speed}; {told}."]
+        missed = "measured below the budget; ask for more, and measure again"
         told = "" if low >= self.budget else f"; {missed if high < self.budget else spread}"
         total = (
             f"together they cost {_cost(self.cost)}, the sum of each alone is {_cost(sum(x.cost for x in self.chosen))}"
