@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf, isfinite
-from statistics import median
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from ...errors import MixerError
 from ...hosts.surgery import replace_mixers
 from ...hosts.surgery.capture import adapters_by_site, final_output, output_loss
 from ...system.calls import call_model
-from ..bench.timing import measure, sampler
+from ..bench.timing import measure, quartile, sampler
 from .advice import Advice
 from .candidates import OWN, Tell
 from .distill import chosen_spec
@@ -57,8 +57,9 @@ def plan_layers(
     batches = [given] if data is None else data
     tell("timing the layers")
     replaced = replace_mixers(model, spec, seed=0)[0]
+    speedup = advice.choice.row.speedup or 1.0
     with plain_torch(advice.modules):
-        whole, saved = time_layers(model, replaced, lambda m: call_model(m, given), seconds / 2, device)
+        whole, saved = time_layers(model, replaced, lambda m: call_model(m, given), speedup, seconds / 2, device)
     del replaced
     wanted = [call_model(model, batch) for batch in batches]
 
@@ -91,39 +92,45 @@ def plan_layers(
 
 
 def time_layers(
-    model: nn.Module, replaced: nn.Module, call: Callable[[nn.Module], object], budget: float, device: str
+    model: nn.Module,
+    replaced: nn.Module,
+    call: Callable[[nn.Module], object],
+    speedup: float,
+    budget: float,
+    device: str,
 ) -> tuple[float, dict[str, float]]:
     """Return the seconds of a pass of the model, and those that each replaced layer saves in it, by name.
 
-    The two models take turns, with clocks around the layers. Each layer's part is taken within one pass, as the load of
-    the machine slows all of it alike, and the rest of the model is taken to last as long in both.
+    The two models take turns, with clocks around the layers; of each the lower quartile counts, as the load of the
+    machine only adds. Where the whole replaced model was measured to be faster, what it saves is divided among the
+    layers in proportion to these.
+
+    Args:
+        speedup: of the whole replaced model, measured.
     """
     sites = {name: list(adapter.origin[0]) for name, adapter in adapters_by_site(replaced).items()}
-    clocks = {
-        m: [
+    clocks = [
+        [
             Clock([m.get_submodule(f"{name}.{path}".strip(".")) for path in paths], device)
             for name, paths in sites.items()
         ]
         for m in (model, replaced)
-    }
-    passes: dict[nn.Module, list[float]] = {m: [] for m in clocks}
+    ]
+    passes: list[float] = []
     began = time.perf_counter()
-    while (turns := len(passes[model])) <= LEAST_TURNS or (turns < MOST_TURNS and time.perf_counter() - began < budget):
-        for m, those in clocks.items():
-            passes[m].append(time_pass(lambda m=m: call(m), those, device))
-    parts = {  # the first pass warmed up
-        m: [median(a / b for a, b in zip(clock.seconds()[1:], passes[m][1:], strict=True)) for clock in those]
-        for m, those in clocks.items()
-    }
-    whole, rest = median(passes[model][1:]), {m: 1 - sum(found) for m, found in parts.items()}
-    scale = rest[model] / rest[replaced]
-    saved = [whole * (own - scale * new) for own, new in zip(parts[model], parts[replaced], strict=True)]
-    return whole, dict(zip(sites, saved, strict=True))
+    while len(passes) <= LEAST_TURNS or (len(passes) < MOST_TURNS and time.perf_counter() - began < budget):
+        passes.append(time_pass(lambda: call(model), clocks[0], device))
+        time_pass(lambda: call(replaced), clocks[1], device)
+    # the first pass warmed up
+    own, new = ([quartile(sorted(clock.seconds()[1:])) for clock in row] for row in clocks)
+    whole, saved = quartile(sorted(passes[1:])), [a - b for a, b in zip(own, new, strict=True)]
+    scale = whole * (1 - 1 / speedup) / sum(saved) if speedup > 1 and sum(saved) > 0 else 1.0
+    return whole, {name: scale * seconds for name, seconds in zip(sites, saved, strict=True)}
 
 
 def measure_speed(
     model: nn.Module, student: nn.Module, call: Callable[[nn.Module], object], budget: float, device: str
 ) -> tuple[float, float, float]:
     """Return the quartiles of the ratios of two passes timed one after the other, the model's over the student's."""
-    samplers = {name: sampler(lambda m=m: call(m), device=device) for name, m in ((OWN, model), ("chosen", student))}
+    samplers = {name: sampler(partial(call, m), device=device) for name, m in ((OWN, model), ("chosen", student))}
     return measure(samplers, budget=budget, against=OWN, settle=SPREAD)["chosen"].ratio
