@@ -60,6 +60,7 @@ TESTS = {
         "test_whisper_reads_a_whole_recording",
         "test_what_would_take_too_long_to_compile_is_left_out_and_says_so",
     ),
+    "test_advise_budget.py": ("test_only_the_chosen_layers_are_distilled",),
     "test_aft_forget.py": ("test_100_000_tokens_with_half_lives_of_one_to_a_million",),
     "test_anatomy.py": ("test_a_run_and_folders_of_other_libraries_are_dissected_from_the_command_line",),
     "test_assigned_weights.py": ("test_a_meta_build_with_assigned_weights_is_the_original",),

@@ -801,6 +801,7 @@ def test_json_holds_everything(capsys):
         "choice",
         "specs",
         "candidates",
+        "plan",
         "distilled",
         "nearness",
         "refused",

@@ -22,6 +22,7 @@ from .attention_modules import AttentionModule, modules_of
 from .candidates import OWN, Candidate, Tell, measure_candidates, parse_candidates, usual_mixers
 from .choice import NO, OPEN, YES, Choice, at_longest, choose, decide, rows_in
 from .inputs import Inputs
+from .layer_plan import LayerPlan
 from .loading import Host, host_of, load_host
 from .measuring import FAILURES, Share, measure_share
 from .probe import STEPS, Nearness, probe
@@ -56,6 +57,7 @@ class Advice:
     rows: list[Candidate] = field(default_factory=list)
     specs: dict[str, Spec] = field(default_factory=dict)  # of the candidates, by label
     nearness: dict[str, Nearness] = field(default_factory=dict)  # of the candidates that were probed, by label
+    plan: LayerPlan | None = None  # the layers to replace, where a budget was given
     distilled: Record | None = None
     refused: str | None = None  # why nothing was replaced although it was asked for
     runtime: str = "eager"  # where the model will run
@@ -90,6 +92,8 @@ class Advice:
     @property
     def says_no(self) -> str | None:
         """Why nothing should be replaced, by what was measured; None where replacing pays."""
+        if self.plan is not None:
+            return None if self.plan.reachable else f"the budget of {self.plan.budget:g}x cannot be reached"
         if self.verdict == YES:
             return None
         bar = f"the bar of {self.worth:g}x"

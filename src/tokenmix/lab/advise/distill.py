@@ -91,7 +91,8 @@ def distill_choice(
     """
     teacher, spec = advice.host.model, chosen_spec(advice)
     train, valid = batches
-    student, report = replace_mixers(teacher, spec, last=last, seed=0)
+    mixers = spec if advice.plan is None else advice.plan.mixers
+    student, report = replace_mixers(teacher, mixers, last=last, seed=0)
     untaught = copy.deepcopy(student).eval()
     each = _step_seconds(teacher, student, train[0])
     steps = max(2, int(SPARE * 60 * minutes / each))
@@ -109,7 +110,7 @@ def distill_choice(
     found = {
         "mixer": spec["name"],
         "spec": spec,
-        "layers": last or len(advice.modules),
+        "layers": last or len(advice.modules if advice.plan is None else advice.plan.chosen),
         "steps": steps,
         "seconds": took,
         "loss": "validation loss",
@@ -125,7 +126,7 @@ def chosen_spec(advice: Advice) -> Spec:
     """Return the candidate that the advice chooses by its rule."""
     if advice.choice is None:
         why = next((r.why for r in advice.rows if r.why), "none was measured")
-        raise MixerError(f"advise: --data: no candidate fits this model ({why}).")
+        raise MixerError(f"advise: no candidate fits this model ({why}).")
     return advice.specs[advice.choice.row.mixer]
 
 

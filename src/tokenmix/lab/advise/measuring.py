@@ -151,10 +151,10 @@ def measure_share(
     device: str = "cpu",
 ) -> Share:
     """Time ``call``, a forward pass of ``model``, in about ``budget`` seconds, a few times at least."""
-    with _plain_torch(modules):
+    with plain_torch(modules):
         attention = Clock([m.module for m in modules], device)
         kept = Clock([part for m in modules for part in m.list_kept_modules()], device)
-        first = _pass(call, (attention, kept), device)
+        first = time_pass(call, (attention, kept), device)
         long = first >= LONG_PASS
         clocked = [first]
         peak = peak_memory(call, device=device)
@@ -163,8 +163,8 @@ def measure_share(
         while turns < (1 if long else LEAST_TURNS) or (
             turns < MOST_TURNS and time.perf_counter() - began < budget * (PATIENCE if _varies_widely(plain) else 1)
         ):
-            clocked.append(_pass(call, (attention, kept), device))
-            plain.append(clocked[-1] if long else _pass(call, (), device))
+            clocked.append(time_pass(call, (attention, kept), device))
+            plain.append(clocked[-1] if long else time_pass(call, (), device))
             turns += 1
         aside = _torch_kept(modules, call, device)
     skip = 0 if long else 1  # the first pass warmed up
@@ -181,7 +181,7 @@ def _varies_widely(seconds: list[float]) -> bool:
     return bool(ordered) and upper_quartile(ordered) > (1 + SPREAD) * quartile(ordered)
 
 
-def _pass(call: Call, clocks: Sequence[Clock], device: str) -> float:
+def time_pass(call: Call, clocks: Sequence[Clock], device: str) -> float:
     """Time one pass under these clocks."""
     with ExitStack() as stack:
         for clock in clocks:
@@ -261,8 +261,8 @@ def _torch_kept(modules: list[AttentionModule], call: Call, device: str) -> floa
         for each in calls:
             each()
 
-    first = _pass(run, (), device)
-    return min(first, *(_pass(run, (), device) for _ in range(2 if first >= LONG_PASS else 9)))
+    first = time_pass(run, (), device)
+    return min(first, *(time_pass(run, (), device) for _ in range(2 if first >= LONG_PASS else 9)))
 
 
 def _call_with_hooks(modules: list[AttentionModule], call: Call, hook: Callable[[nn.Module], RemovableHandle]) -> None:
@@ -275,7 +275,7 @@ def _call_with_hooks(modules: list[AttentionModule], call: Call, hook: Callable[
 
 
 @contextmanager
-def _plain_torch(modules: list[AttentionModule]) -> Iterator[None]:
+def plain_torch(modules: list[AttentionModule]) -> Iterator[None]:
     """Disable the fused inference pass of ``nn.TransformerEncoderLayer``, inside which nothing can be clocked."""
     was = torch.backends.mha.get_fastpath_enabled()
     try:

@@ -59,6 +59,7 @@ def as_json(advice: Advice) -> Record:
         else {"mixer": choice.row.mixer, "length": choice.row.length, "why": choice.why},
         "specs": advice.specs,
         "candidates": [r.to_json() for r in advice.rows],
+        "plan": None if advice.plan is None else advice.plan.to_json(),
         "distilled": None if advice.distilled is None else {k: v for k, v in advice.distilled.items() if k != "table"},
         "nearness": {label: {**vars(near), "ranks": near.ranks} for label, near in advice.nearness.items()},
         "refused": advice.refused,
@@ -150,8 +151,9 @@ def candidate_tables(advice: Advice) -> list[Table]:
 
 
 def comparison_tables(advice: Advice) -> list[Table]:
-    """Return the table of what was gained and lost, where the model was distilled."""
-    return [] if advice.distilled is None else [advice.distilled["table"]]
+    """Return the table of layers, where a budget was given, and of what was gained and lost, after distillation."""
+    layers = [] if advice.plan is None else [advice.plan.table()]
+    return layers if advice.distilled is None else [*layers, advice.distilled["table"]]
 
 
 def _ranking_text(advice: Advice) -> Table:
@@ -255,6 +257,8 @@ def findings(advice: Advice) -> list[str]:
         found.append(describe_choice(advice, advice.choice))
     if advice.nearness:
         found.append(_describe_nearness(advice.nearness))
+    if advice.plan is not None:
+        found += advice.plan.sentences()
     if advice.distilled is not None:
         found.append(distillation(advice.distilled))
     if advice.refused is not None:

@@ -10,10 +10,11 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from ...errors import MixerError
-from .arguments import check_folder, parse_lengths, parse_object
+from .arguments import check_folder, given_options, parse_lengths, parse_object
 from .output import progress, say, say_json
 
 EXAMPLE = '{"max_position_embeddings": 4096}'
+PROBED = 4  # batches of the text, on which the costs of layers are measured
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class Advise:
 
     worth: float = 1.25
     """The bar: smallest measured speed-up of the whole model, above 1, that makes replacing worthwhile."""
+
+    budget: str | None = None
+    """How many times as fast the whole model must be, such as 1.5x: choose the layers that keep attention.
+    It is the bar of the candidates, and the one chosen goes into the other layers. Timed in eager torch."""
 
     options: str = "{}"
     """Fields of the model's config, or arguments of the factory, as a JSON object.
@@ -87,7 +92,9 @@ class Advise:
         """Load, measure, distil and print the model's advice, and write the page."""
         from ...system.machine import pick_device
         from ..advise.advice import advise
+        from ..advise.budget import check_budget, plan_layers
         from ..advise.distill import check_distillation, distill_choice, split_text
+        from ..advise.layer_plan import parse_budget
         from ..advise.loading import load_host
         from ..advise.runtimes import check_runtime
         from ..advise.text import as_json, text
@@ -96,6 +103,13 @@ class Advise:
             raise MixerError(f"advise: --minutes must be a positive number, got {self.minutes}.")
         if self.data is None and (self.write is not None or self.last is not None or self.anyway):
             raise MixerError("advise: --write, --last and --anyway are for distilling on a text; give --data TEXT too.")
+        budget = None if self.budget is None else parse_budget(self.budget)
+        others = {"--worth", "--runtime", "--last"} & {*given_options(self, set())}
+        if budget is not None and (others or self.candidates == "none"):
+            odd = min(others, default="--candidates none")
+            raise MixerError(
+                f"advise: --budget sets the bar, chooses layers and times in eager torch; leave out {odd}."
+            )
         lengths = None if self.lengths is None else parse_lengths(self.lengths, "advise")
         check_folder("advise", self.out)
         tell = progress()
@@ -103,6 +117,8 @@ class Advise:
         check_runtime(self.runtime, device)
         tell(f"loading {self.model}")
         host = load_host(self.model, parse_object(self.options, EXAMPLE, "advise: "), device=device)
+        if budget is not None:
+            check_budget(host)
         candidates, batches = None if self.candidates == "none" else self.candidates, None
         if self.data is not None:
             check_distillation(host, self.data, self.write, self.last)
@@ -112,7 +128,7 @@ class Advise:
             lengths,
             batch=self.batch,
             seconds=self.seconds,
-            worth=self.worth,
+            worth=budget or self.worth,
             candidates=candidates,
             device=device,
             steps=self.probe,
@@ -120,8 +136,18 @@ class Advise:
             runtime=self.runtime,
             tell=tell,
         )
+        if budget is not None:
+            found.plan = plan_layers(
+                found,
+                budget,
+                seconds=self.seconds,
+                data=None if batches is None else batches[0][:PROBED],
+                device=device,
+                tell=tell,
+            )
         if batches is not None and self.write is not None:
-            found.refused = None if self.anyway else found.says_no
+            forced = self.anyway and (found.plan is None or found.plan.chosen)
+            found.refused = None if forced else found.says_no
             if found.refused is None:
                 tell(f"distilling for {self.minutes:g} minutes")
                 found.distilled = distill_choice(
@@ -136,4 +162,4 @@ class Advise:
             from ..advise.advice_page import write_page
 
             write_page(found, self.out)
-        return 0 if found.refused is None else 1
+        return 0 if found.refused is None and (found.plan is None or found.plan.reachable) else 1
