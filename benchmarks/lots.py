@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -55,14 +55,15 @@ def seconds(name: str, row: str) -> float:
     return median(run["cpu_seconds"] for run in results.finals(row))
 
 
-def repeat_row(name: str, row: str, out: Path, data: dict[str, str]) -> list[Record]:
+def repeat_row(name: str, row: str, out: Path, data: dict[str, str], processes: int) -> list[Record]:
     """Train a row of a plan with the new seeds at its best rate, and return the records."""
     results = measured_sweep(name)
     assert results is not None
     plan, best = results.plan, results.finals(row)[0]["rate"]
     place = {"data.path": data[source]} if (source := plan.row_fields(row).get("data.source")) in data else {}
     plan = replace(plan.select_rows([row]), rates=(best,), seeds=SEEDS, confirm=1, changes=plan.changes | place)
-    done = sweep(plan, out / name / row, tell=lambda line: print(f"{name}: {line}", flush=True))
+    tell = partial(print, f"{name}:", flush=True)
+    done = sweep(plan, out / name / row, processes=processes, tell=tell)
     return done.of("final", row)
 
 
@@ -108,19 +109,17 @@ def main() -> None:
             kept["lots"].append({"trial": asdict(lot), "metric": results.metric(), "before": asdict(found)})
         write_json(RESULTS, kept)  # what was drawn is known before anything is trained
     rows = sorted({(lot.sweep, row) for lot in lots for row in (lot.row, lot.against)}, key=lambda each: seconds(*each))
-    with ProcessPoolExecutor(given.processes) as pool:
-        waiting = {
-            pool.submit(repeat_row, name, row, given.out, data): f"{name}: {row}"
-            for name, row in rows
-            if f"{name}: {row}" not in kept["runs"]
-        }
-        for each in as_completed(waiting):  # a row that is done stays done
-            kept["runs"][waiting[each]] = [{k: v for k, v in r.items() if k not in LONG} for r in each.result()]
-            for lot, entry in zip(lots, kept["lots"], strict=True):
-                if {f"{lot.sweep}: {lot.row}", f"{lot.sweep}: {lot.against}"} <= kept["runs"].keys():
-                    found = compare_again(lot, kept["runs"])
-                    entry |= {"now": asdict(found), "word": judge(entry["before"]["verdict"], found.verdict)}
-            write_json(RESULTS, kept)
+    for name, row in rows:
+        key = f"{name}: {row}"
+        if key in kept["runs"]:
+            continue
+        records = repeat_row(name, row, given.out, data, given.processes)
+        kept["runs"][key] = [{k: v for k, v in r.items() if k not in LONG} for r in records]
+        for lot, entry in zip(lots, kept["lots"], strict=True):
+            if {f"{lot.sweep}: {lot.row}", f"{lot.sweep}: {lot.against}"} <= kept["runs"].keys():
+                found = compare_again(lot, kept["runs"])
+                entry |= {"now": asdict(found), "word": judge(entry["before"]["verdict"], found.verdict)}
+        write_json(RESULTS, kept)  # a row that is done stays done
     for entry in kept["lots"]:
         trial = Trial(**entry["trial"])
         before, now = (Comparison(**entry[when]).text() for when in ("before", "now"))
