@@ -18,6 +18,7 @@ from surgery_models import make, shared
 from tokenmix import MixerError
 from tokenmix.hosts.surgery import load_converted, replace_mixers, restore, save_replaced
 from tokenmix.system import torchvision as system_torchvision
+from tokenmix.testing.tolerances import BY_DTYPE
 
 AUTO = {
     "llama": transformers.AutoModelForCausalLM,
@@ -63,7 +64,9 @@ def test_what_save_pretrained_writes_is_loaded(name, tmp_path):
     loaded[0].save_pretrained(tmp_path / "again")
     for each in (*loaded, AUTO[name].from_pretrained(tmp_path / "again")):
         same(each, model)
-        assert torch.equal(each(given(name))[0], model(given(name))[0])
+        found, want = each(given(name))[0], model(given(name))[0]
+        # weights that are mapped from a file lie on any byte, and torch sums those in another order on some CPUs
+        torch.testing.assert_close(found, want, rtol=0, atol=BY_DTYPE[torch.float32])
         assert not each.training
 
 
