@@ -15,6 +15,7 @@ from ranks_surgery import shard
 from surgery_models import IMAGES, MAKERS, TRANSLATORS, make, padded, shared
 from tokenmix import MixerError
 from tokenmix.hosts import load_converted, replace_mixers, save_replaced
+from tokenmix.testing.tolerances import BY_DTYPE
 
 KINDS = [name for name in MAKERS if not name.startswith(("timm", "transformer"))]
 
@@ -59,7 +60,8 @@ def test_every_kind_of_host_is_loaded_as_it_was_saved(name, tmp_path):
         state = loaded.state_dict()
         assert state.keys() == model.state_dict().keys()
         assert all(torch.equal(tensor, state[key]) for key, tensor in model.state_dict().items())
-        assert (answer(name, loaded) - answer(name, model)).abs().max() <= 1e-6
+        # weights that are mapped from a file lie on any byte, and torch sums those in another order on some CPUs
+        torch.testing.assert_close(answer(name, loaded), answer(name, model), rtol=0, atol=BY_DTYPE[torch.float32])
 
 
 def trained(model: Any, out: Any, steps: int = 4, **options: Any) -> transformers.Trainer:
