@@ -46,7 +46,7 @@ def eager(call: Call) -> Call:
     return run
 
 
-def training(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Call:
+def training_pass(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Call:
     """Return a forward and backward pass."""
     leaves = [p for p in model.parameters() if p.requires_grad]
     return lambda: torch.autograd.grad(loss(model), leaves, allow_unused=True) and None
@@ -70,7 +70,7 @@ def density() -> dict[str, Call]:
     for name, row in rows.items():
         config = RECIPES["aft_cifar10_density"].config(f"table2/{row}", "paper").model
         model = build_model(replace(config, layers=1))
-        found[f"{name}, 3,072 sub-pixels"] = training(
+        found[f"{name}, 3,072 sub-pixels"] = training_pass(
             model, lambda model: F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
         )
     found["Transformer by plain products, 3,072 sub-pixels"] = eager(found["Transformer, 3,072 sub-pixels"])
@@ -84,7 +84,7 @@ def text() -> dict[str, Call]:
     for name, row in rows.items():
         config = RECIPES["aft_enwik8"].config(f"table4/{row}", "paper").model
         model = build_model(replace(config, layers=config.layers // 12))
-        found[f"{name}, 1,024 bytes"] = training(
+        found[f"{name}, 1,024 bytes"] = training_pass(
             model, lambda model: F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
         )
     plain = "Transformer 12 x 512 by plain products, 1,024 bytes"
@@ -115,7 +115,7 @@ def heads() -> dict[str, Call]:
     found, x = {}, torch.randn(2, 197, 768)
     for kind, counts in (("attention", (12, 96)), ("multihead_linear", (1, 3, 12, 768))):
         for n in counts:
-            step = training(
+            step = training_pass(
                 Block(768, {"name": kind, "heads": n}, causal=False, max_len=197),
                 lambda block: block(x).square().mean(),
             )
@@ -182,7 +182,7 @@ def one_tap() -> dict[str, Call]:
     return {name: torch.no_grad()(partial(one, image)) for name, one in found.items()}
 
 
-def dropped() -> dict[str, Call]:
+def dropped_patches() -> dict[str, Call]:
     """Build DeiT-tiny with Hydra on two images of 224 x 224, with all patches and with a quarter of them."""
     torch.manual_seed(0)
     model, images = build_model("deit_tiny", mixers=({"name": "hydra"},)).eval(), torch.randn(2, 3, 224, 224)
@@ -217,7 +217,7 @@ GROUPS: dict[str, Callable[[], dict[str, Call]]] = {
     "widths": widths,
     "maps": maps,
     "one_tap": one_tap,
-    "dropped": dropped,
+    "dropped": dropped_patches,
     "translation": translation,
     "eamlp": eamlp,
 }

@@ -117,9 +117,9 @@ def _table(heads: list[str], lines: list[list[str]], width: int) -> str:
 
 def locality(file: Path, words: dict[str, str]) -> str:
     """Return how far the tokens are that a layer reads, over the mean of equal weights; how much of it is near."""
-    runs = _finished(file, KINDS)
+    runs = _list_trained(file, KINDS)
     if not runs:
-        return _missing(words)
+        return _say_missing(words)
     depth = max(len(layers) for seeds in runs.values() for layers in seeds)
     lines = []
     for i in range(depth):
@@ -146,9 +146,9 @@ def locality(file: Path, words: dict[str, str]) -> str:
 
 def detection(file: Path, words: dict[str, str]) -> str:
     """Return how well the best key of each layer tells patches of shapes from others."""
-    if not (seeds := _finished(file, ["keys"]).get("keys")):
-        return _missing(words)
-    start = _finished(file, ["keys"], "start")["keys"]
+    if not (seeds := _list_trained(file, ["keys"]).get("keys")):
+        return _say_missing(words)
+    start = _list_trained(file, ["keys"], "start")["keys"]
     lines = []
     for i in range(len(seeds[0])):
         both = [(what, when) for what in ("any", "kind") for when in (seeds, start)]
@@ -159,7 +159,7 @@ def detection(file: Path, words: dict[str, str]) -> str:
     return _table(heads, lines, len(heads))
 
 
-def _finished(file: Path, kinds: Any, when: str = "trained") -> dict[str, list[list[dict[str, float]]]]:
+def _list_trained(file: Path, kinds: Any, when: str = "trained") -> dict[str, list[list[dict[str, float]]]]:
     """Return the layers of the finished models of these kinds."""
     found = json.loads(file.read_text())["runs"] if file.is_file() else {}
     return {kind: [seed[when] for seed in found[kind].values()] for kind in kinds if kind in found}
@@ -172,5 +172,5 @@ def _spread(values: list[float]) -> str:
     return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
-def _missing(words: dict[str, str]) -> str:
+def _say_missing(words: dict[str, str]) -> str:
     return f"*{_say('not yet', words).capitalize()}*: `python benchmarks/locality.py`."

@@ -33,7 +33,7 @@ READ = 2000
 """Images of the test split, half of which are fitted."""
 
 
-def measured(folder: Path, data: str) -> dict[str, Any]:
+def measure_run(folder: Path, data: str) -> dict[str, Any]:
     """Return what probes find in a trained run."""
     subject = open_subject(str(folder))
     images = load_images([data], subject, limit=READ)
@@ -57,7 +57,7 @@ def finish(folder: Path, registers: int, seed: int, data: str) -> dict[str, Any]
             resume(folder, verbose=False)
         else:
             train(config_of("attention", registers, data).override(changes), folder, verbose=False)
-        kept.write_text(json.dumps(measured(folder, data)))
+        kept.write_text(json.dumps(measure_run(folder, data)))
     found: dict[str, Any] = json.loads(kept.read_text())
     return found
 

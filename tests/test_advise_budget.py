@@ -78,7 +78,7 @@ def test_the_seconds_of_a_layer_are_those_of_all_its_parts(passing):  # noqa: F8
 
 
 @pytest.fixture
-def timed(monkeypatch):
+def fixed_times(monkeypatch):
     """Let a pass take 10 s, of which replacing saves 1 s in the first layer and 4 s in the second."""
     monkeypatch.setattr(budgets, "time_layers", lambda *_: (10.0, {FIRST: 1.0, SECOND: 4.0}))
     monkeypatch.setattr(budgets, "measure_speed", lambda *_: (1.55, 1.6, 1.7))
@@ -92,7 +92,7 @@ def ask(capsys, model, mixer, budget, *more) -> tuple[int, dict]:
     return code, json.loads(capsys.readouterr().out)["plan"]
 
 
-@pytest.mark.usefixtures("timed")
+@pytest.mark.usefixtures("fixed_times")
 def test_the_plan_is_what_replace_mixers_takes(tmp_path, capsys):
     make("bert").save_pretrained(tmp_path)
     code, plan = ask(capsys, str(tmp_path), "hydra", "1.5x")
@@ -108,7 +108,7 @@ def test_the_plan_is_what_replace_mixers_takes(tmp_path, capsys):
     assert max(layer["cost"] for layer in plan["layers"]) < 1e-9  # the projections were copied
 
 
-@pytest.mark.usefixtures("timed")
+@pytest.mark.usefixtures("fixed_times")
 def test_a_budget_out_of_reach_says_what_is_reachable(tmp_path, capsys, monkeypatch):
     make("bert").save_pretrained(tmp_path)
     code, plan = ask(capsys, str(tmp_path), "hydra", "2.5x")
@@ -129,18 +129,18 @@ def test_a_budget_out_of_reach_says_what_is_reachable(tmp_path, capsys, monkeypa
 def test_what_was_measured_is_held_against_the_budget():
     layers = (Layer("a", 4.0, 0.1), Layer("b", 1.0, float("inf")))
 
-    def said(low, middle, high):
+    def plan_text(low, middle, high):
         ratio = (low, middle, high)
         return LayerPlan(1.5, {"name": "x"}, "at 8", 10.0, layers, True, layers[:1], True, ratio, 0.1).sentences()[0]
 
-    assert "measured below the budget" in said(1.2, 1.3, 1.4)
-    assert "lies within the spread" in said(1.4, 1.5, 1.6)
-    assert "budget lies" not in said(1.5, 1.6, 1.7)
+    assert "measured below the budget" in plan_text(1.2, 1.3, 1.4)
+    assert "lies within the spread" in plan_text(1.4, 1.5, 1.6)
+    assert "budget lies" not in plan_text(1.5, 1.6, 1.7)
     table = LayerPlan(3, {"name": "x"}, "at 8", 10.0, layers, True, layers, False, None, 0.1).table()
     assert table.rows[1] == ["b", "1000.00", "not finite", "yes"]
 
 
-@pytest.mark.usefixtures("timed")
+@pytest.mark.usefixtures("fixed_times")
 def test_only_the_chosen_layers_are_distilled(tmp_path, capsys):
     from tokenmix.hosts.surgery.save_load import load_converted
 

@@ -31,7 +31,7 @@ from tokenmix.lab.papers import (
 )
 from tokenmix.lab.papers.claim import MEASURES
 from tokenmix.lab.papers.claims_page import count_kinds, page
-from tokenmix.lab.papers.counts import kept
+from tokenmix.lab.papers.counts import classify_kept_memory
 from tokenmix.lab.papers.identities import equal
 from tokenmix.lab.papers.load import SOURCES, read_paper, read_papers
 from tokenmix.lab.recipes import RECIPES, find_recipe
@@ -217,7 +217,7 @@ def test_what_is_tried_of_measured_rows_was_measured(file):
     tried = [trial for trial in TRIED if trial.claimed in MEASURES and trial.sweep == file]
     assert {name for trial in tried for name in (trial.row, trial.against)} <= set(rows)
     assert "cannot be tested here" not in {decide_trial(trial).verdict for trial in tried}
-    assert {trial.measured for trial in tried} == {file == "directions"}
+    assert {trial.is_measured for trial in tried} == {file == "directions"}
 
 
 @pytest.mark.parametrize(
@@ -241,9 +241,9 @@ def test_a_direction_is_decided_by_the_interval_of_the_ratio(ms, verdict, tmp_pa
 
 
 def test_memory_that_is_kept_is_that_of_a_run():
-    assert kept("attention", heads=1, plain=True) == "T^2"
-    assert kept("attention", heads=1, plain=True, by="d") == "d"
-    assert kept("linear", heads=1) == "T"
+    assert classify_kept_memory("attention", heads=1, plain=True) == "T^2"
+    assert classify_kept_memory("attention", heads=1, plain=True, by="d") == "d"
+    assert classify_kept_memory("linear", heads=1) == "T"
 
 
 def test_a_claim_that_is_tried_leads_to_where_it_is_reported():

@@ -79,10 +79,8 @@ def plan_layers(
     if chosen:
         tell("timing the model with the chosen layers replaced")
         student = replace_mixers(model, {x.name: spec for x in chosen}, seed=0)[0]
-        ratio, together = (
-            measure_speed(model, student, lambda m: call_model(m, given), seconds / 2, device),
-            cost(student),
-        )
+        ratio = measure_speed(model, student, lambda m: call_model(m, given), seconds / 2, device)
+        together = cost(student)
     where = f"at {length:,} {host.inputs.unit}, batch {advice.batch}"
     logits = final_output(wanted[0])[1]
     reachable = picked is not None or (ratio is not None and ratio[0] >= budget)

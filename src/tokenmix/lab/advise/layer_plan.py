@@ -53,7 +53,7 @@ class LayerPlan:
     data: bool = False
 
     @property
-    def predicted(self) -> float:
+    def predicted_speed(self) -> float:
         """How many times as fast the model is with the chosen layers replaced, by the seconds that each saves."""
         return self.seconds / (self.seconds - sum(layer.saves for layer in self.chosen))
 
@@ -79,7 +79,7 @@ class LayerPlan:
         if self.ratio is None:
             return [f"{never}: it is not faster than attention in any layer. Give a longer input or another mixer."]
         low, middle, high = self.ratio
-        speed = f"{self.predicted:.2f}x as fast predicted, {middle:.2f}x ({low:.2f} to {high:.2f}) measured"
+        speed = f"{self.predicted_speed:.2f}x as fast predicted, {middle:.2f}x ({low:.2f} to {high:.2f}) measured"
         spread = "the budget lies within the spread; measure again on a quiet machine"
         if not self.reachable:
             told = spread if high >= self.budget else "this is what is reachable"
@@ -98,7 +98,7 @@ class LayerPlan:
         """Return plain JSON values."""
         kept = {k: v for k, v in vars(self).items() if k not in ("layers", "chosen", "cost")}
         layers = [{"name": x.name, "saves": x.saves, "cost": _finite(x.cost)} for x in self.layers]
-        found = {"layers": layers, "mixers": self.mixers, "predicted": self.predicted, "cost": _finite(self.cost)}
+        found = {"layers": layers, "mixers": self.mixers, "predicted": self.predicted_speed, "cost": _finite(self.cost)}
         return {**kept, **found, "text": self.sentences()}
 
 

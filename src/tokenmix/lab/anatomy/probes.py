@@ -186,7 +186,7 @@ def classify(fit: Tensor, fit_labels: Tensor, score: Tensor, score_labels: Tenso
     return float(model.score(score.double().cpu().numpy(), score_labels.cpu().numpy()))
 
 
-def _lacking(labels: Tensor | None) -> tuple[str, int]:
+def _explain_lack(labels: Tensor | None) -> tuple[str, int]:
     """Return why the classes of images cannot be probed, "" if they can, and how many images that takes."""
     if labels is None:
         return "the images have no labels; give a labelled set", 0
@@ -213,7 +213,7 @@ def class_probe(
     Returns:
         Accuracies, or why there are none.
     """
-    why, least = _lacking(labels)
+    why, least = _explain_lack(labels)
     if labels is None or why:
         return why
     having = mask.any(1) & ~mask.all(1)
@@ -259,7 +259,7 @@ def depth_probe(pooled: dict[str, Tensor], labels: Tensor | None, *, seed: int =
     Returns:
         Accuracies, or why there are none.
     """
-    why, _ = _lacking(labels)
+    why, _ = _explain_lack(labels)
     if labels is None or why:
         return why
     fit, score = halves(len(labels), seed)

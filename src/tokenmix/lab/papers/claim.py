@@ -113,7 +113,7 @@ class Trial:
     against: str
 
     @property
-    def measured(self) -> bool:
+    def is_measured(self) -> bool:
         """Return whether time or memory decide it, and not trained models."""
         return MEASURES.get(self.claimed, ("",))[0] in ("ms", "MiB")
 

@@ -181,7 +181,7 @@ def grows(mixer: str, by: str = "N", of: str = "mixing", **options: Any) -> str:
     return by + classify_growth([getattr(build_layer(mixer, 64, T, **options).cost(T), of) / T for T in sizes], by)
 
 
-def kept(mixer: str, by: str = "T", plain: bool = False, **options: Any) -> str:
+def classify_kept_memory(mixer: str, by: str = "T", plain: bool = False, **options: Any) -> str:
     """Classify how the memory that a layer keeps for its backward pass grows, by running it.
 
     Counted are the bytes of the tensors that autograd saves, without the parameters.

@@ -113,7 +113,7 @@ def _decide_direction(trial: Trial) -> Outcome | None:
     if not rows.keys() >= {trial.row, trial.against}:
         return Outcome(UNTESTABLE, "not run")
     logs = [log(a / b) for a, b in zip(rows[trial.row][unit], rows[trial.against][unit], strict=True)]
-    text, n = f"{exp(mean(logs)):.2f} times the {unit}", plural(len(logs), "repeat" if trial.measured else "seed")
+    text, n = f"{exp(mean(logs)):.2f} times the {unit}", plural(len(logs), "repeat" if trial.is_measured else "seed")
     if len(logs) < LEAST_SEEDS:
         return Outcome(UNTESTABLE, f"{text}, {n}, needs {LEAST_SEEDS}")
     margin = student(len(logs)) * stdev(logs) / len(logs) ** 0.5
@@ -126,7 +126,7 @@ def _decide_direction(trial: Trial) -> Outcome | None:
 
 def training_minutes(trial: Trial) -> float | None:
     """Return the processor time that both rows of a trial took, tuning included; None if one was not trained."""
-    results = None if trial.measured else measured_sweep(trial.sweep)
+    results = None if trial.is_measured else measured_sweep(trial.sweep)
     if results is None or not results.finals(trial.row) or not results.finals(trial.against):
         return None
     runs = (run for run in results.runs.values() if run["row"] in (trial.row, trial.against))
@@ -148,7 +148,7 @@ def outcomes(claim: Claim) -> list[tuple[Trial, Outcome]]:
 def count_verdicts(paper: Paper, *, measured: bool = False) -> Counter[str]:
     """Count the verdicts of a paper's trials of trained models, or of those of time and memory."""
     found = (each for claim in paper.claims for each in outcomes(claim))
-    return Counter(outcome.verdict for trial, outcome in found if trial.measured == measured)
+    return Counter(outcome.verdict for trial, outcome in found if trial.is_measured == measured)
 
 
 def write(papers: tuple[Paper, ...], file: Path = RECORD) -> dict[str, dict[str, Value]]:

@@ -51,7 +51,7 @@ ROWS = {
 }
 
 
-def sized(row: ImageRow, depths: tuple[int, ...], **options: Any) -> PyramidConfig | ResNetConfig:
+def size_backbone(row: ImageRow, depths: tuple[int, ...], **options: Any) -> PyramidConfig | ResNetConfig:
     """Return a row's backbone with these depths on the grids of the pyramid."""
     if not isinstance(row.model, ResNetConfig):
         return replace(row.model, depths=depths, **options)
@@ -83,7 +83,7 @@ def build(row: ImageRow, size: str) -> RunConfig:
     data = MaskDataConfig(augment=MaskAugment(scale=(0.75, 1.5) if size == "gpu" else (1.0, 1.25), flip=0.5))
     often: Options = {"samples": 6, "eval_batch": 32}
     if size == "gpu":
-        backbone = sized(row, (2, 2, 2, 2), image_size=(128, 128), drop_path=0.1)
+        backbone = size_backbone(row, (2, 2, 2, 2), image_size=(128, 128), drop_path=0.1)
         head = SegmentationConfig(classes=len(SCENE_CLASSES), width=256, hidden=128, levels=levels(backbone, 1, 2, 3))
         model = SegmenterConfig(backbone, head)
         optim = OptimConfig(lr=5e-4, weight_decay=0.05, schedule="poly", warmup=500, min_lr_ratio=0.0)
@@ -92,7 +92,7 @@ def build(row: ImageRow, size: str) -> RunConfig:
         )
         return RunConfig(model, replace(data, scenes=20_000), optim, loop)
     narrow: Options = {"dims": (16, 32, 40, 64), "image_size": (64, 64), "mlp_ratios": (4.0, 4.0, 2.0, 2.0)}
-    backbone = sized(row, (1, 1, 1, 1), **narrow)
+    backbone = size_backbone(row, (1, 1, 1, 1), **narrow)
     head = SegmentationConfig(
         classes=len(SCENE_CLASSES),
         mixer={**external_head(), "slots": 16},
