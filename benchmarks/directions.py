@@ -135,6 +135,17 @@ def flash() -> dict[str, Call]:
     return {f"{name}, 2,048 tokens": scaling.build_step(scaling.ROWS[row], 2048, 256) for name, row in rows.items()}
 
 
+def encoders() -> dict[str, Call]:
+    """Build layers of 256 features that read 512 tokens in both directions, forward and backward."""
+    rows = {
+        "factorised random Synthesizer": scaling.Row(
+            {"name": "synthesizer_factorized_random"}, heads=True, causal=False
+        ),
+        "Linformer": scaling.ROWS["Linformer, both directions"],
+    }
+    return {f"{name}, 512 tokens": scaling.build_step(row, 512, 256) for name, row in rows.items()}
+
+
 def external() -> dict[str, Call]:
     """Build layers of 512 features on a map of 64 x 64, forward; double attention is linear attention by softmaxes."""
     specs = {
@@ -212,6 +223,7 @@ GROUPS: dict[str, Callable[[], dict[str, Call]]] = {
     "hydra_224": partial(hydra, 224, *HYDRA),
     "hydra_384": partial(hydra, 384, "no layer", "all layers"),
     "heads": heads,
+    "encoders": encoders,
     "external": external,
     "flash": flash,
     "widths": widths,

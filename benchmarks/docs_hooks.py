@@ -34,6 +34,7 @@ KERNEL_LIMITS = "<!-- kernel limits -->"
 HYBRIDS = "<!-- hybrids -->"
 FROZEN = "<!-- frozen features -->"
 VIDEO = "<!-- video -->"
+DETECTOR = "<!-- detector -->"
 SWEEP = re.compile(r"<!-- sweep (\w+) -->")
 """A page asks for the table of a sweep by the name of its plan under benchmarks/sweeps."""
 MADE = ("best rate", "parameters")
@@ -385,6 +386,17 @@ def video(results: Path) -> str:
     lines = _head(["mixer", f"of {found['clips']:,} clips right", "cross-entropy", "CPU seconds"])
     for name, row in found["rows"].items():
         cells = [f"{100 * row['accuracy']:.1f} %", f"{row['loss']:.3f}", f"{row['cpu_seconds']:.0f}"]
+        lines.append(_row([f"`{name}`", *cells]))
+    return "\n".join(lines)
+
+
+def detector(results: Path) -> str:
+    """Return the findings of ``benchmarks/detector_small.py``: a line for each backbone."""
+    found = json.loads(results.read_text())
+    lines = _head(["backbone", "parameters", "average precision at an overlap of 0.5, %", "rate", "CPU minutes"])
+    for name, row in found["rows"].items():
+        minutes = sum(row["cpu_seconds"]) / 60
+        cells = [f"{row['parameters']:,}", _spread(row["AP"]), f"{row['rate']:g}", f"{minutes:.0f}"]
         lines.append(_row([f"`{name}`", *cells]))
     return "\n".join(lines)
 

@@ -75,6 +75,11 @@ PROGRAMS = {
         "python examples/video.py hydra --steps 20 --out OUT",
         "vision.md#video",
     ),
+    "detector": Example(
+        "boxes round shapes: RetinaNet of torchvision on a backbone of this library",
+        "python examples/detector.py pvt --steps 20 --out OUT",
+        "dense.md#the-pyramid-in-a-detector",
+    ),
     "accelerate_lm": Example(
         "our layers in a loop of Hugging Face's accelerate",
         "python examples/accelerate_lm.py --steps 5",

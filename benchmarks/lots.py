@@ -39,7 +39,7 @@ def list_decided_trials() -> list[Trial]:
     """Return the trials that can be drawn, in the order of the papers, none twice."""
     found: dict[tuple[str, ...], Trial] = {}
     for paper in PAPERS.values():
-        for trial in (trial for claim in paper.claims for trial in claim.trials):
+        for trial in (trial for claim in paper.claims for trial in claim.trials if trial.after == 1):
             outcome, results = decide_trial(trial), measured_sweep(trial.sweep)
             if outcome is None or results is None or outcome.verdict not in (CONFIRMED, CONTRADICTED, NO_DIFFERENCE):
                 continue

@@ -40,7 +40,7 @@ def main() -> None:
         losses.append(round(told.loss, 4))
         print(told.name, repr(told.written), {name: row["weight"][-1] for name, row in rows.items()})
     if given.record:
-        found = {"machine": machine(), "sentence": SENTENCE, "loss": losses, "rows": rows}
+        found = {"machine": machine(), "sentence": SENTENCE, "loss": losses, "metric": "weight", "rows": rows}
         RECORD.write_text(json.dumps(found, indent=1) + "\n")
 
 

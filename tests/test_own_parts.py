@@ -179,6 +179,7 @@ def test_names_are_those_that_can_be_imported():
     assert name_of(F.cross_entropy) == "torch.nn.functional:cross_entropy"
     assert name_of(lambda step: 1.0) is None
     assert name_of(partial(loss, 1)) is None
+    assert name_of(type("Nowhere", (), {"__module__": "not_imported"})()) is None
     assert name_of(LOOP) == "test_own_parts:LOOP" or name_of(LOOP) is None
 
 

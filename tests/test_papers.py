@@ -265,11 +265,12 @@ def test_small_models_decide_by_the_protocol(scores, verdict, tmp_path, monkeypa
     rates, seeds = (0.1, 0.2, 0.3), (0, 1, 2)
     plan = SweepPlan("aft_cifar10_classify", rows={"a": {}, "b": {}}, rates=rates, seeds=seeds, shell="paper")
     results = Results(tmp_path / "results/made.json", plan, yardsticks={"constant predictor": 0.1})
-    same = {"metric": "top1", "higher": True, "tokens": 9, "steps": 1, "seconds": 1.0, "peak_mib": 1.0, "curve": []}
+    same = {"metric": "top1", "higher": True, "tokens": 9, "steps": 1, "seconds": 1.0, "peak_mib": 1.0}
     for row, found in (("a", scores), ("b", (0.70, 0.71, 0.70))):
         tuned = [("tune", rate, 0, 1 - rate) for rate in rates]
         for phase, rate, seed, score in (*tuned, *(("final", 0.1, seed, score) for seed, score in enumerate(found))):
-            run = {"phase": phase, "row": row, "rate": rate, "seed": seed, "score": score}
+            curve = [[4, 1.4 - score, 0.5], [9, score, 1.0]]  # halfway the rows are the other way round
+            run = {"phase": phase, "row": row, "rate": rate, "seed": seed, "score": score, "curve": curve}
             results.runs[run_key(phase, row, rate, seed)] = run | same
     results.save()
     (tmp_path / "sweeps").mkdir()
@@ -279,6 +280,7 @@ def test_small_models_decide_by_the_protocol(scores, verdict, tmp_path, monkeypa
     assert decide_trial(Trial("made", "a", "better", "b")).verdict == verdict
     swapped = {"confirmed": "contradicted", "contradicted": "confirmed"}
     assert decide_trial(Trial("made", "a", "worse", "b")).verdict == swapped.get(verdict, verdict)
+    assert decide_trial(Trial("made", "a", "worse", "b", after=0.5)).verdict == verdict
     alike = {"confirmed": "contradicted"}
     assert decide_trial(Trial("made", "a", "like", "b")).verdict == alike.get(verdict, verdict)
     assert decide_trial(Trial("no_such_plan", "a", "better", "b")) is None
@@ -306,7 +308,7 @@ def test_the_list_names_every_source(capsys, monkeypatch):
         "stated alike": 2,
         "cannot be tested here": 9,
     }
-    assert sum(found["livt"]["small"].values()) == 5
+    assert sum(found["livt"]["small"].values()) == 8
 
 
 @pytest.mark.parametrize("key", PAPERS)

@@ -18,7 +18,7 @@ from .points import POINT_SETS, Jitter, PointSampler, PointSet, open_points
 from .recall import recall_batch
 from .rows import Rows
 from .sampler import Sampler
-from .scenes import SCENE_CLASSES, scene
+from .scenes import SCENE_CLASSES, scene, scene_of_shapes
 from .subwords import Subwords
 from .synthetic import SYNTHETIC_TASKS, Synthetic
 from .translations import PARALLEL_SETS, ParallelText, open_parallel
@@ -70,6 +70,7 @@ __all__ = [
     "pixel_batches",
     "recall_batch",
     "scene",
+    "scene_of_shapes",
     "text_of",
     "to_pixels",
 ]

@@ -34,15 +34,30 @@ def scene(seed: int, index: int, size: tuple[int, int]) -> tuple[Tensor, Tensor]
     Raises:
         MixerError: for a size below 8 x 8.
     """
+    picture, owner, kinds = scene_of_shapes(seed, index, size)
+    return picture, kinds[owner]
+
+
+def scene_of_shapes(seed: int, index: int, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw the same scene with its shapes apart, as detection and instance segmentation need them.
+
+    Returns:
+        the image, uint8 (3, H, W); the number of the shape that each pixel belongs to, 0 for the background, int64
+        (H, W); and the class of each number, int64 (1 + shapes,). A shape that others cover has no pixel.
+
+    Raises:
+        MixerError: for a size below 8 x 8.
+    """
     height, width = size
     if min(size) < 8:
         raise MixerError(f"scene: size={height} x {width} must be at least 8 x 8.")
     rng = random.Random(key_of(seed, index, 0))
     short = min(size)
     y, x = torch.arange(height)[:, None] + 0.5, torch.arange(width)[None] + 0.5
-    picture, mask = _texture(rng, rng.choice(TEXTURES), x / short, y / short), torch.zeros(size, dtype=torch.int64)
+    picture, owner = _texture(rng, rng.choice(TEXTURES), x / short, y / short), torch.zeros(size, dtype=torch.int64)
+    kinds = [0]
     for _ in range(rng.randint(*OBJECTS)):
-        kind = rng.randrange(1, len(SCENE_CLASSES))
+        kinds.append(kind := rng.randrange(1, len(SCENE_CLASSES)))
         radius = short * rng.uniform(*RADIUS)
         left, top, angle = rng.uniform(0, width), rng.uniform(0, height), rng.uniform(0, 2 * math.pi)
         box = tuple(slice(max(int(at - radius), 0), int(at + radius) + 1) for at in (top, left))
@@ -52,9 +67,10 @@ def scene(seed: int, index: int, size: tuple[int, int]) -> tuple[Tensor, Tensor]
         texture = TEXTURES[kind - 1] if rng.random() < USUAL else rng.choice(TEXTURES)
         part, own = picture[:, *box], _texture(rng, texture, u * radius / short, v * radius / short)
         picture[:, *box] = torch.where(inside, own, part)
-        mask[box][inside] = kind
+        owner[box][inside] = len(kinds) - 1
     noise = torch.randn(picture.shape, generator=torch.Generator().manual_seed(key_of(seed, index, 1)))
-    return (picture + NOISE * noise).round_().clamp_(0, 255).to(torch.uint8), mask
+    image = (picture + NOISE * noise).round_().clamp_(0, 255).to(torch.uint8)
+    return image, owner, torch.tensor(kinds)
 
 
 def _inside_shape(shape: str, u: Tensor, v: Tensor) -> Tensor:

@@ -25,9 +25,12 @@ MEASURES = {
     "slower": ("ms", 1),
     "smaller": ("MiB", -1),
     "larger": ("MiB", 1),
-    "higher": ("weight", 1),
+    "higher": ("", 1),
 }
-"""What a paper says of what is measured of one row against another: the unit, and the sign of the difference."""
+"""What a paper says of what is measured of one row against another: the unit, and the sign of the difference.
+
+Without a unit here, the file of the results names what it has of each row ("metric").
+"""
 CLAIMED = ("better", "worse", "like", *MEASURES)
 """What a paper says of one row against another. A difference contradicts "like", and that none is found is no proof."""
 PLAIN = re.compile(r"-?[\d,]*\d(\.\d+)?")
@@ -100,17 +103,20 @@ class Trial:
 
     Args:
         sweep: name of a plan under ``benchmarks/sweeps``, or of the file in ``benchmarks/results`` that holds what was
-            measured: "directions", time and memory, or "word_weights", weights in trained models.
+            measured: "directions", time and memory, "word_weights", weights in trained models, or "detector_small", the
+            precision of detectors.
         row: row of which something is claimed.
         claimed: what the paper says of it, one of ``CLAIMED``: "better" or "worse" than the other, or "like" it; or
             one of ``MEASURES``.
         against: the other row.
+        after: share of the training after which trained models are compared; a claim of faster learning asks below 1.
     """
 
     sweep: str
     row: str
     claimed: str
     against: str
+    after: float = 1.0
 
     @property
     def is_measured(self) -> bool:
@@ -120,7 +126,8 @@ class Trial:
     @property
     def relation(self) -> str:
         """Return what is claimed as words between the rows, such as "better than"."""
-        return "like" if self.claimed == "like" else f"{self.claimed} than"
+        when = f" after {self.after:.0%} of the training" if self.after < 1 else ""
+        return f"like{when}" if self.claimed == "like" else f"{self.claimed}{when} than"
 
     def text(self, form: str = "{}") -> str:
         """Return what is claimed as words, the names of rows in this form."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from math import exp, log
 from pathlib import Path
@@ -94,6 +95,8 @@ def decide_trial(trial: Trial) -> Outcome | None:
         return None
     if not results.scores(trial.row).keys() & results.scores(trial.against).keys():
         return Outcome(UNTESTABLE, "not run")
+    if trial.after < 1:
+        results = _score_early(results, trial.after)
     found = compare(results, trial.row, trial.against)
     margin = f" ± {found.margin:.3f}" if found.margin is not None else ""
     text = f"{found.difference:+.3f}{margin} {results.metric()}, {plural(found.n, 'seed')}"
@@ -104,12 +107,23 @@ def decide_trial(trial: Trial) -> Outcome | None:
     return Outcome(UNTESTABLE, f"{text} ({'; '.join(found.why)})")
 
 
+def _score_early(results: Results, share: float) -> Results:
+    """Return the results with the final runs scored as they were after a share of their training."""
+    early = {
+        key: run | {"score": [score for tokens, score, _ in run["curve"] if tokens <= share * run["tokens"]][-1]}
+        for key, run in results.runs.items()
+        if run["phase"] == "final" and run["score"] is not None
+    }
+    return replace(results, runs=results.runs | early)
+
+
 def _decide_direction(trial: Trial) -> Outcome | None:
     """Decide which of two rows has less: the 95 % interval of their ratio, repeat by repeat, must leave 1 out."""
     file = RESULTS / f"{trial.sweep}.json"
     if not file.is_file():
         return None
-    rows, (unit, sign) = json.loads(file.read_text())["rows"], MEASURES[trial.claimed]
+    found, (unit, sign) = json.loads(file.read_text()), MEASURES[trial.claimed]
+    rows, unit = found["rows"], unit or found["metric"]
     if not rows.keys() >= {trial.row, trial.against}:
         return Outcome(UNTESTABLE, "not run")
     logs = [log(a / b) for a, b in zip(rows[trial.row][unit], rows[trial.against][unit], strict=True)]

@@ -24,7 +24,7 @@ def name_of(given: object) -> str | None:
     """Return "module:name" of an object that another process can import; None of a lambda or a local object."""
     name, module = getattr(given, "__qualname__", None), getattr(given, "__module__", None)
     if name is None:
-        homes = ("__main__", type(given).__module__)
+        homes = [home for home in ("__main__", type(given).__module__) if home in sys.modules]
         found = ((home, key) for home in homes for key, value in vars(sys.modules[home]).items() if value is given)
         module, name = next(found, (None, None))
     if not module or not name or "<" in name:

@@ -1,0 +1,63 @@
+"""Train the detector of ``examples/detector.py`` on two backbones, and record how much each finds.
+
+    python -m benchmarks.detector_small --out runs/detector
+
+A backbone is tried at three rates with the first seed, for a share of the steps; the best rate is trained with three
+seeds. A backbone that the file of results holds is not trained again; a run that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from tokenmix.lab.bench.roofline import machine
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "examples"))
+import detector  # noqa: E402  # beside this folder, and no package
+
+RECORD = ROOT / "benchmarks/results/detector_small.json"
+RATES, SEEDS, STEPS, TUNE = (2e-3, 4e-3, 8e-3), (0, 1, 2), 1500, 0.3
+
+
+def measure_backbone(name: str, out: Path) -> dict[str, object]:
+    """Tune a backbone, train it with each seed and return its precisions."""
+    times: list[float] = []
+
+    def train(folder: str, steps: int, rate: float, seed: int) -> float:
+        began = time.process_time()
+        precision: float = detector.run(name, out / name / folder, steps, rate, seed)["ap50"]
+        times.append(round(time.process_time() - began, 1))
+        print(f"{name}, {steps} steps at {rate:g}, seed {seed}: {precision:.4f}, {times[-1]:.0f} s", flush=True)
+        return precision
+
+    tuned = {rate: train(f"tune-{rate:g}", int(TUNE * STEPS), rate, SEEDS[0]) for rate in RATES}
+    best = max(RATES, key=tuned.__getitem__)
+    found = [train(f"seed-{seed}", STEPS, best, seed) for seed in SEEDS]
+    parameters = sum(p.numel() for p in detector.Detector(name).parameters())
+    tried = {f"{rate:g}": precision for rate, precision in tuned.items()}
+    return {"AP": found, "rate": best, "tuned": tried, "parameters": parameters, "cpu_seconds": times}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rows", nargs="+", choices=detector.BACKBONES, default=["pvt", "resnet"])
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    facts = {"machine": machine(), "metric": "AP", "scenes": 25 * len(detector.VALID), "steps": STEPS}
+    rows = json.loads(RECORD.read_text())["rows"] if RECORD.is_file() else {}
+    for name in given.rows:
+        if name not in rows:
+            rows[name] = measure_backbone(name, given.out)
+            RECORD.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
