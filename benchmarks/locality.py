@@ -45,6 +45,14 @@ from tokenmix.lab.train.segmentation_task import SegmentationTask
 from tokenmix.models import ViTConfig, build_model
 
 RECORD = Path(__file__).parent / "results" / "locality.json"
+METRIC = "measure"
+MEASURED = {
+    "vit": ("relative distance, ViT", "distance"),
+    "vit_bias": ("relative distance, bias of AFT-full", "distance"),
+    "lm": ("relative distance, language model", "distance"),
+    "keys": ("keys that name shapes", "any"),
+}
+"""Run -> what the trials of ``tokenmix.lab.papers`` compare of it, and its name in the record."""
 ROWS = {"vit": "attention", "vit_bias": "aft_full", "lm": "attention"}
 IMAGES, WINDOWS, NEAR = 256, 32, {"vit": 1, "vit_bias": 1, "lm": 8}
 PATCH, SEEDS = 4, (0, 1, 2)
@@ -186,8 +194,22 @@ def measure_folder(run: str, folder: Path, seed: int, record: dict[str, Any]) ->
         str(i + 1): {name: mean(layers[i][name] for layers in seeds) for name in layer}
         for i, layer in enumerate(found["trained"])
     }
+    record["rows"] = list_rows(record["runs"])
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
     print(folder, json.dumps(found["trained"]), flush=True)
+
+
+def list_rows(runs: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
+    """Return what the claims of the AFT paper compare: the measure of each layer by seed, trained and untrained."""
+    return {
+        f"{name}, layer {i + 1}{', untrained' * (when == 'start')}": {
+            METRIC: [seeds[seed][when][i][key] for seed in sorted(seeds)]
+        }
+        for run, seeds in runs.items()
+        for name, key in [MEASURED[run]]
+        for when in ("start", "trained")
+        for i in range(len(next(iter(seeds.values()))[when]))
+    }
 
 
 def main() -> None:
@@ -199,7 +221,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    record = {"machine": machine(), "runs": {}, "mean": {}} | record
+    record = {"machine": machine(), "metric": METRIC, "runs": {}, "mean": {}} | record
     for run, row in ROWS.items():
         sweep = given.text if run == "lm" else given.images
         for folder in sorted(sweep.glob(f"runs/final/{row}/*_seed_*")) if sweep else []:

@@ -103,8 +103,8 @@ class Trial:
 
     Args:
         sweep: name of a plan under ``benchmarks/sweeps``, or of the file in ``benchmarks/results`` that holds what was
-            measured: "directions", time and memory, "word_weights", weights in trained models, or "detector_small", the
-            precision of detectors.
+            measured: "directions", time and memory, and "word_weights", "locality" and "detector_small", what
+            trained models do.
         row: row of which something is claimed.
         claimed: what the paper says of it, one of ``CLAIMED``: "better" or "worse" than the other, or "like" it; or
             one of ``MEASURES``.
