@@ -392,6 +392,8 @@ def video(results: Path) -> str:
 
 def detector(results: Path) -> str:
     """Return the findings of ``benchmarks/detector_small.py``: a line for each backbone."""
+    if not results.is_file():
+        return "*Not measured yet.*"
     found = json.loads(results.read_text())
     lines = _head(["backbone", "parameters", "average precision at an overlap of 0.5, %", "rate", "CPU minutes"])
     for name, row in found["rows"].items():
@@ -482,5 +484,6 @@ TABLES = {
     HYBRIDS: (hybrids, "cpu_kernels.json"),
     FROZEN: (frozen_features, "frozen_features.json"),
     VIDEO: (video, "video_small.json"),
+    DETECTOR: (detector, "detector_small.json"),
 }
 """Mark -> what builds the table in its place, and from which file."""

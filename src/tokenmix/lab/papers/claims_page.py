@@ -35,6 +35,7 @@ data files in `src/tokenmix/lab/papers/sources`, and computes every number of ou
 - *Faster*, *slower*, *smaller* and *larger* are tried in the same tables: CPU time or peak memory of two calls, on one
   thread of a CPU, three times in turns (`python -m benchmarks.directions`). The verdict is about the direction alone,
   by the 95 % interval of the ratio over the repeats; how large the papers' ratios are on their GPUs it does not say.
+  *Higher* is the same of what trained models do, such as how far they look, over their seeds.
 - *Not built yet*: the library lacks what the claim is about.
 
 Second-hand numbers are those that were not read in the document itself. A value in brackets was measured here under
@@ -42,7 +43,15 @@ other conditions and decides nothing.
 
 53 verdicts of earlier versions of this page were withdrawn, and none was turned into its opposite: 43 confirmed what
 the library itself states, 8 were arithmetic with printed numbers, and 2 were of models that had not learned the sums of
-their training (`LOG.md`, 2026-11-30)."""
+their training (`LOG.md`, 2026-11-30).
+
+Of nine claims nothing is built or run: Adaptive-Span, RepMLP and models of feed-forward layers alone
+([Mixers](mixers/index.md#left-out-and-what-is-nearest) has what is nearest); dynamic NTK, whose base would outdate the
+keys that a stream has stored; that AFT's bits on the training set are the lowest, as the language models here see each
+byte at most once, where training and validation bits say the same; LeViT, MobileViT and other hybrids, which Hydra's
+paper names beside itself; pruned heads, named there too; Abacus by effective depth, hours of training for each depth;
+instance segmentation, for which a pyramid's maps go into another library's head ([Dense
+tasks](dense.md#the-pyramid-in-a-detector)); and LiVT by number of parameters, on a set that is not at hand."""
 
 COMPUTED, STATEMENTS, PRINTED = "numbers computed here", "numbers that the library states", "numbers only printed"
 TRAINED, MEASURED = "small models, trained here", "time and memory, measured here"

@@ -43,6 +43,7 @@ ROWS = {
     "pvt": ImageRow("PVT: spatial reduction attention in every stage", pyramid(*MODELS["pvt_small"].mixers)),
     "external": ImageRow("External attention, 64 slots, in every stage", pyramid({"name": "external", "slots": 64})),
     "aft_conv": ImageRow("AFT-conv with filters of 7 x 7 in every stage", of_heads("aft_conv", kernel_size=7)),
+    "hydra": ImageRow("Hydra attention in every stage", pyramid({"name": "hydra"})),
     "attention": ImageRow("softmax attention in every stage", of_heads("attention")),
     "resnet": ImageRow(
         "a ResNet: depths and widths of ResNet-34 on the pyramid's grids, two finer stages before",
