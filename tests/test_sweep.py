@@ -742,6 +742,16 @@ def test_a_verdict_needs_rows_that_saw_and_are_scored_on_the_same(tmp_path):
     assert compare(other, "a", "b").why == ("the rows differ in data.source",)
 
 
+def test_two_rows_that_may_be_one_model_have_no_verdict(tmp_path):
+    """Hydra with a sigmoid and a softmax is AFT-simple: another config, and the same score with every seed."""
+    found = finished(tmp_path, {"a": [1.0, 1.1, 1.2], "b": [1.0, 1.1, 1.2], "c": [1.0, 1.1, 1.3]})
+    assert compare(found, "a", "b").verdict == "cannot be tested"
+    assert compare(found, "a", "b").why == (
+        "the rows have the same score with every seed, as one model under two names would",
+    )
+    assert compare(found, "a", "c").verdict == "no difference"
+
+
 @pytest.mark.parametrize(
     ("n", "quantile"), [(2, 12.7062), (3, 4.3027), (10, 2.2622), (11, 2.2281), (15, 2.1448), (31, 2.0423)]
 )

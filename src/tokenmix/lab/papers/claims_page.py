@@ -72,7 +72,7 @@ def _lots_text() -> list[str]:
     head = f"{len(lots)} verdicts on small models were drawn by lot, to train both rows of each again with three new "
     head += "seeds at the rates of before (`benchmarks/lots.py`). "
     head += f"Of {len(done)} that were, " if len(done) < len(lots) else "Of them, "
-    head += f"{words.pop('kept', 0)} kept their word" + "".join(f", {n} {word}" for word, n in words.most_common())
+    head += f"{words.pop('kept', 0)} kept their word" + "".join(f"; *{word}*: {n}" for word, n in words.most_common())
     head += ". *Not found again* has no difference now, *a difference now* had none before."
     table = ["| drawn | in | before | with new seeds | |", "|---|---|---|---|---|"]
     for lot in done:

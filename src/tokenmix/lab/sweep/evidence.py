@@ -128,6 +128,8 @@ def compare(results: Results, first: str, second: str) -> Comparison:
     lacks += _list_differences(results, first, second)
     if n < LEAST_SEEDS <= min(len(a), len(b)):
         lacks.append(f"{plural(n, 'seed')} in common, needs {LEAST_SEEDS}")
+    if not any(paired) and len(set(a.values())) > 1:
+        lacks.append("the rows have the same score with every seed, as one model under two names would")
     if lacks:
         return Comparison(mean(paired), margin, n, "cannot be tested", tuple(lacks))
     if margin is None or abs(mean(paired)) <= margin:
