@@ -138,8 +138,7 @@ def run(backbone, out, steps=600, lr=2e-3, seed=0):
     model = Detector(backbone)
     loop = TrainConfig(steps=steps, seed=seed, eval_every=steps, save_every=steps, threads=1, device="cpu")
     config = RunConfig(OwnModel(), OwnData(), OptimConfig(lr=lr, warmup=min(50, steps), clip=1.0), loop)
-    draw = lambda step: scenes(2 + seed, 8, 8 * step)  # noqa: E731
-    own = {"model": model, "batches": draw, "valid": VALID, "loss": model.loss}
+    own = {"model": model, "batches": lambda step: scenes(2 + seed, 8, 8 * step), "valid": VALID, "loss": model.loss}
     train(config, out, resume=True, callbacks=[score], **own)
     return read_run(out).evals[-1]
 
