@@ -19,8 +19,9 @@ FENCE = re.compile(r"^(\s*)(`{3,}|~{3,})\s*([^\s`]*)[^`]*$")
 INLINE = re.compile(
     r"(?P<code>(?P<ticks>`+)(?!`)(?s:.+?)(?<!`)(?P=ticks)(?!`))"
     r"|(?<![\\$\w])\$(?P<latex>[^\s$`](?:[^$`\n]*[^\s$`])?)\$(?![\w$])"
+    r"|(?P<dollars>\$\$)"
 )
-"""A span of code, which stays as it is, or LaTeX between dollars that touch it."""
+"""A span of code, which stays as it is, or LaTeX between dollars that touch it; two dollars are refused."""
 BEGIN, END = r"\begin{aligned}", r"\end{aligned}"
 CHILDREN = {"mfrac": 2, "msub": 2, "msup": 2, "munder": 2, "mover": 2, "mroot": 2, "msubsup": 3, "munderover": 3}
 """The number of parts that these elements must have; a missing argument leaves fewer."""
@@ -191,10 +192,12 @@ def _formulas(text: str, page: str, line: int) -> str:
     def formula(found: re.Match[str]) -> str:
         if found["code"]:
             return found[0]
+        number = line + text[: found.start()].count("\n")
+        if found["dollars"]:
+            raise PluginError(f"{page}:{number}: $$ has no meaning here; write the equation as a block, ```math.")
         try:
             made = mathml(found["latex"])
         except ValueError as why:
-            number = line + text[: found.start()].count("\n")
             raise PluginError(f"{page}:{number}: {why}: {found['latex']}") from None
         made = re.sub(r"(?<=[>\"])([^<>\"]+)(?=[<\"])", lambda part: _entities(part[1]), made)
         return f'<span class="formula">{made}</span>'

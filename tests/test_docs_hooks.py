@@ -113,8 +113,8 @@ def test_bad_latex_in_a_later_row_and_in_a_sentence_names_its_line(tmp_path):
         docs_math.on_page_markdown("one $x_$\n", page=SimpleNamespace(file=file))
 
 
-@pytest.mark.parametrize("text", ["- a\n\n  ```math\n  x\n  ```", "```math\nx"])
-def test_a_block_in_a_list_or_without_an_end_is_refused(text):
+@pytest.mark.parametrize("text", ["- a\n\n  ```math\n  x\n  ```", "```math\nx", "a\n\n$$x_t$$", "$$\nx\n$$"])
+def test_a_block_in_a_list_or_without_an_end_or_between_dollars_is_refused(text):
     with pytest.raises(PluginError, match=r"^a.md:\d: "):
         docs_math.with_mathml(text, "a.md")
 
