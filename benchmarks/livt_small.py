@@ -13,7 +13,7 @@ import base64
 from pathlib import Path
 from typing import Any
 
-from benchmarks.image_rows import finish
+from benchmarks.rows import finish
 
 from tokenmix.lab.bench.roofline import machine
 from tokenmix.lab.recipes import RECIPES

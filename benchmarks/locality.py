@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from image_rows import finish
+from rows import finish
 from tokenmix.lab.bench.roofline import machine
 from tokenmix.lab.data import open_corpus
 from tokenmix.lab.data.augment_masks import mask_batches
