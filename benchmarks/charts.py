@@ -282,8 +282,8 @@ def draw_long_range() -> str:
     rows = [row for row in next(iter(done.values())).plan.rows if any(found.finals(row) for found in done.values())]
     panels = {
         "accuracy, %": lambda run: 100 * run["score"],
-        "CPU ms per step": lambda run: 1e3 * run["cpu_seconds"] / run["steps"],
-        "MiB": lambda run: run["peak_mib"],
+        "ms per step": lambda run: 1e3 * run["cpu_seconds"] / run["steps"],
+        "memory, MiB": lambda run: run["peak_mib"],
     }
     left, width, thick, top = 116, 132, 15, 52
     step, parts = thick * len(done) + 10, []

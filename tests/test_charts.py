@@ -127,6 +127,8 @@ def test_the_chart_of_long_sequences_shows_each_mean_of_each_task_that_was_run(m
     monkeypatch.setattr(charts, "measured_sweep", lambda name: found if name == "long_range_retrieval" else None)
     said = [text.text for text in ElementTree.fromstring(charts.draw_long_range()).iter() if text.tag.endswith("text")]
     assert said[:3] == ["retrieval", "attention", "linear"]
-    assert sorted(said[3:]) == sorted(["accuracy, %", "51", "50", "CPU ms per step", "50", "50", "MiB", *["1,234"] * 2])
+    assert sorted(said[3:]) == sorted(
+        ["accuracy, %", "51", "50", "ms per step", "50", "50", "memory, MiB", *["1,234"] * 2]
+    )
     monkeypatch.setattr(charts, "measured_sweep", lambda name: found)
     test_every_text_of_a_chart_is_inside_it("long_range")
