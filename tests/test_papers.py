@@ -211,7 +211,7 @@ def test_what_is_tried_in_small_models_is_in_a_plan(trial):
     assert decide_trial(trial).verdict in VERDICTS[:4]
 
 
-@pytest.mark.parametrize("file", ["directions", "word_weights", "locality"])
+@pytest.mark.parametrize("file", ["directions", "word_weights", "locality", "detector_small"])
 def test_what_is_tried_of_measured_rows_was_measured(file):
     rows = json.loads((ROOT / f"benchmarks/results/{file}.json").read_text())["rows"]
     tried = [trial for trial in TRIED if trial.claimed in MEASURES and trial.sweep == file]
