@@ -39,9 +39,9 @@ FROM_ELSEWHERE = {
     "how-to-choose-a-mixer": "sentences in columns, with links to the pages of their figures",
     "mixers/aft_forget": "numbers of sections in papers",
     "mixers/attention": "options",
-    "mixers/hydra": "test_macs.py computes them",
+    "mixers/hydra": "test_hydra.py computes them",
     "positions: name": "numbers of papers",
-    "scale: mixer | one carry": "formulas, which test_streams.py compares with what is sent",
+    "scale: mixer | one carry": "formulas, which test_parallel.py compares with what is sent",
     "vision: image | T": "test_macs.py computes them",
     "vision: model | parameters": "test_macs.py computes them",
     "writing": "timed by `python -m benchmarks.speculation`, which keeps no file",
@@ -99,6 +99,8 @@ def test_every_table_with_decimals_has_its_source():
     known = (*FROM_FILES, *FROM_ELSEWHERE)
     assert [where[:80] for where, _ in ALL if not where.startswith(known)] == []
     assert [start for start in known if not any(where.startswith(start) for where, _ in ALL)] == []
+    tests = re.findall(r"test_\w+\.py", " ".join(FROM_ELSEWHERE.values()))
+    assert [test for test in tests if not (ROOT / "tests" / test).is_file()] == []
 
 
 @pytest.mark.parametrize("start", FROM_FILES)
